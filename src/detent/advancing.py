@@ -1,0 +1,170 @@
+"""Taking one run on in this process: claim, load, journal, world, loop, release.
+
+The claim is held while the run is advanced here and released whatever happens. A crash leaves it to the store to find out that its holder
+is dead; a suspension leaves the run `running` and resumable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.codec import digest_of, read_log
+from detent.core.errors import RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.events import AnyEvent, RunResumed
+from detent.core.fold import fold
+from detent.core.records import Record
+from detent.core.state import RunState
+from detent.kernel.context import Run, World
+from detent.kernel.hooks import KernelHooks, fire, noop_hooks
+from detent.kernel.journal import Journal, Sink
+from detent.kernel.kernel import Kernel
+from detent.kernel.live import Control, LiveWorld
+from detent.kernel.profile import compression_for, make_profile
+from detent.kernel.runner import advance
+from detent.ports import Chunk, Clock, EventStore, Ids, Planner, Policy, Signal, Tool, Toolbox, ToolSpec
+from detent.watcher import Watcher
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine lends to the runs that it advances."""
+
+    store: EventStore
+    tools: Toolbox
+    policy: Policy
+    kernel: Kernel
+    clock: Clock
+    ids: Ids
+    watcher: Watcher
+    hooks: KernelHooks = noop_hooks
+    redact: tuple[str, ...] = ()
+    worker: str = ""
+    digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
+
+
+def tools_of(state: RunState, toolbox: Toolbox) -> dict[str, Tool]:
+    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here."""
+    found: dict[str, Tool] = {}
+    missing: list[str] = []
+    for name in state.agent.tools:
+        try:
+            found[name] = toolbox.get(name)
+        except UnknownName:
+            missing.append(name)
+    if missing:
+        raise ToolsMissing(state.run_id, missing)
+    return found
+
+
+def digests_of(tools: dict[str, Tool], parts: Parts) -> dict[str, str]:
+    """Return what a later resume compares: policy, kernel, and each tool's schema."""
+    named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
+    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named}
+
+
+async def load(store: EventStore, run_id: str) -> list[Record]:
+    """Return the verified records of a run; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
+    lines = await store.read(run_id)
+    if not lines:
+        raise RunNotFound(run_id, store.url)
+    return list(read_log(run_id, lines))
+
+
+class Advancing:
+    """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
+
+    def __init__(
+        self, parts: Parts, run_id: str, planner: Planner, *, sinks: Sequence[Sink] = (), chunk: Callable[[Chunk], None] | None = None
+    ) -> None:
+        self.parts, self.run_id, self.planner = parts, run_id, planner
+        self.control = Control()
+        self._sinks, self._chunk = sinks, chunk
+
+    async def __aenter__(self) -> Advancing:
+        """Take the claim; raise `RunBusy`."""
+        await self.parts.store.claim(self.run_id)
+        self.control.attach()
+        self.parts.watcher.add(self.run_id, self.control)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Give the claim back; turn what only stops the worker into `Suspended`."""
+        self.parts.watcher.remove(self.run_id)
+        await asyncio.shield(self.parts.store.release(self.run_id))
+        if isinstance(error, asyncio.CancelledError) and self.control.stop:
+            raise Suspended(self.run_id, self.control.stop) from None
+        if isinstance(error, (StoreBusy, StoreFull)):
+            raise Suspended(self.run_id, str(error)) from error
+
+    def journal(self, state: RunState) -> Journal:
+        """Return a journal that goes on after `state`."""
+        sinks = list(self._sinks)
+        hooks = self.parts.hooks
+        if hooks is not noop_hooks:
+            sinks.append(lambda record, state: fire(hooks, record, state))
+        return Journal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks)
+
+    async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
+        """Advance the run until it finishes, waits, or `turns` are done; return its state."""
+        parts = self.parts
+        world = LiveWorld(
+            run=lambda: journal.state,
+            planner=self.planner,
+            store=parts.store,
+            clock=parts.clock,
+            control=self.control,
+            redact=(*parts.redact, *journal.state.agent.redact),
+            chunk=self._chunk,
+        )
+        await advance(make_run(journal, world, parts), parts.kernel, turns=turns)
+        return journal.state
+
+    async def resume(self, *events: AnyEvent, turns: int | None = None) -> RunState:
+        """Load the run and take it on; `events` (inputs) are recorded first. A run that has nothing to do is left as it is."""
+        parts = self.parts
+        records = await load(parts.store, self.run_id)
+        state = fold(records)
+        self.control.deliver([*due(state, parts.clock), *(await parts.store.signals([self.run_id])).get(self.run_id, [])])
+        idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
+        if idle:
+            return state
+        tools = tools_of(state, parts.tools)
+        now = digests_of(tools, parts)
+        changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
+        journal = self.journal(state)
+        if not state.terminal:
+            journal.record(RunResumed(worker=parts.worker, running_ms=state.running_ms, changed=changed))
+        journal.record(*events)
+        begin = getattr(self.planner, "begin_run", None)
+        if begin is not None:
+            begin(self.run_id)
+        return await self.go(journal, turns=turns)
+
+
+def make_run(journal: Any, world: World, parts: Parts) -> Run:
+    """Put together what the passes of a run share."""
+    state: RunState = journal.state
+    profile = make_profile(state.agent.profile)
+    return Run(
+        journal=journal,
+        world=world,
+        tools=tools_of(state, parts.tools),
+        policy=parts.policy,
+        guards=parts.kernel.guards,
+        hooks=parts.hooks,
+        profile=profile,
+        compression=compression_for(profile),
+    )
+
+
+def due(state: RunState, clock: Clock) -> list[Signal]:
+    """Return the timers and approval expiries whose time has come."""
+    now = clock.now()
+    fired = [Signal(id=f"timer:{t}", kind="timer", payload={"timer_id": t}) for t, at in state.timers.items() if at <= now]
+    for call, asked in state.approvals.items():
+        if asked.expires_at is not None and asked.expires_at <= now:
+            fired.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
+    return fired

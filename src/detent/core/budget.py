@@ -1,0 +1,156 @@
+"""Bounds and use: what a run may spend, what it has spent, and which bound is reached first.
+
+Every bound is checked in code (DESIGN law 4). An unset field (None) means "not said here": budgets merge field by field, the more
+specific over the less, over `DEFAULT`. Zero and negative bounds are refused, and so is anything above the engine's ceiling.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from detent.core.errors import BudgetRefused
+
+CEILING = 1000
+"""The hard ceiling of iterations; only `Engine(ceiling=...)` raises it (row K7)."""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not."""
+
+    max_iterations: int | None = None
+    max_model_calls: int | None = None
+    max_tool_calls: int | None = None
+    max_failures: int | None = None
+    max_failed_turns: int | None = None
+    max_non_progress: int | None = None
+    max_reflections: int | None = None
+    max_goal_depth: int | None = None
+    max_running_s: float | None = None
+    max_total_s: float | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_total_tokens: int | None = None
+    max_cost_usd: float | None = None
+
+    def over(self, base: Budget) -> Budget:
+        """Return this budget with every unset field taken from `base`."""
+        return Budget(**{f: (mine if (mine := getattr(self, f)) is not None else getattr(base, f)) for f in FIELDS})
+
+
+FIELDS = Budget.__struct_fields__
+
+DEFAULT = Budget(
+    max_iterations=50,
+    max_model_calls=200,
+    max_tool_calls=1000,
+    max_failed_turns=3,
+    max_non_progress=3,
+    max_reflections=3,
+    max_goal_depth=8,
+)
+"""What holds without configuration (DESIGN law 4, section 6)."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was spent, by one model call or by a whole run. `cost_usd` is None where no price is known."""
+
+    iterations: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    failures: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the sum; a cost is unknown only when both are, and estimated when either is."""
+        if other is NOTHING or other == NOTHING:
+            return self
+        cost = None if self.cost_usd is None and other.cost_usd is None else (self.cost_usd or 0.0) + (other.cost_usd or 0.0)
+        return Usage(
+            iterations=self.iterations + other.iterations,
+            model_calls=self.model_calls + other.model_calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+            failures=self.failures + other.failures,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cost_usd=cost,
+            estimated=self.estimated or other.estimated,
+        )
+
+
+NOTHING = Usage()
+
+
+class Exhausted(msgspec.Struct, frozen=True):
+    """A bound that is reached: its `dimension` (the option's name without `max_`), the limit and the use."""
+
+    dimension: str
+    limit: float
+    used: float
+
+    @property
+    def option(self) -> str:
+        """The option that raises the bound."""
+        return f"max_{self.dimension}"
+
+
+def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
+    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
+    for field in FIELDS:
+        value = getattr(budget, field)
+        if value is not None and not value > 0:
+            raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
+    if budget.max_iterations is not None and budget.max_iterations > ceiling:
+        raise BudgetRefused(
+            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; ask for less, or start the engine with Engine(ceiling=...)"
+        )
+    return budget
+
+
+def exhausted(budget: Budget, used: Usage, *, goal_depth: int = 0, running_s: float = 0.0, total_s: float = 0.0) -> Exhausted | None:
+    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed."""
+    for dimension, limit, value in (
+        ("iterations", budget.max_iterations, used.iterations),
+        ("model_calls", budget.max_model_calls, used.model_calls),
+        ("tool_calls", budget.max_tool_calls, used.tool_calls),
+        ("failures", budget.max_failures, used.failures),
+        ("running_s", budget.max_running_s, running_s),
+        ("total_s", budget.max_total_s, total_s),
+        ("input_tokens", budget.max_input_tokens, used.input_tokens),
+        ("output_tokens", budget.max_output_tokens, used.output_tokens),
+        ("total_tokens", budget.max_total_tokens, used.input_tokens + used.output_tokens),
+        ("cost_usd", budget.max_cost_usd, used.cost_usd or 0.0),
+    ):
+        if limit is not None and value >= limit:
+            return Exhausted(dimension, limit, value)
+    if budget.max_goal_depth is not None and goal_depth > budget.max_goal_depth:
+        return Exhausted("goal_depth", budget.max_goal_depth, goal_depth)
+    return None
+
+
+def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
+    """Return what is left of each bound, never below 0; unset where there is no bound."""
+    spent = {
+        "max_iterations": used.iterations,
+        "max_model_calls": used.model_calls,
+        "max_tool_calls": used.tool_calls,
+        "max_failures": used.failures,
+        "max_running_s": running_s,
+        "max_total_s": total_s,
+        "max_input_tokens": used.input_tokens,
+        "max_output_tokens": used.output_tokens,
+        "max_total_tokens": used.total_tokens,
+        "max_cost_usd": used.cost_usd or 0.0,
+    }
+    return Budget(**{f: None if (limit := getattr(budget, f)) is None else max(0, limit - spent.get(f, 0)) for f in FIELDS})

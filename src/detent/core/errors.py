@@ -1,0 +1,235 @@
+"""Every error that Detent raises, in one tree; a message says what, which, why and what to do next.
+
+DetentError
+├── ConfigError            a file, option or argument is wrong
+│   ├── UnknownName        no such tool, agent, store, planner, ... (names the nearest one)
+│   └── BudgetRefused      a bound is zero, negative or above the engine's ceiling
+├── RunError               about one run; carries `run_id`
+│   ├── RunNotFound        no such run (or it belongs to another tenant)
+│   ├── RunContextMismatch another agent, goal, host or kernel than the run was started with
+│   ├── RunBusy            another worker holds the claim
+│   ├── RunErased          its content was erased
+│   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
+│   ├── ToolsMissing       tools that the run needs are not registered
+│   ├── Suspended          stopped advancing, nothing was finished, resumable
+│   ├── Divergence         re-execution does not match the log
+│   ├── IllegalEvent       a record cannot follow the log so far
+│   └── UnrecordedChange   a phase changed a kernel fact without an event
+├── StoreError
+│   ├── Conflict           another writer appended first
+│   ├── CorruptLog         stored bytes do not decode or their digest does not match
+│   ├── NewerVersion       written by a newer Detent
+│   ├── StoreBusy          locked for too long
+│   └── StoreFull          no room
+├── PlannerFailed          a planner could not give a plan
+│   └── MalformedPlan      it answered, but not with a plan
+└── ToolRaised             raised by tools
+    ├── NotExecuted        it did not happen: safe to try again
+    ├── ToolFailed         it failed in a known way
+    ├── InvalidArguments   the arguments do not fit; raised before anything runs
+    └── FatalToolError     the run must end
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+
+class DetentError(Exception):
+    """The root; `code` is stable and machine-readable, `retryable` says whether the same call may succeed later."""
+
+    code: ClassVar[str] = "detent_error"
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(DetentError):
+    code = "config_error"
+
+
+class UnknownName(ConfigError):
+    """`kind` has no entry `name`; the message lists the nearest of `known`."""
+
+    code = "unknown_name"
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        near = difflib.get_close_matches(name, self.known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known) or 'none'}"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class BudgetRefused(ConfigError):
+    code = "budget_refused"
+
+
+class RunError(DetentError):
+    code = "run_error"
+
+    def __init__(self, run_id: str, message: str) -> None:
+        self.run_id = run_id
+        super().__init__(message)
+
+
+class RunNotFound(RunError):
+    code = "run_not_found"
+
+    def __init__(self, run_id: str, where: str = "this store") -> None:
+        super().__init__(run_id, f"no run {run_id!r} in {where}; `detent list` shows the runs that are there")
+
+
+class RunContextMismatch(RunError):
+    """`mismatches` is a list of {field, expected, received} (row K8)."""
+
+    code = "run_context_mismatch"
+
+    def __init__(self, run_id: str, mismatches: list[dict[str, Any]]) -> None:
+        self.mismatches = mismatches
+        said = "; ".join(f"{m['field']}: started with {m['expected']!r}, got {m['received']!r}" for m in mismatches)
+        super().__init__(run_id, f"run {run_id!r} exists with another context ({said}); use another run id, or the original values")
+
+
+class RunBusy(RunError):
+    code = "run_busy"
+    retryable = True
+
+    def __init__(self, run_id: str, holder: str) -> None:
+        self.holder = holder
+        super().__init__(run_id, f"run {run_id!r} is being advanced by {holder}; nothing was done here. Wait for it, or cancel the run")
+
+
+class RunErased(RunError):
+    code = "run_erased"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, f"run {run_id!r} was erased: its digest chain can still be verified, its content is gone")
+
+
+class NotAllowedNow(RunError):
+    """A command that the run's present status refuses; `reason_code` tells the cases apart."""
+
+    code = "not_allowed_now"
+
+    def __init__(self, run_id: str, message: str, *, reason_code: str = "not_allowed_now") -> None:
+        self.reason_code = reason_code
+        super().__init__(run_id, message)
+
+
+class ToolsMissing(RunError):
+    code = "tools_missing"
+
+    def __init__(self, run_id: str, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+        super().__init__(
+            run_id,
+            f"run {run_id!r} needs tools that are not registered here: {', '.join(self.names)}; pass them to Engine(tools=...) or Agent(tools=...)",
+        )
+
+
+class Suspended(RunError):
+    code = "suspended"
+    retryable = True
+
+    def __init__(self, run_id: str, why: str) -> None:
+        self.why = why
+        super().__init__(run_id, f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` goes on")
+
+
+class Divergence(RunError):
+    """Re-execution differs from the log at `sequence`."""
+
+    code = "divergence"
+
+    def __init__(self, run_id: str, sequence: int, expected: str, actual: str) -> None:
+        self.sequence, self.expected, self.actual = sequence, expected, actual
+        super().__init__(run_id, f"run {run_id!r} diverges at record {sequence}: the log has {expected}, this code gives {actual}; nothing was recorded")
+
+
+class IllegalEvent(RunError):
+    code = "illegal_event"
+
+
+class UnrecordedChange(RunError):
+    code = "unrecorded_change"
+
+
+class StoreError(DetentError):
+    code = "store_error"
+
+
+class Conflict(StoreError):
+    code = "conflict"
+
+    def __init__(self, run_id: str, expected: int, actual: int) -> None:
+        self.run_id, self.expected, self.actual = run_id, expected, actual
+        super().__init__(f"run {run_id!r} has {actual} records, not {expected}: another worker appended first; this worker stops, nothing was recorded")
+
+
+class CorruptLog(StoreError):
+    code = "corrupt_log"
+
+    def __init__(self, run_id: str, sequence: int, why: str) -> None:
+        self.run_id, self.sequence = run_id, sequence
+        super().__init__(
+            f"run {run_id!r} is damaged at record {sequence}: {why}; it is not resumed. "
+            f"`detent verify {run_id}` shows how far it is sound, `detent export {run_id}` saves what can be read"
+        )
+
+
+class NewerVersion(StoreError):
+    code = "newer_version"
+
+
+class StoreBusy(StoreError):
+    code = "store_busy"
+    retryable = True
+
+
+class StoreFull(StoreError):
+    code = "store_full"
+    retryable = True
+
+
+class PlannerFailed(DetentError):
+    code = "planner_error"
+
+
+class MalformedPlan(PlannerFailed):
+    """The planner answered, but not with a plan; `raw` is what it said, `usage` what that cost."""
+
+    code = "malformed_plan"
+
+    def __init__(self, problem: str, *, raw: str = "", usage: Any = None) -> None:
+        self.problem, self.raw, self.usage = problem, raw, usage
+        super().__init__(problem)
+
+
+class ToolRaised(DetentError):
+    """The root of what a tool may raise; `error_code` becomes the observation's code, `details` its data."""
+
+    code = "tool_raised"
+    default_error_code: ClassVar[str] = "handler_error"
+
+    def __init__(self, message: str, *, error_code: str | None = None, details: dict[str, Any] | None = None) -> None:
+        self.error_code = error_code or self.default_error_code
+        self.details = details
+        super().__init__(message)
+
+
+class NotExecuted(ToolRaised):
+    code = "not_executed"
+
+
+class ToolFailed(ToolRaised):
+    code = "tool_failed"
+
+
+class InvalidArguments(ToolRaised):
+    code = "invalid_arguments"
+    default_error_code = "schema_validation_failed"
+
+
+class FatalToolError(ToolRaised):
+    code = "fatal_tool_error"
+    default_error_code = "fatal_tool_error"

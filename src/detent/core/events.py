@@ -1,0 +1,578 @@
+"""What can happen in a run: a closed tagged union of facts in the past tense.
+
+Every event here has a case in `fold.evolve`; `INPUTS` are those that come from outside (a person, a clock, another run), the rest is
+what the kernel decides or observes. Fields ending in `_ms` are measurements: replay takes them from the log and does not compare them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import AnyAction, ToolCall, snake, type_tag
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import NOTHING, Budget, Usage
+
+Raw = msgspec.Raw
+SideEffect = Literal["none", "read", "write", "destructive"]
+Decision = Literal["allow", "deny", "stop", "require_approval"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=type_tag, tag=snake):
+    """The root of all events."""
+
+
+class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
+
+    code: str
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A result that is stored apart: key (SHA-256 of the content) and size; `content` of the observation is only a preview."""
+
+    key: str
+    size_bytes: int
+    media_type: str = "application/json"
+
+
+# Run ------------------------------------------------------------------------------------------------------------------------
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    """The run was opened; `digests` holds those of tool schemas, policy and kernel at this moment."""
+
+    goal: str
+    agent: AgentSpec
+    budget: Budget
+    host: Host = Host()
+    variables: dict[str, Any] = {}
+    strategy: str = "reactive"
+    strategy_version: int = 1
+    parent: str = ""
+    seed_memory: tuple[Any, ...] = ()
+    attachments: tuple[Any, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    digests: dict[str, str] = {}
+
+
+class RunResumed(Event, frozen=True, kw_only=True):
+    """A worker took the run up again; `changed` names what differs in code since it was opened."""
+
+    worker: str = ""
+    running_ms: float = 0.0
+    changed: tuple[str, ...] = ()
+
+
+class RunReopened(Event, frozen=True, kw_only=True):
+    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept."""
+
+    by: str = ""
+    why: str = ""
+    budget: Budget | None = None
+
+
+class RunWaiting(Event, frozen=True, kw_only=True):
+    """No pass can move; `status` says what the run waits for."""
+
+    status: str
+    running_ms: float = 0.0
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    """The one exit of an opening: status and reason of the closed tables, and the calls that are still in doubt."""
+
+    status: Literal["completed", "failed", "stopped"]
+    reason: str
+    dimension: str = ""
+    limit: float | None = None
+    used: float | None = None
+    output: Any = None
+    partial: str = ""
+    error: str = ""
+    in_doubt: tuple[str, ...] = ()
+
+
+class DeadLettered(Event, frozen=True, kw_only=True):
+    """Workers gave up on the run; it waits for an operator."""
+
+    why: str
+    attempts: int = 0
+
+
+class Forked(Event, frozen=True, kw_only=True):
+    """The run was branched from record `sequence` of `parent`; `edits` override outcomes by call id."""
+
+    parent: str
+    sequence: int
+    digest: str
+    edits: dict[str, Any] = {}
+    effects: Literal["dry_run", "reuse", "redo"] = "dry_run"
+
+
+class Erased(Event, frozen=True, kw_only=True):
+    """The content of the run was removed; the chain of hashes stays."""
+
+    by: str = ""
+    why: str = ""
+
+
+class BudgetChanged(Event, frozen=True, kw_only=True):
+    """The bounds of the run were changed from outside."""
+
+    budget: Budget
+    by: str = ""
+
+
+# Turn and pass ----------------------------------------------------------------------------------------------------------------
+
+
+class PassStarted(Event, frozen=True, kw_only=True):
+    """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input."""
+
+    key: str
+    kernel: str
+    limits: Budget = Budget()
+    digest: str = ""
+    input: str = ""
+    meta: dict[str, Any] = {}
+
+
+class PassFinished(Event, frozen=True, kw_only=True):
+    """The pass ended with this status and output."""
+
+    status: Literal["done", "failed"]
+    reason: str = ""
+    output: Any = None
+    error: str = ""
+
+
+class StrategySwitched(Event, frozen=True, kw_only=True):
+    """Another strategy took the run over."""
+
+    old: str
+    new: str
+    why: str = ""
+
+
+class TurnStarted(Event, frozen=True, kw_only=True):
+    """A turn of the kernel began; the only clock reading that bounds use."""
+
+    iteration: int
+    running_ms: float = 0.0
+
+
+class StateChanged(Event, frozen=True, kw_only=True):
+    """Phase number `phase` of the kernel returned with these changes of `meta`, `scratchpad` and guidance."""
+
+    phase: int
+    meta: dict[str, Any] = {}
+    scratchpad: dict[str, str] = {}
+    guidance: tuple[str, ...] | None = None
+    removed: tuple[str, ...] = ()
+
+
+class EffectRecorded(Event, frozen=True, kw_only=True):
+    """A value that cannot be computed again (a clock, a random number, a call of `ask`) was recorded under its label."""
+
+    label: str
+    occurrence: int = 0
+    phase: int = -1
+    value: Any = None
+    usage: Usage = NOTHING
+
+
+# Planning ---------------------------------------------------------------------------------------------------------------------
+
+
+class ContextCompacted(Event, frozen=True, kw_only=True):
+    """The first `items` transcript items are shown to the planner as `summary` from now on."""
+
+    items: int
+    summary: str
+    usage: Usage = NOTHING
+
+
+class MemoryRecalled(Event, frozen=True, kw_only=True):
+    """Memory was searched; `items` are what the view holds until the next recall."""
+
+    query: str
+    items: tuple[Any, ...] = ()
+
+
+class ModelCallStarted(Event, frozen=True, kw_only=True):
+    """A model call is about to be made; the reservation is charged if a crash leaves it open."""
+
+    model: str
+    attempt: int = 1
+    purpose: str = "plan"
+    reserved: Usage = NOTHING
+
+
+class ModelCallFailed(Event, frozen=True, kw_only=True):
+    """The open model call ended without an answer that can be used."""
+
+    error: str
+    kind: str = ""
+    usage: Usage = NOTHING
+    latency_ms: float = 0.0
+
+
+class Planned(Event, frozen=True, kw_only=True):
+    """The planner answered with one control action or with a batch of tool calls.
+
+    `dropped` are calls that came beside a control action and are not run; `embedded` is the call that a final answer consists of.
+    """
+
+    actions: tuple[AnyAction, ...]
+    text: str = ""
+    thinking: str = ""
+    usage: Usage = NOTHING
+    model: str = ""
+    latency_ms: float = 0.0
+    provider_data: Any = None
+    dropped: tuple[ToolCall, ...] = ()
+    embedded: ToolCall | None = None
+
+
+class PlanRejected(Event, frozen=True, kw_only=True):
+    """What the planner answered is not a plan; attempt number `attempt` of the turn."""
+
+    problem: str
+    raw: str = ""
+    attempt: int = 1
+    usage: Usage = NOTHING
+    model: str = ""
+    latency_ms: float = 0.0
+
+
+class Reflected(Event, frozen=True, kw_only=True):
+    """The run stalled and the planner is told so; the allowance grows (DESIGN 6)."""
+
+    message: str
+
+
+# Acting -----------------------------------------------------------------------------------------------------------------------
+
+
+class CallHealed(Event, frozen=True, kw_only=True):
+    """A call was repaired before validation: the tool and arguments that count from now on, and each repair made."""
+
+    call: str
+    tool: str
+    args: dict[str, Any]
+    repairs: tuple[str, ...] = ()
+
+
+class GuardBlocked(Event, frozen=True, kw_only=True):
+    """A guard refused the call; the reason goes to the planner."""
+
+    call: str
+    guard: str
+    reason: str
+
+
+class PolicyDecided(Event, frozen=True, kw_only=True):
+    """The policy decided on the call; recorded for every call that reaches it."""
+
+    call: str
+    decision: Decision
+    rule: str = ""
+    reason: str = ""
+    sources: tuple[str, ...] = ()
+    policy: str = ""
+    facts: dict[str, Any] = {}
+
+
+class ApprovalRequested(Event, frozen=True, kw_only=True):
+    """A person must decide on exactly this call: `digest` is that of its arguments."""
+
+    call: str
+    tool: str
+    digest: str
+    reason: str = ""
+    approvers: int = 1
+    requested_at: datetime | None = None
+    expires_at: datetime | None = None
+    policy: str = ""
+
+
+class ApprovalResolved(Event, frozen=True, kw_only=True):
+    """A person decided."""
+
+    call: str
+    decision: Literal["approved", "denied"]
+    by: str
+    reason: str = ""
+    signal: str = ""
+
+
+class ApprovalEdited(Event, frozen=True, kw_only=True):
+    """A person approved the call with other arguments; it is authorised again."""
+
+    call: str
+    args: dict[str, Any]
+    digest: str
+    by: str
+    signal: str = ""
+
+
+class ApprovalExpired(Event, frozen=True, kw_only=True):
+    """Nobody decided in time."""
+
+    call: str
+    signal: str = ""
+
+
+class ToolStarted(Event, frozen=True, kw_only=True):
+    """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
+
+    `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments.
+    """
+
+    call: str
+    tool: str
+    key: str
+    digest: str
+    attempt: int = 1
+    side_effect: SideEffect = "destructive"
+    idempotent: bool = False
+    volatile: bool = False
+    ends_turn: bool = False
+    previous: ToolError | None = None
+
+
+class ToolFinished(Event, frozen=True, kw_only=True):
+    """The call has an outcome: a result, or an error. Without a `ToolStarted` before it, nothing was executed."""
+
+    call: str
+    result: Raw | None = None
+    artifact: ArtifactRef | None = None
+    error: ToolError | None = None
+    fatal: bool = False
+    latency_ms: float = 0.0
+    usage: Usage = NOTHING
+    progress: tuple[Any, ...] = ()
+
+
+class ToolInDoubt(Event, frozen=True, kw_only=True):
+    """The call may or may not have happened; it is settled explicitly, never repeated silently."""
+
+    call: str
+    why: str
+    latency_ms: float = 0.0
+
+
+class ToolReconciled(Event, frozen=True, kw_only=True):
+    """What became of a call in doubt: `again` (run it again with the same key), `happened` (with a result), `not_happened`, `told`."""
+
+    call: str
+    outcome: Literal["again", "happened", "not_happened", "told"]
+    source: Literal["retry", "reconcile", "person", "late_worker", "agent"]
+    result: Raw | None = None
+    error: ToolError | None = None
+    by: str = ""
+    signal: str = ""
+
+
+class MetaToolAnswered(Event, frozen=True, kw_only=True):
+    """A meta-tool was answered from state; it is neither work nor progress."""
+
+    call: str
+    tool: str
+    content: str
+    success: bool = True
+
+
+# Goals, notes, waits ----------------------------------------------------------------------------------------------------------
+
+
+class GoalPushed(Event, frozen=True, kw_only=True):
+    """A sub-goal was opened."""
+
+    goal_id: str
+    goal: str
+
+
+class GoalCompleted(Event, frozen=True, kw_only=True):
+    """A sub-goal was closed."""
+
+    goal_id: str
+    outcome: str = ""
+
+
+class NoteWritten(Event, frozen=True, kw_only=True):
+    """A text was put into the transcript for the planner."""
+
+    text: str
+    author: str = "kernel"
+
+
+class UserAsked(Event, frozen=True, kw_only=True):
+    """The run needs a reply from its user."""
+
+    ask_id: str
+    question: str
+    expected: dict[str, Any] | None = None
+
+
+class UserReplied(Event, frozen=True, kw_only=True):
+    """The user replied."""
+
+    ask_id: str
+    reply: Any
+    by: str = ""
+    signal: str = ""
+
+
+class ScheduleSet(Event, frozen=True, kw_only=True):
+    """The run sleeps until `due`."""
+
+    timer_id: str
+    due: datetime
+
+
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """The time has come."""
+
+    timer_id: str
+    signal: str = ""
+
+
+class CancelRequested(Event, frozen=True, kw_only=True):
+    """Somebody wants the run to end."""
+
+    by: str = ""
+    why: str = ""
+    signal: str = ""
+
+
+# Children and memory ----------------------------------------------------------------------------------------------------------
+
+
+class SubagentSpawned(Event, frozen=True, kw_only=True):
+    """A child run was started."""
+
+    child: str
+    agent: str
+    goal: str
+    join: bool = True
+
+
+class SubagentJoined(Event, frozen=True, kw_only=True):
+    """A child run ended and gave this result."""
+
+    child: str
+    status: str
+    output: Any = None
+    usage: Usage = NOTHING
+    signal: str = ""
+
+
+class SubagentCancelled(Event, frozen=True, kw_only=True):
+    """A child run was cancelled."""
+
+    child: str
+    why: str = ""
+
+
+class MemoryProposed(Event, frozen=True, kw_only=True):
+    """Something worth remembering was proposed."""
+
+    item_id: str
+    item: dict[str, Any]
+
+
+class MemoryWritten(Event, frozen=True, kw_only=True):
+    """A proposal was accepted."""
+
+    item_id: str
+
+
+class MemorySuperseded(Event, frozen=True, kw_only=True):
+    """A memory was replaced by another."""
+
+    item_id: str
+    by_id: str
+    why: str = ""
+
+
+class MemoryTombstoned(Event, frozen=True, kw_only=True):
+    """A memory was withdrawn."""
+
+    item_id: str
+    why: str = ""
+
+
+AnyEvent = (
+    RunStarted
+    | RunResumed
+    | RunReopened
+    | RunWaiting
+    | RunFinished
+    | DeadLettered
+    | Forked
+    | Erased
+    | BudgetChanged
+    | PassStarted
+    | PassFinished
+    | StrategySwitched
+    | TurnStarted
+    | StateChanged
+    | EffectRecorded
+    | ContextCompacted
+    | MemoryRecalled
+    | ModelCallStarted
+    | ModelCallFailed
+    | Planned
+    | PlanRejected
+    | Reflected
+    | CallHealed
+    | GuardBlocked
+    | PolicyDecided
+    | ApprovalRequested
+    | ApprovalResolved
+    | ApprovalEdited
+    | ApprovalExpired
+    | ToolStarted
+    | ToolFinished
+    | ToolInDoubt
+    | ToolReconciled
+    | MetaToolAnswered
+    | GoalPushed
+    | GoalCompleted
+    | NoteWritten
+    | UserAsked
+    | UserReplied
+    | ScheduleSet
+    | ScheduleFired
+    | CancelRequested
+    | SubagentSpawned
+    | SubagentJoined
+    | SubagentCancelled
+    | MemoryProposed
+    | MemoryWritten
+    | MemorySuperseded
+    | MemoryTombstoned
+)
+
+INPUTS: tuple[type[Event], ...] = (
+    RunResumed,
+    RunReopened,
+    BudgetChanged,
+    DeadLettered,
+    Erased,
+    ApprovalResolved,
+    ApprovalEdited,
+    ApprovalExpired,
+    ToolReconciled,
+    UserReplied,
+    ScheduleFired,
+    CancelRequested,
+    SubagentJoined,
+)
+"""Events that come from outside the kernel; replay takes them from the log."""

@@ -1,0 +1,589 @@
+"""The fold: `evolve(state, record)` gives the state after one record, `fold(records)` that of a whole log.
+
+Theory of operation. Every event has one case. A case either changes the run, or the pass named by the record's scope, or both; nothing
+reads a clock or anything else than state and record. A batch of calls is observed in the order of call indices, whatever the order of
+completion: an outcome waits in its `CallState` until all calls before it have theirs (`_observe`). What ends a pass is noted in
+`KernelState.ended`; what it means for the run is decided by `settle` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, assert_never
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall
+from detent.core.budget import NOTHING, Usage
+from detent.core.errors import IllegalEvent, RunErased
+from detent.core.records import Record
+from detent.core.state import (
+    WAITING,
+    Ask,
+    CallState,
+    Child,
+    Goal,
+    Item,
+    KernelState,
+    RunState,
+    describe,
+    move,
+    transition,
+)
+
+replace = msgspec.structs.replace
+
+
+def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
+    """Return the state after all `records`, from nothing or from `state`; raise `IllegalEvent`, `RunErased`."""
+    for record in records:
+        state = evolve(state or RunState(run_id=record.envelope.run), record)
+    if state is None:
+        raise IllegalEvent("", "an empty log has no state")
+    return state
+
+
+def evolve(state: RunState, record: Record) -> RunState:
+    """Return the state after `record`; raise `IllegalEvent` if it cannot follow, `RunErased` if its content is gone."""
+    envelope, event = record.envelope, record.event
+    if event is None:
+        raise RunErased(envelope.run)
+    if envelope.seq != state.seq + 1:
+        raise IllegalEvent(state.run_id, f"record {envelope.seq} of run {envelope.run!r} follows record {state.seq}")
+    if state.terminal and not isinstance(event, _AFTER_END):
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)")
+    after = _apply(state, event, record)
+    return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
+
+
+_AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+
+
+def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
+    scope = record.envelope.scope
+    match event:
+        case e.ToolFinished():
+            return _tool_finished(state, scope, event)
+        case e.ToolStarted(call=call):
+            first = event.attempt == 1
+            usage = Usage(tool_calls=1) if first else NOTHING
+            return _call(
+                _use(state, scope, usage) if first else state,
+                call,
+                status="started",
+                key=event.key,
+                digest=event.digest,
+                attempt=event.attempt,
+                side_effect=event.side_effect,
+                idempotent=event.idempotent,
+                volatile=event.volatile,
+                ends_turn=event.ends_turn,
+            )
+        case e.PolicyDecided(call=call, decision=decision):
+            if decision == "allow":
+                return _call(state, call, status="allowed")
+            if decision == "deny":
+                return _call(state, call, refused="policy_denied", why=event.reason)
+            if decision == "stop":
+                return _end(_call(state, call, refused="policy_stopped", why=event.reason), scope, "policy_stopped", error=event.reason)
+            return state
+        case e.Planned():
+            return _planned(state, scope, event)
+        case e.TurnStarted(iteration=iteration):
+            return _turn_started(state, scope, iteration, event.running_ms)
+        case e.GuardBlocked(call=call):
+            return _call(state, call, refused="guard_blocked", why=event.reason)
+        case e.StateChanged():
+            before = _pass(state, scope)
+            pad = {k: v for k, v in before.scratchpad.items() if k not in event.removed} | event.scratchpad
+            meta = {k: v for k, v in before.meta.items() if k not in event.removed} | event.meta
+            guidance = before.guidance if event.guidance is None else event.guidance
+            done = before.phases_done | {event.phase}
+            return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
+        case e.ModelCallStarted(reserved=reserved):
+            return replace(_use(state, scope, Usage(model_calls=1)), reserved=reserved)
+        case e.ModelCallFailed(usage=usage):
+            return replace(_use(state, scope, usage), reserved=None)
+        case e.PlanRejected():
+            return _plan_rejected(state, scope, event)
+        case e.CallHealed(call=call):
+            return _call(state, call, tool=event.tool, args=event.args)
+        case e.MetaToolAnswered(call=call, content=content, success=success):
+            now = _call_state(state, call)
+            error = None if success else e.ToolError(code="handler_error", message=content)
+            result = msgspec.Raw(msgspec.json.encode(content)) if success else None
+            item = _item(now, _pass(state, scope).iteration, result=result, error=error)
+            return _observe(_call(state, call, status="finished", item=item), scope, ok=success, progress=False, work=False)
+        case e.EffectRecorded():
+            return _effect(state, scope, event)
+        case e.Reflected(message=message):
+            before = _pass(state, scope)
+            note = Item(kind="note", iteration=before.iteration, text=message)
+            return _with(state, replace(before, reflections=before.reflections + 1, steps=before.steps.append(note), guidance=(message,)))
+        case e.NoteWritten(text=text):
+            return _note(state, scope, text)
+        case e.ToolInDoubt(call=call, why=why):
+            return _call(state, call, status="in_doubt", why=why)
+        case e.ToolReconciled():
+            return _reconciled(state, scope, event)
+        case e.ApprovalRequested(call=call):
+            if call in state.approvals:
+                raise IllegalEvent(state.run_id, f"approval of call {call} is requested already")
+            return replace(_call(state, call, status="asked", digest=event.digest), approvals={**state.approvals, call: event})
+        case e.ApprovalResolved(call=call, decision=decision):
+            state = _wake(_approval_closed(state, call))
+            if decision == "approved":
+                return _call(state, call, status="allowed", approved=True, why=f"approved by {event.by}")
+            state = _call(state, call, refused="approval_rejected", why=event.reason or "rejected")
+            return _end(state, scope, "approval_rejected", error=event.reason) if state.agent.on_reject == "stop" else state
+        case e.ApprovalEdited(call=call, args=args):
+            return _call(_wake(_approval_closed(state, call)), call, status="planned", approved=True, args=args, digest=event.digest, why=f"edited by {event.by}")
+        case e.ApprovalExpired(call=call):
+            state = _call(_wake(_approval_closed(state, call)), call, refused="approval_expired", why="nobody decided in time")
+            return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
+        case e.MemoryRecalled(items=items):
+            return _with(state, replace(_pass(state, scope), memory=items))
+        case e.ContextCompacted(items=items, summary=summary):
+            return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
+        case _:
+            return _apply_rare(state, event, record)
+
+
+def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
+    scope = record.envelope.scope
+    checked: e.AnyEvent = event
+    match checked:
+        case e.RunStarted():
+            return _run_started(state, event, record)
+        case e.PassStarted(key=key):
+            if key in state.passes:
+                raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
+            first = Item(kind="user", text=event.input or state.goal)
+            opened = KernelState(task_id=state.run_id, strategy=state.strategy, kernel_type=event.kernel, scope=key, limits=event.limits, meta=event.meta)
+            return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
+        case e.PassFinished(status=status, reason=reason):
+            before = _pass(state, scope)
+            now = transition(before, status=status, ended=reason or before.ended, output=event.output, error=event.error or before.error)
+            return _with(state, now)
+        case e.StrategySwitched(new=new):
+            return replace(state, strategy=new)
+        case e.RunResumed(running_ms=ms):
+            return _charge_open_call(replace(state, running_ms=max(ms, state.running_ms)))
+        case e.RunReopened():
+            return _reopened(state, event)
+        case e.RunWaiting(status=status, running_ms=ms):
+            if status not in WAITING:
+                raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
+            return move(state, status, running_ms=ms)  # type: ignore[arg-type]
+        case e.RunFinished(status=status):
+            return _finished(state, event)
+        case e.DeadLettered(why=why):
+            return move(state, "waiting_for_operator", dead_letter=why)
+        case e.Forked():
+            return replace(state, fork_edits=event.edits)
+        case e.Erased():
+            return state
+        case e.BudgetChanged(budget=budget):
+            return replace(state, budget=budget.over(state.budget))
+        case e.GoalPushed(goal_id=goal_id, goal=goal):
+            return replace(_acted(state, scope), goals=(*state.goals, Goal(goal_id=goal_id, goal=goal)))
+        case e.GoalCompleted(goal_id=goal_id):
+            if all(g.goal_id != goal_id for g in state.goals):
+                raise IllegalEvent(state.run_id, f"there is no open goal {goal_id!r}")
+            left = tuple(g for g in state.goals if g.goal_id != goal_id)
+            return replace(_acted(state, scope, progressed=True), goals=left)
+        case e.UserAsked(ask_id=ask_id):
+            ask = Ask(ask_id=ask_id, question=event.question, expected=event.expected, scope=scope)
+            return replace(_acted(state, scope), asks={**state.asks, ask_id: ask})
+        case e.UserReplied(ask_id=ask_id, reply=reply):
+            asks = _without(state, state.asks, ask_id, "question")
+            text = reply if isinstance(reply, str) else msgspec.json.encode(reply).decode()
+            said = _with_item(state, state.asks[ask_id].scope, Item(kind="user", text=text))
+            return _wake(replace(said, asks=asks))
+        case e.ScheduleSet(timer_id=timer_id, due=due):
+            return replace(_acted(state, scope), timers={**state.timers, timer_id: due})
+        case e.ScheduleFired(timer_id=timer_id):
+            return _wake(replace(state, timers=_without(state, state.timers, timer_id, "timer")))
+        case e.CancelRequested(by=by, why=why):
+            return _wake(replace(state, cancel=why or f"cancelled by {by or 'the operator'}"))
+        case e.SubagentSpawned(child=child):
+            opened = Child(child=child, agent=event.agent, goal=event.goal, join=event.join, scope=scope)
+            return replace(_acted(state, scope), children={**state.children, child: opened})
+        case e.SubagentJoined(child=child, status=status, usage=usage):
+            _without(state, state.children, child, "child")
+            joined = replace(state.children[child], status=status)
+            return _wake(_use(replace(state, children={**state.children, child: joined}), "", usage))
+        case e.SubagentCancelled(child=child):
+            _without(state, state.children, child, "child")
+            return _wake(replace(state, children={**state.children, child: replace(state.children[child], status="cancelled")}))
+        case e.MemoryProposed(item_id=item_id):
+            return replace(state, memories={**state.memories, item_id: "proposed"})
+        case e.MemoryWritten(item_id=item_id):
+            return replace(state, memories={**state.memories, item_id: "written"})
+        case e.MemorySuperseded(item_id=item_id):
+            return replace(state, memories={**state.memories, item_id: "superseded"})
+        case e.MemoryTombstoned(item_id=item_id):
+            return replace(state, memories={**state.memories, item_id: "tombstoned"})
+        case (
+            e.ToolFinished()
+            | e.ToolStarted()
+            | e.PolicyDecided()
+            | e.Planned()
+            | e.TurnStarted()
+            | e.GuardBlocked()
+            | e.StateChanged()
+            | e.ModelCallStarted()
+            | e.ModelCallFailed()
+            | e.PlanRejected()
+            | e.CallHealed()
+            | e.MetaToolAnswered()
+            | e.EffectRecorded()
+            | e.Reflected()
+            | e.NoteWritten()
+            | e.ToolInDoubt()
+            | e.ToolReconciled()
+            | e.ApprovalRequested()
+            | e.ApprovalResolved()
+            | e.ApprovalEdited()
+            | e.ApprovalExpired()
+            | e.MemoryRecalled()
+            | e.ContextCompacted()
+        ):
+            raise AssertionError(f"{describe(checked)} is folded by _apply")
+        case _:
+            assert_never(checked)
+
+
+# Run --------------------------------------------------------------------------------------------------------------------------
+
+
+def _run_started(state: RunState, event: e.RunStarted, record: Record) -> RunState:
+    if state.seq:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} was started already")
+    return replace(
+        state,
+        goal_id=record.envelope.goal_id,
+        goal=event.goal,
+        agent=event.agent,
+        host=event.host,
+        parent=event.parent,
+        strategy=event.strategy,
+        variables=event.variables,
+        seed_memory=event.seed_memory,
+        attachments=event.attachments,
+        output_schema=event.output_schema,
+        digests=event.digests,
+        budget=event.budget,
+        started_at=record.envelope.at,
+        openings=1,
+    )
+
+
+def _finished(state: RunState, event: e.RunFinished) -> RunState:
+    blank = event.output is None or (isinstance(event.output, str) and not event.output.strip())
+    if (event.status == "completed") == blank:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} cannot be {event.status} with output {event.output!r}")
+    return move(
+        state,
+        event.status,
+        reason=event.reason,
+        dimension=event.dimension,
+        limit=event.limit,
+        used=event.used,
+        output=event.output,
+        partial=event.partial,
+        error=event.error,
+    )
+
+
+def _reopened(state: RunState, event: e.RunReopened) -> RunState:
+    if state.status not in ("failed", "stopped"):
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again")
+    passes: dict[str, KernelState] = {}
+    for scope, before in state.passes.items():
+        unfinished = any(c.status != "finished" for c in before.calls.values())
+        passes[scope] = replace(
+            before,
+            status=("acting" if unfinished else "thinking") if before.ended != "" or before.status == "failed" else before.status,
+            ended="",
+            error="",
+            output=None,
+            turn_ok=0,
+            turn_bad=0,
+            rejected=0,
+            progressed=False,
+            polled=False,
+            failed_turns=0,
+            since_progress=0,
+            reflections=0,
+        )
+    budget = event.budget.over(state.budget) if event.budget else state.budget
+    cleared = move(state, "running", reason="", dimension="", limit=None, used=None, output=None, partial="", error="")
+    return replace(cleared, passes=passes, budget=budget, cancel=None, dead_letter="", openings=state.openings + 1)
+
+
+def _wake(state: RunState) -> RunState:
+    return move(state, "running") if state.status in WAITING else state
+
+
+def _without(state: RunState, mapping: dict[str, Any], key: str, what: str) -> dict[str, Any]:
+    if key not in mapping:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no open {what} {key!r}")
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def _approval_closed(state: RunState, call: str) -> RunState:
+    return replace(state, approvals=_without(state, state.approvals, call, "approval of call"))
+
+
+def _charge_open_call(state: RunState) -> RunState:
+    """A model call that a crash left open is charged at its reservation, marked estimated."""
+    if state.reserved is None:
+        return state
+    return replace(state, usage=state.usage.plus(replace(state.reserved, estimated=True)), reserved=None)
+
+
+# Pass -------------------------------------------------------------------------------------------------------------------------
+
+
+def _pass(state: RunState, scope: str) -> KernelState:
+    found = state.passes.get(scope)
+    if found is None:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no pass {scope!r}")
+    return found
+
+
+def _with(state: RunState, kernel_state: KernelState) -> RunState:
+    return replace(state, passes={**state.passes, kernel_state.scope: kernel_state})
+
+
+def _acted(state: RunState, scope: str, **changes: Any) -> RunState:
+    """Note that the control action of the current turn was carried out."""
+    return _with(state, replace(_pass(state, scope), acted=True, **changes)) if scope in state.passes else state
+
+
+def _use(state: RunState, scope: str, usage: Usage) -> RunState:
+    if usage == NOTHING:
+        return state
+    known = state.passes.get(scope)
+    if known is None:
+        return replace(state, usage=state.usage.plus(usage))
+    return replace(state, usage=state.usage.plus(usage), passes={**state.passes, scope: replace(known, usage=known.usage.plus(usage))})
+
+
+def _end(state: RunState, scope: str, reason: str, *, output: Any = None, error: str = "") -> RunState:
+    return _with(state, replace(_pass(state, scope), ended=reason, output=output, error=error))
+
+
+def _with_item(state: RunState, scope: str, item: Item) -> RunState:
+    before = _pass(state, scope)
+    return _with(state, replace(before, steps=before.steps.append(replace(item, iteration=before.iteration))))
+
+
+def _note(state: RunState, scope: str, text: str) -> RunState:
+    for name in (scope,) if scope in state.passes else tuple(p.scope for p in state.open_passes):
+        state = _with_item(state, name, Item(kind="note", text=text))
+    return state
+
+
+def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float) -> RunState:
+    before = _pass(state, scope)
+    if iteration != before.iteration + 1:
+        raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
+    once = Usage(iterations=1)
+    now = replace(
+        transition(before, status="thinking"),
+        iteration=iteration,
+        usage=before.usage.plus(once),
+        failed_turns=before.consecutive_failed_turns,
+        since_progress=before.turns_without_progress,
+        reflections=0 if before.progressed else before.reflections,
+        plan=None,
+        calls={},
+        observed=0,
+        acted=False,
+        turn_ok=0,
+        turn_bad=0,
+        rejected=0,
+        progressed=False,
+        polled=False,
+        phases_done=frozenset(),
+        effects={},
+    )
+    return replace(state, usage=state.usage.plus(once), running_ms=running_ms, passes={**state.passes, scope: now})
+
+
+def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
+    state = _use(state, scope, event.usage)
+    key = f"{event.phase}:{event.label}:{event.occurrence}"
+    if scope not in state.passes:
+        return replace(state, effects=state.effects.put(key, event.value))
+    before = state.passes[scope]
+    return _with(state, replace(before, effects={**before.effects, key: event.value}))
+
+
+# Planning ---------------------------------------------------------------------------------------------------------------------
+
+
+def _model_use(state: RunState, usage: Usage, model: str) -> Usage:
+    """A plan without a recorded model call counts as one when it names a model or its tokens."""
+    told = state.reserved is None and (bool(model) or usage.total_tokens > 0) and usage.model_calls == 0
+    return replace(usage, model_calls=1) if told else usage
+
+
+def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
+    state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
+    before = _pass(state, scope)
+    if before.plan is not None:
+        raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
+    iteration = before.iteration
+    steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
+    wanted: tuple[ToolCall, ...] = (event.embedded,) if event.embedded else tuple(a for a in event.actions if isinstance(a, ToolCall))
+    calls = {
+        (call_id := f"{scope}.{iteration}.{i}"): CallState(
+            call_id=call_id, index=i, tool=call.tool, args=call.args, provenance="text" if event.embedded else "planner"
+        )
+        for i, call in enumerate(wanted)
+    }
+    partial = event.text or before.partial
+    now = replace(before, plan=event, steps=steps, calls=calls, guidance=(), partial=partial, status="acting" if calls else "observing")
+    state = _with(state, now)
+    for i, call in enumerate(event.dropped):
+        missed = CallState(call_id=f"{scope}.{iteration}.{i}", index=i, tool=call.tool, args=call.args)
+        error = e.ToolError(code="not_run", message="not run: a control action came with it, and control actions win")
+        item = _item(missed, iteration, error=error)
+        now = replace(now, steps=now.steps.append(item), results=now.results.append(item))
+        state = _with(state, now)
+    if event.embedded is not None:
+        return state
+    match event.actions[0]:
+        case FinalAnswer(content=content):
+            return _end(state, scope, "final_answer", output=content)
+        case Stop(reason=reason):
+            return _end(state, scope, "stop_action", error=reason)
+        case Abstain(reason=reason, missing=missing):
+            return _end(state, scope, "abstained", error=reason + (f" (missing: {', '.join(missing)})" if missing else ""))
+        case _:
+            return state
+
+
+def _plan_rejected(state: RunState, scope: str, event: e.PlanRejected) -> RunState:
+    usage = replace(_model_use(state, event.usage, event.model), failures=1)
+    state = replace(_use(state, scope, usage), reserved=None)
+    text = f"That was not a plan: {event.problem}. Answer with tool calls or with one control action."
+    state = _with_item(state, scope, Item(kind="note", text=text))
+    before = _pass(state, scope)
+    return _with(state, replace(before, rejected=before.rejected + 1, partial=before.partial))
+
+
+# Acting -----------------------------------------------------------------------------------------------------------------------
+
+
+def _call_state(state: RunState, call_id: str) -> CallState:
+    found = state.call(call_id)
+    if found is None:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no call {call_id!r} in a current turn")
+    return found
+
+
+def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
+    scope = call_id.rsplit(".", 2)[0]
+    before = _pass(state, scope)
+    call = _call_state(state, call_id)
+    if call.status == "finished":
+        raise IllegalEvent(state.run_id, f"call {call_id} has an outcome; it is never produced again")
+    return _with(state, replace(before, calls={**before.calls, call_id: replace(call, **changes)}))
+
+
+def _item(call: CallState, iteration: int, **fields: Any) -> Item:
+    return Item(
+        kind="tool",
+        iteration=iteration,
+        call_id=call.call_id,
+        tool=call.tool,
+        arguments=call.args,
+        ok=fields.get("error") is None,
+        executed=call.attempt > 0,
+        **fields,
+    )
+
+
+def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
+    call = _call_state(state, event.call)
+    if event.usage != NOTHING:
+        state = _use(state, scope, event.usage)
+    item = _item(call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
+    return _outcome(state, scope, call, item, fatal=event.fatal)
+
+
+def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False) -> RunState:
+    """Give `call` its outcome, and the pass what follows from it."""
+    state = _call(state, call.call_id, status="finished", item=item)
+    before = _pass(state, scope)
+    fresh = ""
+    if item.ok and not call.volatile:
+        shown = bytes(item.result) if item.result is not None else b""
+        fresh = sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), shown)).hexdigest()[:24]
+    progress = bool(fresh) and fresh not in before.seen
+    if progress:
+        state = _with(state, replace(before, seen=before.seen.put(fresh, True)))
+    state = _observe(state, scope, ok=bool(item.ok), progress=progress, polled=bool(item.ok) and call.volatile, used=call.tool if item.executed else "")
+    if item.error is not None and item.error.code != "not_run":
+        state = _use(state, scope, Usage(failures=1))
+    if fatal:
+        return _end(state, scope, "fatal_tool_error", error=item.error.message if item.error else "")
+    if item.error is not None and item.error.code == "policy_denied" and state.agent.on_deny == "fail":
+        return _end(state, scope, "policy_denied", error=item.error.message)
+    if item.ok and call.ends_turn:
+        answer = msgspec.json.decode(item.result) if item.result is not None else None
+        return _end(state, scope, "done_tool", output=answer.get("answer") if isinstance(answer, dict) else answer)
+    if item.ok and call.provenance == "text":
+        return _end(state, scope, "final_answer", output=item.content)
+    return state
+
+
+def _observe(
+    state: RunState, scope: str, *, ok: bool, progress: bool, work: bool = True, polled: bool = False, used: str = ""
+) -> RunState:
+    """Move finished calls from the turn into transcript and results, in the order of their indices."""
+    before = _pass(state, scope)
+    steps, results, observed = before.steps, before.results, before.observed
+    calls = list(before.calls.values())
+    while observed < len(calls) and (item := calls[observed].item) is not None:
+        steps, results, observed = steps.append(item), results.append(item), observed + 1
+    now = replace(
+        before,
+        steps=steps,
+        results=results,
+        observed=observed,
+        turn_ok=before.turn_ok + ok,
+        turn_bad=before.turn_bad + (not ok and work),
+        progressed=before.progressed or progress,
+        polled=before.polled or polled,
+        tools_used=before.tools_used | {used} if used and ok and used not in before.tools_used else before.tools_used,
+        status="observing" if observed == len(calls) and before.status == "acting" else before.status,
+    )
+    return _with(state, now)
+
+
+def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:
+    if event.source == "late_worker" and state.call(event.call) is None:
+        return state  # the turn is over; the log now shows both facts
+    call = _call_state(state, event.call)
+    if call.status == "finished" or (call.status == "again" and event.source != "late_worker"):
+        if event.source == "late_worker":
+            return state  # what was told before stands; the log now shows both facts
+        raise IllegalEvent(state.run_id, f"call {event.call} is settled already")
+    if event.outcome == "again":
+        return _wake(_call(state, event.call, status="again"))
+    error = event.error
+    if event.outcome == "not_happened" and error is None:
+        error = e.ToolError(code="not_executed", message=f"it did not happen (settled by {event.by or event.source}); it may be tried again")
+    if event.outcome == "told" and error is None:
+        error = e.ToolError(code="tool_result_unknown_after_resume", message="it is not known whether this call happened; check before you try again")
+    item = _item(call, _pass(state, scope).iteration, result=event.result, error=error)
+    if state.terminal:
+        return _call(state, event.call, status="finished", item=item)
+    return _wake(_outcome(state, scope, call, item))

@@ -1,0 +1,136 @@
+"""Append-only sequences and maps that successive states share.
+
+What grows with the steps of a run must not be copied at each step. A view is `(shared storage, length)`: appending to the longest view
+extends the storage in place, appending to a shorter one (a branch) copies it once. A view never sees what was appended after it, so
+views behave as immutable values and a step costs the same at 100,000 as at 100 (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Seq(Sequence[T]):
+    """An immutable sequence with O(1) `append`."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._items = list(items)
+        self._length = len(self._items)
+
+    def append(self, item: T) -> Seq[T]:
+        """Return a sequence with `item` at the end."""
+        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items.append(item)
+        longer: Seq[T] = Seq.__new__(Seq)
+        longer._items, longer._length = items, self._length + 1
+        return longer
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._items[i] for i in range(*index.indices(self._length))]
+        if index < 0:
+            index += self._length
+        if not 0 <= index < self._length:
+            raise IndexError(f"index {index} is outside a sequence of {self._length}")
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[T]:
+        for i in range(self._length):
+            yield self._items[i]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seq) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((Seq, self._length))
+
+    def __repr__(self) -> str:
+        return f"Seq({list(self)!r})"
+
+
+class Mapped(Sequence[T]):
+    """A read-only view of a sequence in which each item is seen through `function`; nothing is copied until it is read."""
+
+    __slots__ = ("_function", "_source")
+
+    def __init__(self, source: Sequence[Any], function: Callable[[Any], T]) -> None:
+        self._source, self._function = source, function
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._function(item) for item in self._source[index]]
+        return self._function(self._source[index])
+
+
+class Map(Mapping[K, V], Generic[K, V]):
+    """An immutable mapping with O(1) `put` of keys that are not there yet; entries are never replaced."""
+
+    __slots__ = ("_index", "_length")
+
+    def __init__(self) -> None:
+        self._index: dict[K, tuple[int, V]] = {}
+        self._length = 0
+
+    def put(self, key: K, value: V) -> Map[K, V]:
+        """Return a mapping in which `key` has `value`; raise `KeyError` when the key is there already."""
+        if key in self:
+            raise KeyError(f"{key!r} is set already")
+        index = self._index
+        if len(index) != self._length:
+            index = {k: entry for k, entry in index.items() if entry[0] < self._length}
+        index[key] = (self._length, value)
+        larger: Map[K, V] = Map.__new__(Map)
+        larger._index, larger._length = index, self._length + 1
+        return larger
+
+    def __getitem__(self, key: K) -> V:
+        entry = self._index.get(key)
+        if entry is None or entry[0] >= self._length:
+            raise KeyError(key)
+        return entry[1]
+
+    def __contains__(self, key: object) -> bool:
+        entry = self._index.get(key)  # type: ignore[call-overload]
+        return entry is not None and entry[0] < self._length
+
+    def __iter__(self) -> Iterator[K]:
+        for key, (position, _) in list(self._index.items()):
+            if position >= self._length:
+                return
+            yield key
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Map) and len(self) == len(other) and all(other.get(k, _MISSING) == v for k, v in self.items())
+
+    def __hash__(self) -> int:
+        return hash((Map, self._length))
+
+    def __repr__(self) -> str:
+        return f"Map({dict(self)!r})"
+
+
+_MISSING: Any = object()

@@ -1,0 +1,85 @@
+"""One entry of the log: an envelope, an event, and a digest that binds both to everything before them.
+
+A record is stored as one JSON object, and stores keep its bytes as they are:
+
+    {"envelope": {...}, "salt": "...", "body": {...}, "digest": "..."}       a record
+    {"envelope": {...}, "erased": "H(salt, body)", "digest": "..."}          the same record after `erase`
+
+    digest = H(previous digest, envelope, H(salt, body))
+
+The hash covers the exact bytes of envelope and body. Erasing keeps H(salt, body), so the chain verifies and the content is gone; the
+salt keeps a guessed body from being confirmed (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from hashlib import sha256
+
+import msgspec
+
+from detent.core.events import AnyEvent
+
+VERSION = 1
+"""The version of the record format that this code writes."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a record stands: `seq` counts from 1 without gaps; `goal` is the root run's id and left out where that is `run` itself.
+
+    `scope` is the pass ("" for the run); `status` is the run's status after the record, left out while it is running;
+    `reason` stands beside a terminal status; `tenant` and `agent` stand on the first record, so that they survive erasure.
+    """
+
+    run: str
+    seq: int
+    at: datetime
+    v: int = VERSION
+    goal: str = ""
+    scope: str = ""
+    iteration: int = 0
+    status: str = ""
+    reason: str = ""
+    tenant: str = ""
+    agent: str = ""
+    parent: str = ""
+
+    @property
+    def goal_id(self) -> str:
+        """The id of the goal: that of the root run."""
+        return self.goal or self.run
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A decoded record; `event` is None once it was erased."""
+
+    envelope: Envelope
+    event: AnyEvent | None
+    digest: str
+
+
+class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a store's listing says of a run, taken from its first and its last record."""
+
+    run_id: str
+    goal_id: str
+    goal: str = ""
+    agent: str = ""
+    tenant: str = ""
+    parent: str = ""
+    status: str = "running"
+    reason: str = ""
+    iterations: int = 0
+    records: int = 0
+    created_at: datetime
+    updated_at: datetime
+
+
+def chain(previous: str, envelope: bytes, body_hash: str) -> str:
+    """Return the digest of a record, in hex."""
+    return sha256(b"%b\n%b\n%b" % (previous.encode(), envelope, body_hash.encode())).hexdigest()
+
+
+def hash_body(salt: str, body: bytes) -> str:
+    """Return H(salt, body), in hex."""
+    return sha256(b"%b\n%b" % (salt.encode(), body)).hexdigest()

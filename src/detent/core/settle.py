@@ -1,0 +1,172 @@
+"""The one termination decision: does this run go on, wait, or end, and why (DESIGN law 6, section 4).
+
+`settle` is pure and every exit of a run passes through it. Precedence: what a pass has ended with, then cancellation, failed turns,
+exhausted bounds and stagnation, then waits in the order of `WAITING`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, assert_never
+
+import msgspec
+
+from detent.core.budget import Budget, Exhausted, exhausted
+from detent.core.events import RunFinished
+from detent.core.state import KernelState, RunState
+
+Outcome = Literal["completed", "failed", "stopped"]
+
+REASONS: dict[str, Outcome] = {
+    "final_answer": "completed",
+    "done_tool": "completed",
+    "max_iterations": "stopped",
+    "budget_exhausted": "stopped",
+    "no_progress": "stopped",
+    "failure_threshold": "stopped",
+    "policy_stopped": "stopped",
+    "approval_rejected": "stopped",
+    "approval_expired": "stopped",
+    "cancelled": "stopped",
+    "abstained": "stopped",
+    "stop_action": "stopped",
+    "fatal_tool_error": "failed",
+    "policy_denied": "failed",
+    "malformed_plan": "failed",
+    "model_refused": "failed",
+    "context_overflow": "failed",
+    "output_schema_failed": "failed",
+    "missing_required_tool": "failed",
+    "planner_error": "failed",
+    "kernel_error": "failed",
+}
+"""The closed list of reasons and the status that each gives."""
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """A pass and with it its run has come to an end: for this reason, with this output or error."""
+
+    reason: str
+    output: Any = None
+    error: str = ""
+    bound: Exhausted | None = None
+
+
+class Reflect(msgspec.Struct, frozen=True):
+    """The run stalls and the planner must be told; `turns` without progress so far."""
+
+    turns: int
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """The run cannot move; `status` says what it waits for."""
+
+    status: str
+
+
+Verdict = Settled | Reflect | Wait | None
+
+
+def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime | None, turn_over: bool) -> Verdict:
+    """Return how the run goes on; None means: with the next turn, or with the rest of the open one (`turn_over` false).
+
+    `running_s` and `now` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open.
+    """
+    if state.ended:
+        return Settled(reason=state.ended, output=state.output, error=state.error)
+    if run.cancel is not None:
+        return Settled(reason="cancelled", error=run.cancel)
+    if turn_over:
+        failed = run.budget.max_failed_turns
+        if failed is not None and state.consecutive_failed_turns >= failed:
+            if state.plan is None:
+                return Settled(reason="malformed_plan", error=f"{failed} turns in a row without a valid plan")
+            return Settled(reason="failure_threshold", error=f"{failed} turns in a row in which no call succeeded")
+    bound = reached(run, state, running_s=running_s, now=now, turn_over=turn_over)
+    if bound is not None:
+        reason = "max_iterations" if bound.dimension == "iterations" else "budget_exhausted"
+        return Settled(reason=reason, error=f"{bound.option} is {bound.limit:g}, used {bound.used:g}", bound=bound)
+    if turn_over and (stalled := _stalled(run.budget, state)) is not None:
+        return stalled
+    waiting = waits(run, state)
+    return Wait(waiting) if waiting else None
+
+
+def reached(run: RunState, state: KernelState, *, running_s: float, now: datetime | None, turn_over: bool) -> Exhausted | None:
+    """Return the first bound of the run, or of the pass, that is reached."""
+    total_s = (now - run.started_at).total_seconds() if now and run.started_at else 0.0
+    budget = run.budget
+    if not turn_over:
+        budget = Budget(max_running_s=budget.max_running_s, max_total_s=budget.max_total_s)
+    bound = exhausted(budget, run.usage, goal_depth=len(run.goals), running_s=running_s, total_s=total_s)
+    if bound is None and turn_over:
+        bound = exhausted(state.limits, state.usage)
+    return bound
+
+
+def waits(run: RunState, state: KernelState) -> str:
+    """Return the waiting status that `run` has because of `state`, or ""."""
+    if any(c.status == "in_doubt" for c in state.calls.values()):
+        return "waiting_for_reconciliation"
+    if any(c in run.approvals for c in state.calls):
+        return "waiting_for_approval"
+    if run.asks:
+        return "waiting_for_user"
+    if any(c.join and c.status == "open" for c in run.children.values()):
+        return "waiting_for_subagent"
+    if run.timers:
+        return "waiting_for_schedule"
+    return "waiting_for_operator" if run.dead_letter else ""
+
+
+def _stalled(budget: Budget, state: KernelState) -> Settled | Reflect | None:
+    base, most = budget.max_non_progress, budget.max_reflections
+    turns = state.turns_without_progress
+    if base is None or turns < base * (state.reflections + 1):
+        return None
+    if most is not None and state.reflections >= most:
+        return Settled(reason="no_progress", error=f"{turns} turns without a new successful observation, after {state.reflections} reflections")
+    return Reflect(turns)
+
+
+def finish(run: RunState, settled: Settled) -> RunFinished:
+    """Return the one exit event; a blank output never counts as completed."""
+    status = REASONS[settled.reason]
+    output, reason, error = settled.output, settled.reason, settled.error
+    if status == "completed" and (output is None or (isinstance(output, str) and not output.strip())):
+        status, reason, error, output = "failed", "planner_error", "the answer is empty", None
+    partial = "" if status == "completed" else next((p.partial for p in reversed(tuple(run.passes.values())) if p.partial), "")
+    bound = settled.bound
+    return RunFinished(
+        status=status,
+        reason=reason,
+        dimension=bound.dimension if bound else "",
+        limit=bound.limit if bound else None,
+        used=bound.used if bound else None,
+        output=output if status == "completed" else None,
+        partial=partial,
+        error="" if status == "completed" else error,
+        in_doubt=run.in_doubt,
+    )
+
+
+def exit_message(run: RunState) -> str:
+    """Return one sentence that says how the run stands, for people."""
+    match run.status:
+        case "completed":
+            return f"completed ({run.reason})"
+        case "failed" | "stopped":
+            return f"{run.status}: {run.reason}" + (f" ({run.error})" if run.error else "")
+        case "running":
+            return "running"
+        case (
+            "waiting_for_reconciliation"
+            | "waiting_for_approval"
+            | "waiting_for_user"
+            | "waiting_for_subagent"
+            | "waiting_for_schedule"
+            | "waiting_for_operator"
+        ):
+            return run.status.replace("_", " ")
+        case _:
+            assert_never(run.status)

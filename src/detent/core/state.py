@@ -1,0 +1,334 @@
+"""The fold of a log prefix: `RunState` for the whole run, `KernelState` for one pass. Frozen; `transition` gives the next one.
+
+What grows with steps lives in owned structures (`history`), so that a step costs the same at 100,000 as at 100. Nothing here is ever
+changed in place, and nothing that a decision depends on lives anywhere else (DESIGN law 1).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.errors import IllegalEvent
+from detent.core.events import AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError
+from detent.core.history import Map, Seq
+
+RunStatus = Literal[
+    "running",
+    "waiting_for_reconciliation",
+    "waiting_for_approval",
+    "waiting_for_user",
+    "waiting_for_subagent",
+    "waiting_for_schedule",
+    "waiting_for_operator",
+    "completed",
+    "failed",
+    "stopped",
+]
+PassStatus = Literal["thinking", "acting", "observing", "done", "failed"]
+
+WAITING: tuple[str, ...] = (
+    "waiting_for_reconciliation",
+    "waiting_for_approval",
+    "waiting_for_user",
+    "waiting_for_subagent",
+    "waiting_for_schedule",
+    "waiting_for_operator",
+)
+"""In order of precedence."""
+TERMINAL: tuple[str, ...] = ("completed", "failed", "stopped")
+CLOSED: tuple[str, ...] = ("done", "failed")
+
+LEGAL_RUN: dict[str, tuple[str, ...]] = {
+    "": ("running",),
+    "running": ("running", *WAITING, *TERMINAL),
+    **dict.fromkeys(WAITING, ("running", *WAITING, *TERMINAL)),
+    "completed": (),
+    "failed": ("running",),
+    "stopped": ("running",),
+}
+LEGAL_PASS: dict[str, tuple[str, ...]] = {
+    "thinking": ("thinking", "acting", "observing", "done", "failed"),
+    "acting": ("acting", "observing", "thinking", "done", "failed"),
+    "observing": ("observing", "thinking", "done", "failed"),
+    "done": (),
+    "failed": ("thinking",),
+}
+"""Legal moves of a status. A terminal one is left only by `RunReopened`."""
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the transcript: what a planner sees of the past.
+
+    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
+    A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. Where the result was
+    over the tool's cap, `artifact` is set and `content` is a preview. `args` and `content` are fresh copies at each access.
+    """
+
+    kind: Literal["user", "model", "tool", "note"]
+    iteration: int = 0
+    text: str = ""
+    call_id: str = ""
+    tool: str = ""
+    arguments: Any = None
+    ok: bool | None = None
+    result: msgspec.Raw | None = None
+    error: ToolError | None = None
+    artifact: ArtifactRef | None = None
+    plan: Planned | None = None
+    executed: bool = False
+    latency_ms: float = 0.0
+
+    @property
+    def args(self) -> Any:
+        """The arguments of the call."""
+        return _copy(self.arguments)
+
+    @property
+    def content(self) -> Any:
+        """What the item says: text, or the JSON result of a tool."""
+        if self.kind != "tool":
+            return self.text
+        return None if self.result is None else msgspec.json.decode(self.result)
+
+
+CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]
+
+
+class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of the current turn. `tool`, `args` are as they count now: after healing and edits."""
+
+    call_id: str
+    index: int
+    tool: str
+    args: Any
+    status: CallStatus = "planned"
+    digest: str = ""
+    key: str = ""
+    attempt: int = 0
+    provenance: Literal["planner", "text"] = "planner"
+    side_effect: SideEffect = "destructive"
+    idempotent: bool = False
+    volatile: bool = False
+    ends_turn: bool = False
+    refused: str = ""
+    approved: bool = False
+    why: str = ""
+    item: Item | None = None
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the tool changes nothing outside."""
+        return self.side_effect in ("none", "read")
+
+
+class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One pass of a kernel (rows S0-3 to S0-7).
+
+    `steps` are all transcript items, `results` the tool items among them; `calls` are those of the current turn. `meta`, `scratchpad`
+    and `guidance` belong to phases and strategies; every other field is a kernel fact that only events change.
+    """
+
+    task_id: str = ""
+    strategy: str = "reactive"
+    kernel_type: str = "react"
+    scope: str = "main"
+    steps: Seq[Item] = msgspec.field(default_factory=Seq[Item])
+    results: Seq[Item] = msgspec.field(default_factory=Seq[Item])
+    tools_used: frozenset[str] = frozenset()
+    scratchpad: dict[str, str] = {}
+    iteration: int = 0
+    usage: Usage = NOTHING
+    limits: Budget = Budget()
+    status: PassStatus = "thinking"
+    ended: str = ""
+    output: Any = None
+    error: str = ""
+    meta: dict[str, Any] = {}
+    guidance: tuple[str, ...] = ()
+    memory: tuple[Any, ...] = ()
+    compacted: int = 0
+    summary: str = ""
+    partial: str = ""
+    # the current turn
+    plan: Planned | None = None
+    calls: dict[str, CallState] = {}
+    observed: int = 0
+    acted: bool = False
+    turn_ok: int = 0
+    turn_bad: int = 0
+    rejected: int = 0
+    progressed: bool = False
+    polled: bool = False
+    phases_done: frozenset[int] = frozenset()
+    effects: dict[str, Any] = {}
+    # over turns
+    failed_turns: int = 0
+    since_progress: int = 0
+    reflections: int = 0
+    seen: Map[str, bool] = msgspec.field(default_factory=Map[str, bool])
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens of this pass."""
+        return self.usage.total_tokens
+
+    @property
+    def cost(self) -> float:
+        """Cost of this pass in USD, 0 where unknown."""
+        return self.usage.cost_usd or 0.0
+
+    @property
+    def turn_failed(self) -> bool:
+        """Whether the current turn had calls and none succeeded, or gave no valid plan."""
+        if self.plan is None:
+            return self.rejected > 0
+        return self.turn_bad > 0 and self.turn_ok == 0
+
+    @property
+    def consecutive_failed_turns(self) -> int:
+        """Failed turns in a row, the current one included."""
+        return self.failed_turns + 1 if self.turn_failed else (0 if self.plan is not None else self.failed_turns)
+
+    @property
+    def turns_without_progress(self) -> int:
+        """Turns since the last progress, the current one included (c of DESIGN 6)."""
+        if self.progressed:
+            return 0
+        return self.since_progress + (0 if self.polled or self.iteration == 0 else 1)
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A question to the user that has no reply yet."""
+
+    ask_id: str
+    question: str
+    expected: dict[str, Any] | None = None
+    scope: str = ""
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sub-goal."""
+
+    goal_id: str
+    goal: str
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A child run: `status` is `open` until it was joined or cancelled."""
+
+    child: str
+    agent: str
+    goal: str
+    join: bool = True
+    status: str = "open"
+    scope: str = ""
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of."""
+
+    run_id: str
+    goal_id: str = ""
+    goal: str = ""
+    agent: AgentSpec = AgentSpec(name="")
+    host: Host = Host()
+    parent: str = ""
+    strategy: str = "reactive"
+    variables: dict[str, Any] = {}
+    seed_memory: tuple[Any, ...] = ()
+    attachments: tuple[Any, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    digests: dict[str, str] = {}
+    budget: Budget = Budget()
+    seq: int = 0
+    digest: str = ""
+    started_at: datetime | None = None
+    updated_at: datetime | None = None
+    status: RunStatus = "running"
+    reason: str = ""
+    dimension: str = ""
+    limit: float | None = None
+    used: float | None = None
+    output: Any = None
+    partial: str = ""
+    error: str = ""
+    usage: Usage = NOTHING
+    running_ms: float = 0.0
+    openings: int = 0
+    passes: dict[str, KernelState] = {}
+    approvals: dict[str, ApprovalRequested] = {}
+    asks: dict[str, Ask] = {}
+    timers: dict[str, datetime] = {}
+    children: dict[str, Child] = {}
+    goals: tuple[Goal, ...] = ()
+    effects: Map[str, Any] = msgspec.field(default_factory=Map[str, Any])
+    cancel: str | None = None
+    dead_letter: str = ""
+    reserved: Usage | None = None
+    fork_edits: dict[str, Any] = {}
+    memories: dict[str, str] = {}
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run has finished."""
+        return self.status in TERMINAL
+
+    @property
+    def open_passes(self) -> tuple[KernelState, ...]:
+        """The passes that have not ended."""
+        return tuple(p for p in self.passes.values() if p.status not in CLOSED)
+
+    @property
+    def in_doubt(self) -> tuple[str, ...]:
+        """The calls of which nobody knows whether they happened."""
+        return tuple(c.call_id for p in self.passes.values() for c in p.calls.values() if c.status == "in_doubt")
+
+    def call(self, call_id: str) -> CallState | None:
+        """Return the call of a current turn with this id."""
+        state = self.passes.get(call_id.rsplit(".", 2)[0])
+        return state.calls.get(call_id) if state else None
+
+
+def initial_kernel_state(
+    *, strategy: str = "reactive", kernel_type: str = "react", task_id: str = "", scope: str = "main", **fields: Any
+) -> KernelState:
+    """Return the state before the first turn: status `thinking`, iteration 0, output None, collections empty (row S0-6)."""
+    return KernelState(strategy=strategy, kernel_type=kernel_type, task_id=task_id, scope=scope, **fields)
+
+
+def transition(state: KernelState, **changes: Any) -> KernelState:
+    """Return a new state with `changes`; a move to `failed` drops the output (row 1.3). Raise `IllegalEvent` for an illegal status."""
+    status = changes.get("status")
+    if status is not None and status != state.status:
+        if status not in LEGAL_PASS[state.status]:
+            raise IllegalEvent(state.task_id, f"pass {state.scope!r} cannot go from {state.status!r} to {status!r}")
+        if status == "failed":
+            changes.setdefault("output", None)
+    return msgspec.structs.replace(state, **changes)
+
+
+def move(state: RunState, status: RunStatus, **changes: Any) -> RunState:
+    """Return the run with another status; raise `IllegalEvent` where `LEGAL_RUN` does not allow the move."""
+    if status != state.status and status not in LEGAL_RUN[state.status]:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} cannot go from {state.status!r} to {status!r}")
+    return msgspec.structs.replace(state, status=status, **changes)
+
+
+def describe(event: AnyEvent) -> str:
+    """Return the event's name and its most telling field, for messages."""
+    name = type(event).__name__
+    for field in ("call", "ask_id", "timer_id", "child", "goal_id", "status", "iteration"):
+        value = getattr(event, field, None)
+        if value:
+            return f"{name}({field}={value})"
+    return name
+
+
+def _copy(value: Any) -> Any:
+    return json.loads(json.dumps(value)) if isinstance(value, (dict, list)) else value

@@ -1,0 +1,616 @@
+"""What a program calls: start runs, take them on, answer them, look at them.
+
+An engine owns its tools, its planner, its policy and one store. It holds no state of a run: everything is read from the log, and a run
+that waits is rows in a store and no memory anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import signal as signals
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from detent.advancing import Advancing, Parts, digests_of, load, tools_of
+from detent.clock import RandomIds, SystemClock, new_run_id
+from detent.config import Agent
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import CEILING, DEFAULT, Budget, checked, exhausted
+from detent.core.codec import read_log, tombstone
+from detent.core.errors import (
+    ConfigError,
+    CorruptLog,
+    NewerVersion,
+    NotAllowedNow,
+    PlannerFailed,
+    RunBusy,
+    RunContextMismatch,
+    RunNotFound,
+    UnknownName,
+)
+from detent.core.events import Erased, RunReopened, RunStarted
+from detent.core.fold import fold
+from detent.core.records import Record, RunHead
+from detent.core.state import RunState
+from detent.kernel.hooks import KernelHooks, noop_hooks
+from detent.kernel.journal import Journal, Sink, head_of
+from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.redact import Redactor
+from detent.ports import Chunk, Clock, EventStore, Ids, Observer, Plan, Planner, Policy, RunQuery, Signal, View
+from detent.replaying import replay
+from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
+from detent.watcher import Watcher
+
+T = TypeVar("T")
+Approver = Callable[[Approval], Any]
+
+
+class Engine:
+    """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
+
+    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`) or a store. `planner`: any object with `plan(view)`; an agent with rules brings its
+    own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that
+    returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list. `ceiling`: the
+    highest number of iterations that a budget may ask for.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str | EventStore = "ram:",
+        planner: Planner | None = None,
+        tools: Iterable[Any] = (),
+        policy: Policy | None = None,
+        approver: Literal["caller"] | Approver | None = None,
+        observers: Sequence[Observer] = (),
+        workspace: str | Path | None = None,
+        ceiling: int = CEILING,
+        max_concurrent_runs: int | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        kernel: Kernel | None = None,
+        hooks: KernelHooks = noop_hooks,
+        redact: Sequence[str] = (),
+        budget: Budget | None = None,
+    ) -> None:
+        from detent.policies.tiers import TierPolicy
+        from detent.stores.urls import open_store
+        from detent.tools.registry import Registry
+        from detent.tools.schema import schema_digest
+
+        if max_concurrent_runs is not None and max_concurrent_runs < 1:
+            raise ConfigError(f"max_concurrent_runs is {max_concurrent_runs}; give at least 1, or leave it out")
+        Redactor(redact, b"")
+        self.store: EventStore = open_store(store) if isinstance(store, str) else store
+        self.tools = Registry(tools)
+        self.planner, self.approver, self.ceiling = planner, approver, ceiling
+        if workspace is not None:
+            from detent.tools.workspace import workspace_tools
+
+            self.tools.add_all(t for t in workspace_tools(workspace) if t.name not in self.tools)
+        self.budget = checked(budget or Budget(), ceiling=ceiling)
+        self._observers = tuple(observers)
+        self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
+        self._parts = Parts(
+            store=self.store,
+            tools=self.tools,
+            policy=policy or TierPolicy(),
+            kernel=kernel or make_kernel(),
+            clock=clock or SystemClock(),
+            ids=ids or RandomIds(),
+            watcher=Watcher(self.store),
+            hooks=hooks,
+            redact=tuple(redact),
+            worker=f"{socket.gethostname()}:{os.getpid()}",
+            digest=schema_digest,
+        )
+        self._opened = False
+
+    # Life -----------------------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Engine:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> None:
+        if not self._opened:
+            await self.store.open()
+            self._opened = True
+
+    async def close(self) -> None:
+        """Stop watching and close the store; runs in progress are suspended first."""
+        self.suspend("the engine is closing")
+        await self._parts.watcher.close()
+        if self._opened:
+            self._opened = False
+            await self.store.close()
+
+    def suspend(self, why: str) -> None:
+        """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`."""
+        self._parts.watcher.suspend(why)
+
+    # Run ------------------------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent: Agent,
+        goal: str,
+        *,
+        host: Host | None = None,
+        run_id: str | None = None,
+        budget: Budget | None = None,
+        variables: dict[str, Any] | None = None,
+        seed_memory: Sequence[Any] = (),
+        attachments: Sequence[Any] = (),
+        output_schema: dict[str, Any] | None = None,
+        strategy: str | None = None,
+        observers: Sequence[Observer] = (),
+        turns: int | None = None,
+    ) -> Result:
+        """Work on `goal` until the run finishes or waits, and return how it stands.
+
+        With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. Raises `ConfigError` and
+        `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+        """
+        await self._open()
+        spec = self._admit(agent)
+        started = self._started(
+            spec,
+            goal,
+            host=host or Host(),
+            budget=budget,
+            variables={**agent.variables, **(variables or {})},
+            seed_memory=tuple(seed_memory),
+            attachments=tuple(attachments),
+            output_schema=output_schema or spec.output_schema,
+            strategy=strategy or spec.strategy,
+        )
+        planner = self._planner_for(spec)
+        if run_id is not None and await self.store.head(run_id) is not None:
+            await self._same_context(run_id, started)
+            return await self._resume(run_id, turns=turns, observers=observers)
+        run_id = run_id or new_run_id(goal, self._parts.clock.now(), self._parts.ids.token(6))
+        return await self._advance(run_id, planner, lambda a: self._start(a, started, turns), observers)
+
+    async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
+        """Record `started` and take the run on."""
+        state = RunState(run_id=advancing.run_id)
+        patterns = (*self._parts.redact, *started.agent.redact)
+        tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self.tools)
+        journal = advancing.journal(state)
+        if patterns:
+            started = await self._redacted(started, advancing.run_id, patterns)
+        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts)))
+        begin = getattr(advancing.planner, "begin_run", None)
+        if begin is not None:
+            begin(advancing.run_id)
+        return await advancing.go(journal, turns=turns)
+
+    async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
+        from detent.kernel.live import KEY_BLOB, blob_of
+
+        key = os.urandom(32)
+        await self.store.put_blob(run_id, KEY_BLOB, key)
+        redactor = Redactor(patterns, key)
+        hidden = msgspec.structs.replace(started, goal=redactor.text(started.goal), variables=redactor.data(started.variables))
+        for name, value in redactor.found.items():
+            await self.store.put_blob(run_id, blob_of(name), value.encode())
+        return hidden
+
+    def run_sync(self, agent: Agent, goal: str, **options: Any) -> Result:
+        """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
+        return self.call_sync(lambda: self.run(agent, goal, **options))
+
+    def call_sync(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
+
+        async def main() -> T:
+            with self._suspended_by_signals():
+                try:
+                    return await call()
+                finally:
+                    await self.close()
+
+        return asyncio.run(main())
+
+    @contextlib.contextmanager
+    def _suspended_by_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signals.SIGINT, signals.SIGTERM):
+            loop.add_signal_handler(number, self.suspend, number.name)
+        try:
+            yield
+        finally:
+            for number in (signals.SIGINT, signals.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def step(
+        self, agent: Agent | None = None, goal: str | None = None, *, run_id: str | None = None, host: Host | None = None, **options: Any
+    ) -> Result:
+        """Do one turn: of a new run of `agent` on `goal`, or of the run `run_id`."""
+        if agent is not None and goal is not None:
+            return await self.run(agent, goal, run_id=run_id, host=host, turns=1, **options)
+        if run_id is None:
+            raise ConfigError("step needs an agent and a goal, or the id of a run")
+        await self._open()
+        await self._visible(run_id, host)
+        return await self._resume(run_id, turns=1)
+
+    async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncIterator[Record | Chunk | Result]:
+        """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last."""
+        queue: asyncio.Queue[Record | Chunk | None] = asyncio.Queue()
+        observer = _Queued(queue)
+        options["observers"] = [*options.get("observers", ()), observer]
+        task = asyncio.create_task(self.run(agent, goal, **options))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            yield await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def resume(self, run_id: str, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> Result:
+        """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands."""
+        await self._open()
+        await self._visible(run_id, host)
+        return await self._resume(run_id, observers=observers)
+
+    async def reopen(
+        self,
+        run_id: str,
+        *,
+        by: str = "",
+        why: str = "",
+        budget: Budget | None = None,
+        resume: bool = True,
+        host: Host | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Result:
+        """Open a failed or stopped run again; refused while a bound is still exhausted (the message names the option that raises it)."""
+        await self._open()
+        await self._visible(run_id, host)
+        state = await self.load(run_id)
+        if state.status not in ("failed", "stopped"):
+            raise NotAllowedNow(
+                run_id, f"run {run_id!r} is {state.status}; only a failed or stopped run is opened again", reason_code="not_reopenable"
+            )
+        merged = checked(budget or Budget(), ceiling=self.ceiling).over(state.budget)
+        bound = exhausted(merged, state.usage, running_s=state.running_ms / 1000)
+        if bound is not None:
+            raise NotAllowedNow(
+                run_id,
+                f"run {run_id!r} has used {bound.used:g} of {bound.option}={bound.limit:g}; raise it with Budget({bound.option}=...) "
+                f"or `detent reopen {run_id} --budget {bound.option}=...`",
+                reason_code="bound_exhausted",
+            )
+        event = RunReopened(by=by, why=why, budget=budget)
+        return await self._resume(run_id, event, turns=None if resume else 0, observers=observers)
+
+    async def _resume(self, run_id: str, *events: Any, turns: int | None = None, observers: Sequence[Observer] = ()) -> Result:
+        planner = self._planner_for((await self.load(run_id)).agent)
+        return await self._advance(run_id, planner, lambda a: a.resume(*events, turns=turns), observers)
+
+    async def _advance(
+        self,
+        run_id: str,
+        planner: Planner,
+        work: Callable[[Advancing], Coroutine[Any, Any, RunState]],
+        observers: Sequence[Observer],
+    ) -> Result:
+        """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
+        told = (*self._observers, *observers)
+        sinks: list[Sink] = [o.on_record for o in told]
+        chunk = _fan_out(told) if told else None
+
+        async def main() -> RunState:
+            async with self._limit or contextlib.nullcontext():
+                async with Advancing(self._parts, run_id, planner, sinks=sinks, chunk=chunk) as advancing:
+                    return await work(advancing)
+
+        state = await asyncio.create_task(main())
+        if callable(self.approver) and state.status == "waiting_for_approval":
+            return await self._ask_approver(state, self.approver, observers)
+        return result_of(state)
+
+    async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer]) -> Result:
+        for request in approvals_of(state):
+            answer = approver(request)
+            approved = bool(await answer if inspect.isawaitable(answer) else answer)
+            payload = {"call": request.call_id, "decision": "approved" if approved else "denied"}
+            await self.store.post(state.run_id, self._signal("approval", payload, by="approver"))
+        return await self._resume(state.run_id, observers=observers)
+
+    # Answers --------------------------------------------------------------------------------------------------------------------
+
+    async def approvals(self, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
+        """Return the calls that wait for a person, oldest run first."""
+        await self._open()
+        tenant = host.tenant if host else None
+        if run_id is not None:
+            await self._visible(run_id, host)
+            return approvals_of(await self.load(run_id))
+        heads = await self.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=tenant))
+        return [a for head in reversed(heads) for a in approvals_of(await self.load(head.run_id))]
+
+    async def approve(
+        self, run_id: str, call_id: str, *, by: str, args: dict[str, Any] | None = None, resume: bool = True, host: Host | None = None
+    ) -> Result:
+        """Approve exactly the stored call, or the call with other `args` (then authorised again); the run goes on unless `resume` is false."""
+        payload: dict[str, Any] = {"call": call_id, "decision": "approved"}
+        if args is not None:
+            payload["args"] = args
+        return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
+
+    async def deny(
+        self, run_id: str, call_id: str, *, by: str, reason: str = "", resume: bool = True, host: Host | None = None
+    ) -> Result:
+        """Refuse the call; the reason is told to the planner, or the run stops (the agent's `on_reject`)."""
+        payload = {"call": call_id, "decision": "denied", "reason": reason}
+        return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
+
+    async def _answer_approval(
+        self, run_id: str, call_id: str, payload: dict[str, Any], *, by: str, resume: bool, host: Host | None
+    ) -> Result:
+        await self._open()
+        await self._visible(run_id, host)
+        state = await self.load(run_id)
+        if call_id not in state.approvals:
+            waiting = ", ".join(state.approvals) or "none"
+            raise NotAllowedNow(
+                run_id,
+                f"call {call_id!r} of run {run_id!r} does not wait for approval (waiting: {waiting}); it was decided already or never asked",
+                reason_code="approval_not_pending",
+            )
+        return await self._deliver(run_id, self._signal("approval", payload, by=by), resume=resume)
+
+    async def reply(self, run_id: str, reply: Any, *, by: str = "", ask_id: str = "", resume: bool = True, host: Host | None = None) -> Result:
+        """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
+        await self._open()
+        await self._visible(run_id, host)
+        asks = (await self.load(run_id)).asks
+        if not ask_id and len(asks) == 1:
+            ask_id = next(iter(asks))
+        if ask_id not in asks:
+            raise NotAllowedNow(run_id, f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})", reason_code="not_asked")
+        return await self._deliver(run_id, self._signal("reply", {"ask_id": ask_id, "reply": reply}, by=by), resume=resume)
+
+    async def reconcile(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        happened: bool,
+        result: Any = None,
+        by: str = "",
+        resume: bool = True,
+        host: Host | None = None,
+    ) -> Result:
+        """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key)."""
+        await self._open()
+        await self._visible(run_id, host)
+        state = await self.load(run_id)
+        if call_id not in state.in_doubt:
+            raise NotAllowedNow(
+                run_id, f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})", reason_code="not_in_doubt"
+            )
+        payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+        return await self._deliver(run_id, self._signal("reconcile", payload, by=by), resume=resume)
+
+    async def cancel(self, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
+        """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once."""
+        await self._open()
+        await self._visible(run_id, host)
+        state = await self.load(run_id)
+        if state.terminal:
+            return result_of(state)
+        return await self._deliver(run_id, self._signal("cancel", {"why": why}, by=by), resume=True)
+
+    async def signal(self, run_id: str, signal: Signal, *, host: Host | None = None) -> None:
+        """Put a signal into the run's inbox; whoever advances the run takes it up."""
+        await self._open()
+        await self._visible(run_id, host)
+        await self.store.post(run_id, signal)
+
+    async def _deliver(self, run_id: str, signal: Signal, *, resume: bool) -> Result:
+        """Post a signal; take the run on unless somebody else does."""
+        await self.store.post(run_id, signal)
+        control = self._parts.watcher.control(run_id)
+        if control is not None:
+            control.deliver([signal])
+        elif resume:
+            with contextlib.suppress(RunBusy):
+                return await self._resume(run_id)
+        return result_of(await self.load(run_id))
+
+    def _signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
+        return Signal(id=self._parts.ids.token(16), kind=kind, payload=payload, by=by)
+
+    # Look -----------------------------------------------------------------------------------------------------------------------
+
+    async def load(self, run_id: str, *, host: Host | None = None) -> RunState:
+        """Return the state of a run; raise `RunNotFound`, `RunErased`, `CorruptLog`."""
+        await self._open()
+        await self._visible(run_id, host)
+        return fold(await load(self.store, run_id))
+
+    async def records(self, run_id: str, *, host: Host | None = None) -> list[Record]:
+        """Return the verified records of a run."""
+        await self._open()
+        await self._visible(run_id, host)
+        return await load(self.store, run_id)
+
+    async def list_runs(self, query: RunQuery | None = None, *, host: Host | None = None, **filters: Any) -> list[RunHead]:
+        """Return runs, newest first; filters as in `RunQuery`: status, tenant, goal_id, agent, since, until, limit, after."""
+        await self._open()
+        query = query or RunQuery(**filters)
+        return await self.store.list_runs(msgspec.structs.replace(query, tenant=host.tenant) if host else query)
+
+    async def replay(self, run_id: str, *, host: Host | None = None) -> Replay:
+        """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called."""
+        return await replay(await self.records(run_id, host=host), self._parts)
+
+    async def verify(self, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
+        """Check every digest of a log, and that it ends with the digest `head` when one is given."""
+        await self._open()
+        await self._visible(run_id, host)
+        sound, digest, erased = 0, "", False
+        try:
+            for record in read_log(run_id, await self.store.read(run_id)):
+                sound, digest, erased = sound + 1, record.digest, erased or record.event is None
+        except (CorruptLog, NewerVersion) as error:
+            return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=str(error))
+        problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
+        return Verification(
+            run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sound if problem else None, problem=problem
+        )
+
+    # Remove ---------------------------------------------------------------------------------------------------------------------
+
+    async def erase(self, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> None:
+        """Remove a run's content for good and keep its chain of hashes; only a finished or waiting run can be erased."""
+        async with self._claimed(run_id, host):
+            state = await self.load(run_id)
+            if state.status == "running":
+                raise NotAllowedNow(run_id, f"run {run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running")
+            journal = Journal(self.store, state, clock=self._parts.clock, ids=self._parts.ids)
+            journal.record(Erased(by=by, why=why))
+            await journal.commit(durable=True)
+            await self.store.erase(run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal=""))
+
+    async def delete(self, run_id: str, *, host: Host | None = None) -> None:
+        """Remove a run with all that belongs to it."""
+        async with self._claimed(run_id, host):
+            await self.store.delete(run_id)
+
+    async def gc(self) -> int:
+        """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+        await self._open()
+        freed = 0
+        for head in await self.store.list_runs(RunQuery()):
+            keys = [k for k in await self.store.list_blobs(head.run_id) if len(k) == 64]
+            if not keys or self._parts.watcher.control(head.run_id):
+                continue
+            try:
+                await self.store.claim(head.run_id)
+            except RunBusy:
+                continue
+            named = b"\n".join(await self.store.read(head.run_id))
+            for key in keys:
+                if key.encode() not in named:
+                    freed += len(await self.store.get_blob(head.run_id, key) or b"")
+                    await self.store.delete_blob(head.run_id, key)
+            await self.store.release(head.run_id)
+        return freed + await self.store.gc()
+
+    @contextlib.asynccontextmanager
+    async def _claimed(self, run_id: str, host: Host | None) -> AsyncIterator[None]:
+        await self._open()
+        await self._visible(run_id, host)
+        if self._parts.watcher.control(run_id):
+            raise RunBusy(run_id, "this engine")
+        await self.store.claim(run_id)
+        try:
+            yield
+        finally:
+            await self.store.release(run_id)
+
+    # Checks ---------------------------------------------------------------------------------------------------------------------
+
+    async def _visible(self, run_id: str, host: Host | None) -> None:
+        """Raise `RunNotFound` for an unknown run, and for another tenant's when a host asks (DESIGN 8)."""
+        head = await self.store.head(run_id)
+        if head is None or (host is not None and head.tenant != host.tenant):
+            raise RunNotFound(run_id, self.store.url)
+
+    def _admit(self, agent: Agent) -> AgentSpec:
+        """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
+        self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+        spec = agent.spec()
+        for name in spec.tools:
+            if name not in self.tools:
+                raise UnknownName("tool", name, self.tools.names())
+        asking = [name for name in spec.tools if self._parts.policy.may_ask(self.tools.get(name).spec)]
+        if asking and self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
+            raise ConfigError(
+                f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
+                'no terminal is attached and no approver was given. Use a persistent store, or Engine(approver="caller") or a function'
+            )
+        return spec
+
+    def _started(self, spec: AgentSpec, goal: str, *, budget: Budget | None, **fields: Any) -> RunStarted:
+        if not goal.strip():
+            raise ConfigError("the goal is empty; say what is to be achieved")
+        asked = checked(budget or Budget(), ceiling=self.ceiling).over(checked(spec.budget, ceiling=self.ceiling))
+        return RunStarted(goal=goal, agent=spec, budget=asked.over(self.budget).over(DEFAULT), **fields)
+
+    async def _same_context(self, run_id: str, wanted: RunStarted) -> None:
+        """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
+        state = await self.load(run_id)
+        pairs = (
+            ("agent", state.agent.name, wanted.agent.name),
+            ("goal", state.goal, wanted.goal),
+            ("host.tenant", state.host.tenant, wanted.host.tenant),
+            ("host.workspace", state.host.workspace, wanted.host.workspace),
+            ("host.principal", state.host.principal, wanted.host.principal),
+        )
+        wrong = [{"field": f, "expected": mine, "received": theirs} for f, mine, theirs in pairs if mine != theirs]
+        if wrong:
+            raise RunContextMismatch(run_id, wrong)
+
+    def _planner_for(self, spec: AgentSpec) -> Planner:
+        """Return who plans for the agent: its rules, else this engine's planner."""
+        if spec.rules:
+            from detent.planners.rules import RulePlanner
+
+            return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
+        return self.planner or _NoPlanner(spec)
+
+
+class _NoPlanner:
+    """Stands where no planner was given; says so when it is asked."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+
+    async def plan(self, view: View) -> Plan:
+        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules, or Engine(planner=...)")
+
+
+class _Queued:
+    """The observer behind `stream`."""
+
+    def __init__(self, queue: asyncio.Queue[Record | Chunk | None]) -> None:
+        self._queue = queue
+
+    def on_record(self, record: Record, state: RunState) -> None:
+        self._queue.put_nowait(record)
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._queue.put_nowait(chunk)
+
+
+def _fan_out(observers: Sequence[Observer]) -> Callable[[Chunk], None]:
+    def emit(chunk: Chunk) -> None:
+        for observer in observers:
+            with contextlib.suppress(Exception):
+                observer.on_chunk(chunk)
+
+    return emit

@@ -1,0 +1,1 @@
+"""The loop: how a step works. Knows core and ports only."""

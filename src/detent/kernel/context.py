@@ -1,0 +1,219 @@
+"""What a phase may do: record, plan, execute, note, remember an effect.
+
+`KernelContext` is built once per pass and frozen; every kernel step gets the same object (rows S0-8, S0-10). Its data says what the pass
+works with, its methods are the only way to the journal, the planner and the tools. `plan` and `execute` themselves refuse past a
+bound (DESIGN law 4), whoever calls them.
+
+`World` is what differs between a live run and a replay: who plans, who runs tools, what time it is, which signals came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from detent.core.budget import Budget, Exhausted, remaining
+from detent.core.events import AnyEvent, EffectRecorded
+from detent.core.settle import reached
+from detent.core.state import CallState, Item, KernelState, RunState
+from detent.kernel.hooks import KernelHooks
+from detent.kernel.journal import Journal
+from detent.kernel.profile import ContextProfile, ResultCompression
+from detent.ports import Cancellation, Guard, Plan, Policy, Signal, Tool, ToolOutcome, ToolSpec, View
+
+
+class BoundReached(Exception):  # noqa: N818 - not an error: the runner turns it into the run's end
+    """`plan` or `execute` was asked to go past a bound."""
+
+    def __init__(self, bound: Exhausted) -> None:
+        self.bound = bound
+        super().__init__(f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the run was cancelled while the planner was thinking
+    """The planner was interrupted; the turn ends without a plan."""
+
+
+class World(Protocol):
+    """What is outside: live, or read from a log."""
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None: ...
+
+    async def full(self, item: Item) -> Any: ...
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    def running_ms(self) -> float: ...
+
+    def interrupted(self) -> bool: ...
+
+    async def signals(self, *, fresh: bool) -> Sequence[Signal | AnyEvent]: ...
+
+    @property
+    def cancelled(self) -> Cancellation: ...
+
+
+class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass is to do: the task in words, and what every strategy hands on unchanged (lesson L9)."""
+
+    task: str
+    instructions: str = ""
+    variables: dict[str, Any] = {}
+    limits: Budget = Budget()
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One opening of a run in this process: the journal and what the run was given. Shared by its passes."""
+
+    journal: Journal
+    world: World
+    tools: dict[str, Tool]
+    policy: Policy
+    guards: tuple[Guard, ...] = ()
+    hooks: KernelHooks = KernelHooks()
+    profile: ContextProfile = ContextProfile()
+    compression: ResultCompression = ResultCompression()
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run now."""
+        return self.journal.state
+
+
+class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pass works with, and what its phases may do."""
+
+    input: KernelInput
+    profile: ContextProfile
+    compression: ResultCompression
+    tools: dict[str, Tool]
+    hooks: KernelHooks
+    guards: tuple[Guard, ...]
+    run: Run
+    scope: str
+    specs: tuple[ToolSpec, ...]
+
+    @property
+    def state(self) -> KernelState:
+        """The state of this pass now."""
+        return self.run.journal.state.passes[self.scope]
+
+    def record(self, *events: AnyEvent) -> None:
+        """Put events on the log of this pass."""
+        self.run.journal.record(*events, scope=self.scope)
+
+    async def commit(self, *, durable: bool = False) -> None:
+        """Make what was recorded last; see `Journal.commit`."""
+        await self.run.journal.commit(durable=durable)
+
+    async def plan(self) -> Plan:
+        """Ask the planner; raise `BoundReached`, `MalformedPlan`, `PlannerFailed` or whatever the planner raises."""
+        self._refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+        run = self.run
+        answer = await run.world.plan(self.view(), self.time_left())
+        return await run.world.hide(answer, {s.name: s for s in self.specs})
+
+    async def attempt(self, tool: Tool, call: CallState) -> ToolOutcome:
+        """Make one attempt of a call whose `ToolStarted` is recorded."""
+        return await self.run.world.attempt(tool, call, self.time_left())
+
+    def refuse_past_tool_bound(self) -> None:
+        """Raise `BoundReached` when no further tool call is allowed."""
+        self._refuse_past_bound("tool_calls", "cost_usd")
+
+    def _refuse_past_bound(self, *dimensions: str) -> None:
+        state = self.run.state
+        narrowed = Budget(**{f"max_{d}": getattr(state.budget, f"max_{d}") for d in dimensions})
+        bound = reached(msgspec.structs.replace(state, budget=narrowed), self.state, running_s=0.0, now=None, turn_over=True)
+        if bound is not None and bound.dimension in dimensions:
+            raise BoundReached(bound)
+
+    def time_left(self) -> float | None:
+        """Seconds of running and total time that are left (the smaller), None without such a bound."""
+        state = self.run.state
+        left: list[float] = []
+        if state.budget.max_running_s is not None:
+            left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
+        if state.budget.max_total_s is not None and state.started_at and state.updated_at:
+            left.append(state.budget.max_total_s - (state.updated_at - state.started_at).total_seconds())
+        return max(0.001, min(left)) if left else None
+
+    async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
+        """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now."""
+        key = f"{phase}:{label}:{occurrence}"
+        known = self.state.effects
+        if key in known:
+            return known[key]
+        value = await make()
+        self.record(EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
+        return self.state.effects[key]
+
+    def view(self) -> View:
+        """Build what the planner sees, from state alone."""
+        run, state = self.run.state, self.state
+        transcript: Sequence[Item] = state.steps
+        if state.compacted:
+            transcript = [Item(kind="note", text=state.summary), *state.steps[state.compacted :]]
+        return View(
+            goal=run.goal,
+            agent=run.agent,
+            iteration=state.iteration,
+            variables=fresh(self.input.variables),
+            transcript=transcript,
+            results=state.results,
+            tools=self.specs,
+            memory=fresh(state.memory),
+            budget_remaining=remaining(run.budget, run.usage, running_s=run.running_ms / 1000),
+            scratchpad=dict(state.scratchpad),
+            guidance=state.guidance,
+            attachments=run.attachments,
+            output_schema=run.output_schema,
+            goals=tuple((g.goal_id, g.goal) for g in run.goals),
+            host=run.host,
+            run_id=run.run_id,
+            scope=self.scope,
+            attempt=state.rejected + 1,
+            full=self.run.world.full,
+        )
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy of JSON data that shares nothing with the original."""
+    return msgspec.json.decode(msgspec.json.encode(value)) if value else value
+
+
+def make_context(run: Run, scope: str, *, task: str = "") -> KernelContext:
+    """Assemble the one context of a pass."""
+    state = run.state
+    given = KernelInput(task=task or state.goal, instructions=state.agent.instructions, variables=state.variables, limits=state.passes[scope].limits)
+    return KernelContext(
+        input=given,
+        profile=run.profile,
+        compression=run.compression,
+        tools=run.tools,
+        hooks=run.hooks,
+        guards=run.guards,
+        run=run,
+        scope=scope,
+        specs=tuple(tool.spec for tool in run.tools.values()),
+    )
+
+
+async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    """Await `work`, for at most `seconds` when given; raise `TimeoutError`."""
+    if seconds is None:
+        return await work
+    async with asyncio.timeout(seconds):
+        return await work

@@ -1,0 +1,58 @@
+"""The five lifecycle hooks of a kernel, fired from one place: the journal, after the commit of their record (rows S0-12 to S0-14).
+
+    on_thought      a plan was recorded                      (state, text)
+    on_action       an attempt of a tool call begins         (state, tool, call id)
+    on_observation  a call has an outcome                    (state, result as JSON text or error, success)
+    on_done         the pass ended well                      (state)
+    on_error        the pass ended badly                     (state, error)
+
+A hook is a plain or a coroutine function; what it raises is reported and never fails the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.records import Record
+from detent.core.state import RunState
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Five callbacks; each does nothing unless given."""
+
+    on_thought: Callable[..., Any] = _nothing
+    on_action: Callable[..., Any] = _nothing
+    on_observation: Callable[..., Any] = _nothing
+    on_done: Callable[..., Any] = _nothing
+    on_error: Callable[..., Any] = _nothing
+
+
+noop_hooks = KernelHooks()
+
+
+def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
+    """Call the hook that `record` stands for, if any; return what it returned."""
+    event = record.event
+    pass_state = state.passes.get(record.envelope.scope)
+    match event:
+        case e.Planned(text=text):
+            return hooks.on_thought(pass_state, text)
+        case e.ToolStarted(tool=tool, call=call):
+            return hooks.on_action(pass_state, tool, call)
+        case e.ToolFinished(result=result, error=error):
+            shown = error.message if error else (bytes(result).decode() if result is not None else "null")
+            return hooks.on_observation(pass_state, shown, error is None)
+        case e.PassFinished(status="done"):
+            return hooks.on_done(pass_state)
+        case e.PassFinished(error=error):
+            return hooks.on_error(pass_state, error)
+        case _:
+            return None

@@ -1,0 +1,151 @@
+"""The only writer of a run's log.
+
+Theory of operation. `record` stamps events, folds them and buffers their lines; what is folded is what was encoded, so the live state
+is the fold of the log by construction. `commit` appends the buffer in one transaction, fenced by sequence. Nothing leaves the kernel
+before the commit that records it, and observers and hooks are told after it. Durable commits survive power loss, others process death:
+
+1. durable before each attempt of a tool that is not read-only, and when it ends
+2. ordinary right after a model call that used tokens or money
+3. durable before anything leaves the kernel: answer, wait, approval request, child
+4. at the end of every turn at the latest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.codec import decode_event, encode, read_log, seal
+from detent.core.errors import Conflict
+from detent.core.events import AnyEvent, RunStarted, ToolFinished, ToolInDoubt, ToolReconciled
+from detent.core.fold import evolve, fold
+from detent.core.records import Envelope, Record, RunHead
+from detent.core.state import RunState
+from detent.ports import Clock, EventStore, Ids
+
+Sink = Callable[[Record, RunState], Any]
+
+log = logging.getLogger("detent")
+
+
+class Journal:
+    """The log of one run while it is being advanced here. `state` is the fold of everything recorded, committed or not."""
+
+    def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
+        self.state = state
+        self._store, self._clock, self._ids, self._sinks = store, clock, ids, tuple(sinks)
+        self._committed = state.seq
+        self._lines: list[bytes] = []
+        self._told: list[tuple[Record, RunState]] = []
+        self._consumed: list[str] = []
+        self._lock = asyncio.Lock()
+        self._failed: set[int] = set()
+
+    def record(self, *events: AnyEvent, scope: str = "") -> None:
+        """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
+        at = self._clock.now()
+        for event in events:
+            self._record_one(event, scope, at)
+
+    def _record_one(self, event: AnyEvent, scope: str, at: Any) -> None:
+        before = self.state
+        body = encode(event)
+        event = decode_event(body)
+        first = isinstance(event, RunStarted)
+        goal = before.goal_id if before.goal_id != before.run_id else ""
+        envelope = Envelope(run=before.run_id, seq=before.seq + 1, at=at, scope=scope, goal=goal)
+        after = evolve(before, Record(envelope, event, ""))
+        known = after.passes.get(scope)
+        envelope = Envelope(
+            run=before.run_id,
+            seq=before.seq + 1,
+            at=at,
+            goal=goal,
+            scope=scope,
+            iteration=known.iteration if known is not None else 0,
+            status="" if after.status == "running" else after.status,
+            reason=after.reason,
+            tenant=after.host.tenant if first else "",
+            agent=after.agent.name if first else "",
+            parent=after.parent if first else "",
+        )
+        line, digest = seal(envelope, body, previous=before.digest, salt=self._ids.token(16))
+        self.state = msgspec.structs.replace(after, digest=digest)
+        self._lines.append(line)
+        if self._sinks:
+            self._told.append((Record(envelope, event, digest), self.state))
+
+    def consume(self, signal_id: str) -> None:
+        """Drop a signal from the inbox with the next commit."""
+        self._consumed.append(signal_id)
+
+    async def commit(self, *, durable: bool = False) -> None:
+        """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
+        async with self._lock:
+            if not self._lines and not self._consumed:
+                return
+            lines, consumed, state = self._lines, self._consumed, self.state
+            self._lines, self._consumed = [], []
+            try:
+                await self._store.append(
+                    state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed
+                )
+            except BaseException:
+                self._lines, self._consumed = lines + self._lines, consumed + self._consumed
+                raise
+            self._committed = state.seq
+        if self._sinks and self._told:
+            await self._tell()
+
+    async def _tell(self) -> None:
+        told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
+        self._told = self._told[len(told) :]
+        for record, state in told:
+            for sink in self._sinks:
+                try:
+                    answer = sink(record, state)
+                    if inspect.isawaitable(answer):
+                        await answer
+                except Exception:  # noqa: BLE001 - foreign code: an observer never fails a run (row K9)
+                    if id(sink) not in self._failed:
+                        self._failed.add(id(sink))
+                        log.exception("an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__)
+
+    async def late_outcome(self, event: ToolFinished | ToolInDoubt) -> None:
+        """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""
+        if isinstance(event, ToolInDoubt):
+            return
+        outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
+        for _ in range(10):
+            lines = await self._store.read(self.state.run_id)
+            self.state = fold(read_log(self.state.run_id, lines))
+            self._committed, self._lines, self._told = self.state.seq, [], []
+            self.record(outcome, scope=event.call.rsplit(".", 2)[0])
+            try:
+                await self.commit(durable=True)
+                return
+            except Conflict:
+                continue
+
+
+def head_of(state: RunState) -> RunHead:
+    """Return the listing entry of a run."""
+    return RunHead(
+        run_id=state.run_id,
+        goal_id=state.goal_id,
+        goal=state.goal[:120],
+        agent=state.agent.name,
+        tenant=state.host.tenant,
+        parent=state.parent,
+        status=state.status,
+        reason=state.reason,
+        iterations=state.usage.iterations,
+        records=state.seq,
+        created_at=state.started_at or state.updated_at,  # type: ignore[arg-type]
+        updated_at=state.updated_at,  # type: ignore[arg-type]
+    )

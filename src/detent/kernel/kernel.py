@@ -1,0 +1,86 @@
+"""A kernel: an ordered tuple of phases, one turn of the loop.
+
+`make_kernel()` is ReAct: think, then act. Phases run left to right each turn; one may be put before, between or after the default two, and
+any number is allowed (row S1-3). A phase is `async (state, context) -> state`; it returns the state as it should be from then on. The
+kernel compares that with the fold: changes of `meta`, `scratchpad` and `guidance` become one `StateChanged`, any other difference is
+refused, because no event made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from detent.core.errors import UnrecordedChange
+from detent.core.events import StateChanged
+from detent.core.state import KernelState, RunState
+from detent.kernel.act import act
+from detent.kernel.context import KernelContext
+from detent.kernel.guards import default_guards
+from detent.kernel.think import think
+from detent.ports import Guard
+
+Phase = Callable[[KernelState, KernelContext], Awaitable[KernelState]]
+
+OWNED = ("meta", "scratchpad", "guidance")
+FACTS = tuple(f for f in KernelState.__struct_fields__ if f not in OWNED)
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """How one turn works. `guards` are checked before every call; `name` and `version` stand in the log."""
+
+    phases: tuple[Phase, ...] = (think, act)
+    guards: tuple[Guard, ...] = default_guards
+    name: str = "react"
+    version: int = 1
+
+    async def turn(self, context: KernelContext, moved: Callable[[RunState], bool]) -> None:
+        """Run the phases once; stop early at a settled or waiting state (`moved` says so)."""
+        for number, phase in enumerate(self.phases):
+            state = context.state
+            if state.ended or moved(context.run.state):
+                return
+            if number in state.phases_done:
+                continue
+            record_changes(number, await phase(state, context), context)
+
+
+def make_kernel(
+    phases: tuple[Phase, ...] | None = None, guards: tuple[Guard, ...] | None = None, *, name: str = "react", version: int = 1
+) -> Kernel:
+    """Return a kernel of these phases and guards; the default is ReAct with the default guards (rows S1-1, S1-5)."""
+    return Kernel(
+        phases=(think, act) if phases is None else tuple(phases),
+        guards=default_guards if guards is None else tuple(guards),
+        name=name,
+        version=version,
+    )
+
+
+def record_changes(number: int, returned: Any, context: KernelContext) -> None:
+    """Put what a phase changed on record; raise `UnrecordedChange` for a change of a kernel fact."""
+    now = context.state
+    run_id = context.run.state.run_id
+    if returned is now:
+        return
+    if not isinstance(returned, KernelState):
+        raise UnrecordedChange(run_id, f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it")
+    for field in FACTS:
+        if getattr(returned, field) != getattr(now, field):
+            raise UnrecordedChange(
+                run_id,
+                f"phase {number} changed {field!r} without an event: only {', '.join(OWNED)} belong to phases. "
+                "Use context.plan, context.record or the default phases, and return a transition of context.state",
+            )
+    changes: dict[str, Any] = {}
+    removed: list[str] = []
+    for field in ("meta", "scratchpad"):
+        before, after = getattr(now, field), getattr(returned, field)
+        changes[field] = {k: v for k, v in after.items() if k not in before or before[k] != v}
+        removed += [k for k in before if k not in after]
+    if returned.guidance != now.guidance:
+        changes["guidance"] = returned.guidance
+    if removed or any(changes.values()) or "guidance" in changes:
+        context.record(StateChanged(phase=number, removed=tuple(removed), **changes))

@@ -1,0 +1,303 @@
+"""The live world: a planner that is asked, tools that run, clocks that tick, an inbox that fills.
+
+`Control` is how the outside reaches a run that is being advanced: signals are handed over, and a call in progress is interrupted. A tool
+is first asked to stop (its context's `cancelled` flag), after the grace its task is cancelled, and what it may have done is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from detent.core.actions import ToolCall
+from detent.core.errors import PlannerFailed
+from detent.core.events import ArtifactRef
+from detent.core.state import CallState, Item, RunState
+from detent.kernel.context import Interrupted, within
+from detent.kernel.redact import Redactor, placeholders, resolve
+from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
+
+GRACE_S = 5.0
+KEY_BLOB = "redaction-key"
+
+
+class Control:
+    """One run's line to the outside while it is being advanced in this process."""
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        self.cancelled = Cancellation()
+        self.grace_s = grace_s
+        self.stop: str = ""
+        self._grace = grace_s
+        self._signals: dict[str, Signal] = {}
+        self._taken: set[str] = set()
+        self._task: asyncio.Task[Any] | None = None
+        self._interruptible = 0
+
+    def attach(self) -> None:
+        """Make the current task the one that an interruption cancels."""
+        self._task = asyncio.current_task()
+
+    def deliver(self, signals: Sequence[Signal]) -> None:
+        """Hand signals over; a cancellation interrupts the call in progress."""
+        for signal in signals:
+            if signal.id in self._taken:
+                continue
+            self._signals.setdefault(signal.id, signal)
+            if signal.kind == "cancel" and not self.cancelled:
+                self.cancelled.set(signal.payload.get("why") or "cancelled")
+                self._interrupt()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether signals were delivered and not taken yet."""
+        return bool(self._signals)
+
+    def take(self) -> list[Signal]:
+        """Return and forget what was delivered."""
+        taken = list(self._signals.values())
+        self._taken.update(self._signals)
+        self._signals.clear()
+        return taken
+
+    def during(self, grace_s: float | None = None) -> Control:
+        """Use as `with control.during(grace):` around what may be interrupted, after that grace."""
+        self._grace = self.grace_s if grace_s is None else grace_s
+        return self
+
+    def suspend(self, why: str) -> None:
+        """Stop advancing the run now; nothing is finished."""
+        self.stop = self.stop or why
+        if self._task is not None:
+            self._task.cancel()
+
+    def _interrupt(self) -> None:
+        if self._interruptible and self._task is not None:
+            asyncio.get_running_loop().call_later(self._grace, self._cancel_if_running)
+
+    def _cancel_if_running(self) -> None:
+        if self._interruptible and self._task is not None:
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        self._interruptible += 1
+        if self.cancelled:
+            self._interrupt()
+
+    def __exit__(self, *_: object) -> None:
+        self._interruptible -= 1
+
+    def interrupted(self) -> bool:
+        """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
+        if not self.cancelled or self.stop:
+            return False
+        if self._task is not None and self._task is asyncio.current_task():
+            self._task.uncancel()
+        return True
+
+
+class LiveWorld:
+    """What a live run reaches the world through."""
+
+    def __init__(
+        self,
+        *,
+        run: Callable[[], RunState],
+        planner: Planner,
+        store: EventStore,
+        clock: Clock,
+        control: Control,
+        redact: Sequence[str] = (),
+        chunk: Callable[[Chunk], None] | None = None,
+    ) -> None:
+        self._run, self._planner, self._store, self._clock = run, planner, store, clock
+        self.control = control
+        self._patterns = tuple(redact)
+        self._chunk = chunk
+        self._base_ms = run().running_ms
+        self._since = clock.monotonic()
+        self._redactor: Redactor | None = None
+        self._secrets: dict[str, str] = {}
+
+    @property
+    def cancelled(self) -> Cancellation:
+        """Set when somebody cancelled the run."""
+        return self.control.cancelled
+
+    def interrupted(self) -> bool:
+        """Whether a `CancelledError` that just arrived means that the run was cancelled; it is then spent."""
+        return self.control.interrupted()
+
+    def running_ms(self) -> float:
+        """How long the run has been advanced, here and before, without waits and downtime."""
+        return self._base_ms + (self._clock.monotonic() - self._since) * 1000
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep between two attempts; a cancellation ends the sleep."""
+        with self.control.during(0):
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+
+    async def signals(self, *, fresh: bool) -> list[Signal]:
+        """Return the signals that came; `fresh` reads the inbox instead of relying on the watcher."""
+        if fresh:
+            run_id = self._run().run_id
+            self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
+        return self.control.take()
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Ask the planner, for at most the time that is left."""
+        with self.control.during(0):
+            try:
+                return await within(deadline_s, self._planner.plan(view))
+            except TimeoutError as error:
+                if deadline_s is None:
+                    raise
+                raise PlannerFailed(f"the planner had no answer within the {deadline_s:.1f} s that the run had left") from error
+            except asyncio.CancelledError:
+                if self.control.interrupted():
+                    raise Interrupted from None
+                raise
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+        """Run a tool once; an interruption leaves an effect in doubt."""
+        context = self._context(tool, call, deadline_s)
+        args = await self._resolved(call.args)
+        with self.control.during():
+            try:
+                return await tool.run(args, context)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                if tool.spec.read_only or tool.spec.idempotent:
+                    return ToolOutcome(kind="failed", error_code="aborted", message="interrupted: the run was cancelled")
+                return ToolOutcome(kind="in_doubt", error_code="aborted", message="the run was cancelled while the call was running")
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Ask the tool what became of an earlier attempt."""
+        return await tool.settle(self._context(tool, call, None))
+
+    def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
+        state = self._run()
+        return ToolContext(
+            run_id=state.run_id,
+            call_id=call.call_id,
+            tool=tool.spec,
+            host=state.host,
+            idempotency_key=call.key,
+            attempt=call.attempt,
+            deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
+            cancelled=self.control.cancelled,
+            progress=self._progress(call, state) if self._chunk is not None else None,
+        )
+
+    def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:
+        loop, emit = asyncio.get_running_loop(), self._chunk
+        assert emit is not None  # noqa: S101 - only called where it is set
+
+        def progress(event: Any) -> None:
+            scope, iteration, _ = call.call_id.rsplit(".", 2)
+            chunk = Chunk(
+                kind="progress",
+                run_id=state.run_id,
+                goal_id=state.goal_id,
+                agent=state.agent.name,
+                scope=scope,
+                iteration=int(iteration),
+                content=event,
+                call_id=call.call_id,
+                parent=state.parent,
+            )
+            loop.call_soon_threadsafe(emit, chunk)
+
+        return progress
+
+    # Values that stay out of the log --------------------------------------------------------------------------------------------
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
+        if item.artifact is None:
+            return item.content
+        data = await self._store.get_blob(self._run().run_id, item.artifact.key)
+        return item.content if data is None else msgspec.json.decode(data)
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
+        """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
+        sensitive = any(isinstance(a, ToolCall) and a.tool in specs and specs[a.tool].sensitive for a in getattr(plan, "actions", ()))
+        if not sensitive and not self._patterns:
+            return plan
+        redactor = await self.redactor()
+        actions: list[Any] = []
+        for action in plan.actions:
+            if isinstance(action, ToolCall):
+                names = specs[action.tool].sensitive if action.tool in specs else ()
+                args = action.args
+                if names and isinstance(args, str):
+                    args = msgspec.json.decode(args)
+                actions.append(msgspec.structs.replace(action, args=redactor.fields(args, names)))
+            else:
+                actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
+        hidden = msgspec.structs.replace(plan, actions=tuple(actions), text=redactor.text(plan.text), thinking=redactor.text(plan.thinking))
+        await self._keep_secrets(redactor)
+        return hidden
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """Redact a result and store it whole where it is over the cap, before the record that names it."""
+        if self._patterns and outcome.kind == "ok":
+            redactor = await self.redactor()
+            shown = msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.result)))
+            whole = None if outcome.full is None else msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.full)))
+            outcome = msgspec.structs.replace(outcome, result=shown, full=whole)
+            await self._keep_secrets(redactor)
+        if self._patterns and outcome.message:
+            redactor = await self.redactor()
+            outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
+            await self._keep_secrets(redactor)
+        if outcome.full is not None:
+            key = sha256(outcome.full).hexdigest()
+            await self._store.put_blob(self._run().run_id, key, outcome.full)
+            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
+        return outcome
+
+    async def redactor(self) -> Redactor:
+        """Return the run's redactor; its key is kept with the run."""
+        if self._redactor is None:
+            run_id = self._run().run_id
+            key = await self._store.get_blob(run_id, KEY_BLOB)
+            if key is None:
+                key = os.urandom(32)
+                await self._store.put_blob(run_id, KEY_BLOB, key)
+            self._redactor = Redactor(self._patterns, key)
+        return self._redactor
+
+    async def _keep_secrets(self, redactor: Redactor) -> None:
+        for name, value in redactor.found.items():
+            await self._store.put_blob(self._run().run_id, blob_of(name), value.encode())
+            self._secrets[name] = value
+        redactor.found.clear()
+
+    async def _resolved(self, args: Any) -> Any:
+        for name in placeholders(args):
+            if name not in self._secrets:
+                data = await self._store.get_blob(self._run().run_id, blob_of(name))
+                if data is not None:
+                    self._secrets[name] = data.decode()
+        return resolve(args, self._secrets) if self._secrets else fresh_args(args)
+
+
+def blob_of(placeholder: str) -> str:
+    """Return the blob key under which a placeholder's value is kept."""
+    return "secret-" + placeholder[8:-1]
+
+
+def fresh_args(args: Any) -> Any:
+    """Return a copy of arguments that a tool may change."""
+    return msgspec.json.decode(msgspec.json.encode(args)) if args else {}

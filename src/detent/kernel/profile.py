@@ -1,0 +1,57 @@
+"""Context profiles: how much of the past and of a result a model of a given size is shown.
+
+Values are those of section 9 of the composable-kernel catalogue; a partial profile is merged over `mid`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.errors import UnknownName
+
+
+class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
+
+    tier: str = "mid"
+    tool_result_max_chars: int = 1200
+    preview_items: int = 5
+    schema_detail: Literal["names", "names-and-types", "full"] = "full"
+    temperature: float = 0.5
+    window_tokens: int = 32_768
+
+
+PROFILES: dict[str, ContextProfile] = {
+    "local": ContextProfile(
+        tier="local", tool_result_max_chars=4000, preview_items=8, schema_detail="names-and-types", temperature=0.3, window_tokens=32_768
+    ),
+    "mid": ContextProfile(),
+    "large": ContextProfile(tier="large", tool_result_max_chars=800),
+    "frontier": ContextProfile(tier="frontier", tool_result_max_chars=600, preview_items=3, temperature=0.6, window_tokens=128_000),
+}
+
+
+class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
+
+    budget_chars: int = 1200
+    preview_items: int = 5
+    auto_store: bool = True
+
+
+def make_profile(given: dict[str, Any]) -> ContextProfile:
+    """Return `given` merged over its `tier`, or over mid; raise `UnknownName` for an unknown tier or field."""
+    tier = given.get("tier", "mid")
+    if tier not in PROFILES:
+        raise UnknownName("context profile", tier, PROFILES)
+    for field in given:
+        if field not in ContextProfile.__struct_fields__:
+            raise UnknownName("context profile field", field, ContextProfile.__struct_fields__)
+    return msgspec.convert(msgspec.to_builtins(PROFILES[tier]) | given, ContextProfile)
+
+
+def compression_for(profile: ContextProfile) -> ResultCompression:
+    """Return the compression that goes with a profile."""
+    return ResultCompression(budget_chars=profile.tool_result_max_chars, preview_items=profile.preview_items)

@@ -1,0 +1,84 @@
+"""Redaction before the log: sensitive values become placeholders; the values are kept with the run and resolved by tools alone.
+
+A placeholder is `<secret:HASH>`, a keyed hash of the value, so that equal values stay equal and nothing can be guessed from it. Digest,
+idempotency key, guards and policy see the placeholder, live and in replay alike (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from detent.core.errors import ConfigError
+
+PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
+
+
+class Redactor:
+    """Replaces what `patterns` (regular expressions) match, and whole fields by name; `found` collects what was replaced."""
+
+    def __init__(self, patterns: Sequence[str], key: bytes) -> None:
+        self._key = key
+        self.found: dict[str, str] = {}
+        try:
+            self._patterns = [re.compile(p) for p in patterns]
+        except re.error as error:
+            raise ConfigError(f"redact pattern {error.pattern!r} is not a regular expression: {error}") from error
+
+    def text(self, value: str) -> str:
+        """Return `value` with every match replaced."""
+        for pattern in self._patterns:
+            value = pattern.sub(lambda m: m[0] if PLACEHOLDER.fullmatch(m[0]) else self._hide(m[0]), value)
+        return value
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data with every match in its strings replaced."""
+        return walk(value, self.text) if self._patterns else value
+
+    def fields(self, args: Any, names: Sequence[str]) -> Any:
+        """Return `args` with the top-level fields `names` replaced whole, and matches elsewhere."""
+        if names and isinstance(args, dict):
+            hidden = {k: self._whole(v) if k in names else v for k, v in args.items()}
+            return self.data(hidden)
+        return self.data(args)
+
+    def _whole(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if PLACEHOLDER.fullmatch(value) else self._hide(value)
+        return walk(value, self._hide)
+
+    def _hide(self, value: str) -> str:
+        name = f"<secret:{hmac.new(self._key, value.encode(), sha256).hexdigest()[:24]}>"
+        self.found[name] = value
+        return name
+
+
+def walk(value: Any, text: Callable[[str], str]) -> Any:
+    """Return JSON data with `text` applied to each string value; keys stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {k: walk(v, text) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [walk(v, text) for v in value]
+    return value
+
+
+def placeholders(value: Any) -> set[str]:
+    """Return the placeholders that stand in JSON data."""
+    found: set[str] = set()
+
+    def look(text: str) -> str:
+        found.update(PLACEHOLDER.findall(text))
+        return text
+
+    walk(value, look)
+    return found
+
+
+def resolve(value: Any, secrets: dict[str, str]) -> Any:
+    """Return JSON data with known placeholders replaced by their values."""
+    return walk(value, lambda text: PLACEHOLDER.sub(lambda m: secrets.get(m[0], m[0]), text))

@@ -1,0 +1,223 @@
+"""Re-execution against a log: the same kernel code runs, planner and tools answer from the log, and every record must come out equal.
+
+Theory of operation. The log holds two kinds of records: inputs (`events.INPUTS`: signals, resumptions, reconciliations), which are taken as
+they are, and everything else, which the kernel must produce again. `ReplayJournal.record` compares what the kernel produces with the
+next record; measurements (fields ending in `_ms`) are taken from the log. Where a worker died, the log goes on with `RunResumed` in the
+middle of something: the re-execution is unwound there and starts again from the fold, as the resuming worker did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import AnyAction
+from detent.core.codec import decode_event, encode
+from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
+from detent.core.fold import evolve
+from detent.core.records import Record
+from detent.core.state import CallState, Item, RunState
+from detent.kernel.context import Interrupted
+from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
+
+GATEWAY = (e.ModelCallStarted, e.ModelCallFailed, e.MemoryRecalled)
+
+
+class LogEnded(BaseException):
+    """The log has no further record: the live run stopped here, and so does its re-execution."""
+
+
+class Unwind(BaseException):
+    """The live worker stopped here and another one resumed the run."""
+
+
+class ReplayJournal:
+    """Stands where the journal stands; `cursor` counts the records that were gone through."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.cursor = 0
+        self.state = RunState(run_id=records[0].envelope.run)
+        self._shown: set[int] = set()
+        self.accept()
+
+    @property
+    def next(self) -> e.AnyEvent | None:
+        """The event of the next record, None at the end."""
+        return self.records[self.cursor].event if self.cursor < len(self.records) else None
+
+    def accept(self) -> e.AnyEvent:
+        """Take the next record as it is."""
+        record = self.records[self.cursor]
+        self.state = evolve(self.state, record)
+        self.cursor += 1
+        assert record.event is not None  # noqa: S101 - evolve refuses erased records
+        return record.event
+
+    def record(self, *events: e.AnyEvent, scope: str = "") -> None:
+        """Compare `events` with the log; raise `Divergence` at the first that differs."""
+        for event in events:
+            expected = self.expect()
+            envelope = self.records[self.cursor].envelope
+            actual = decode_event(encode(event))
+            if measured(actual, expected) != expected or envelope.scope != scope:
+                raise self.diverged(event)
+            self.accept()
+
+    def expect(self) -> e.AnyEvent:
+        """Return the next event that the kernel must produce; unwind where the live worker stopped."""
+        expected = self.next
+        if expected is None:
+            raise LogEnded
+        if isinstance(expected, e.RunResumed):
+            raise Unwind
+        return expected
+
+    def diverged(self, actual: Any) -> Divergence:
+        """Return the error that names the next record and what came instead."""
+        expected = self.next
+        said = actual if isinstance(actual, str) else encode(actual).decode()
+        return Divergence(self.state.run_id, self.cursor + 1, encode(expected).decode() if expected else "nothing", said)
+
+    def consume(self, signal_id: str) -> None:
+        """Nothing to do: the inbox is not touched."""
+
+    async def commit(self, *, durable: bool = False) -> None:
+        """Nothing to do: everything is on the log already."""
+
+    async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
+        """Nothing to do: a late outcome is an input."""
+
+
+def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
+    """Return `actual` with the measurements of `expected`."""
+    if type(actual) is not type(expected):
+        return actual
+    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms")}
+    return msgspec.structs.replace(actual, **fields) if fields else actual
+
+
+class ReplayWorld:
+    """A world that holds nothing but the log."""
+
+    def __init__(self, journal: ReplayJournal) -> None:
+        self._journal = journal
+
+    @property
+    def cancelled(self) -> Cancellation:
+        """Set where the log goes on with a cancellation."""
+        flag = Cancellation()
+        if isinstance(self._journal.next, e.CancelRequested):
+            flag.set("cancelled")
+        return flag
+
+    def interrupted(self) -> bool:
+        """Nothing interrupts a re-execution."""
+        return False
+
+    def running_ms(self) -> float:
+        """Replaced by what the log says."""
+        return self._journal.state.running_ms
+
+    async def pause(self, seconds: float) -> None:
+        """A re-execution does not wait."""
+
+    async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
+        """Take the inputs that the log has here."""
+        taken: list[e.AnyEvent] = []
+        while isinstance(self._journal.next, e.INPUTS):
+            if isinstance(self._journal.next, e.ToolReconciled) and not _from_outside(self._journal.next):
+                break
+            taken.append(self._journal.accept())
+        return taken
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Answer as the planner did."""
+        journal = self._journal
+        while isinstance(journal.next, GATEWAY):
+            journal.accept()
+        expected = journal.expect()
+        match expected:
+            case e.Planned():
+                actions: tuple[AnyAction, ...] = (*expected.actions, *expected.dropped)
+                return Plan(
+                    actions=actions,
+                    text=expected.text,
+                    thinking=expected.thinking,
+                    usage=expected.usage,
+                    model=expected.model,
+                    provider_data=expected.provider_data,
+                )
+            case e.PlanRejected(problem=problem, raw=raw, usage=usage):
+                raise MalformedPlan(problem, raw=raw, usage=usage)
+            case e.PassFinished(reason=reason, error=error):
+                failed = PlannerFailed(error)
+                failed.reason = reason  # type: ignore[attr-defined]
+                raise failed
+            case e.CancelRequested():
+                raise Interrupted
+            case _:
+                raise journal.diverged("a call of the planner")
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
+        """What the log holds is redacted already."""
+        return plan
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """What the log names is stored already."""
+        return outcome
+
+    async def full(self, item: Item) -> Any:
+        """Only the preview is in the log."""
+        return item.content
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+        """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
+        turns = 0
+        while True:
+            expected = self._journal.expect()
+            found = answer_for(call, expected)
+            if found is not None:
+                return found
+            turns += 1
+            if turns > 10_000:
+                raise self._journal.diverged(f"the outcome of call {call.call_id}")
+            await asyncio.sleep(0)
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Answer as the tool's `reconcile` did."""
+        expected = self._journal.next
+        if isinstance(expected, e.ToolReconciled) and expected.call == call.call_id and expected.source == "reconcile":
+            if expected.outcome == "again":
+                return ToolOutcome(kind="not_executed")
+            return _outcome(expected.result, expected.error, None, fatal=False)
+        return None
+
+
+def _from_outside(event: e.ToolReconciled) -> bool:
+    return event.source in ("person", "late_worker")
+
+
+def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
+    """Return how the attempt of `call` ended if `expected` is the record of that."""
+    match expected:
+        case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
+            return _outcome(expected.result, expected.error, artifact, fatal=expected.fatal)
+        case e.ToolInDoubt(call=name, why=why) if name == call.call_id:
+            return ToolOutcome(kind="in_doubt", message=why)
+        case e.ToolStarted(call=name, previous=previous) if name == call.call_id and previous is not None:
+            kind = "failed" if previous.code in ("timeout", "handler_error") else "not_executed"
+            return ToolOutcome(kind=kind, error_code=previous.code, message=previous.message, details=previous.details)
+        case _:
+            return None
+
+
+def _outcome(result: msgspec.Raw | None, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
+    if error is not None:
+        kind = "fatal" if fatal else "failed"
+        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details)
+    return ToolOutcome(kind="ok", result=bytes(result) if result is not None else b"null", artifact=artifact)

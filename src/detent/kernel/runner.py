@@ -1,0 +1,197 @@
+"""The universal loop around a kernel; every strategy runs passes through it and none has a loop of its own.
+
+    signals → settle (all counts) → TurnStarted → settle (time) → one kernel turn → record state changes → commit → repeat
+
+A run is re-entered at any record boundary: the open turn is gone through again, and what it recorded is found instead of made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.budget import Budget
+from detent.core.codec import digest_of
+from detent.core.errors import DetentError, Divergence, RunError, StoreError
+from detent.core.settle import Reflect, Settled, Verdict, Wait, finish, reached, settle
+from detent.core.state import KernelState, RunState
+from detent.kernel.context import BoundReached, KernelContext, Run, make_context
+from detent.kernel.kernel import Kernel
+from detent.ports import Signal
+
+REFLECTION = (
+    "You have made no progress for {turns} turns: no new successful observation. Look at what was tried, do something different, "
+    "or say honestly what is missing."
+)
+
+
+async def advance(run: Run, kernel: Kernel, *, scope: str = "main", turns: int | None = None) -> None:
+    """Take the run on until it finishes, waits, or `turns` turns are done; its state says which."""
+    await _absorb(run, fresh=True)
+    if scope not in run.state.passes:
+        limits = Budget()
+        digest = digest_of([kernel.name, kernel.version, run.state.goal])
+        run.journal.record(e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest), scope=scope)
+    context = make_context(run, scope)
+    while not run.state.terminal:
+        verdict = await run_kernel(kernel, context, turns=turns)
+        if verdict is None:
+            return
+        if isinstance(verdict, Settled):
+            _close(run, context, verdict)
+            await run.journal.commit(durable=True)
+            return
+        assert isinstance(verdict, Wait)  # noqa: S101 - run_kernel returns nothing else
+        if run.state.status != verdict.status:
+            run.journal.record(e.RunWaiting(status=verdict.status, running_ms=run.world.running_ms()))
+        await run.journal.commit(durable=True)
+        if not await _absorb(run, fresh=True):
+            return
+
+
+async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | None = None) -> Verdict:
+    """Run turns of one pass until it is settled or waits; None when `turns` are used up."""
+    run = context.run
+    turn_over = context.state.iteration == 0
+    while True:
+        await _absorb(run, fresh=False)
+        verdict = _settle(run, context.state, turn_over=turn_over)
+        if isinstance(verdict, Reflect):
+            context.record(e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
+            continue
+        if verdict is not None:
+            return verdict
+        if turn_over:
+            if turns is not None:
+                if turns == 0:
+                    await run.journal.commit()
+                    return None
+                turns -= 1
+            context.record(e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
+            if (late := _time(run, context.state)) is not None:
+                return late
+        verdict = await _turn(kernel, context)
+        if verdict is not None:
+            return verdict
+        await run.journal.commit()
+        turn_over = all(c.status == "finished" for c in context.state.calls.values())
+
+
+async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
+    """One turn; what a phase raises ends the pass as `kernel_error` and never escapes (row S0-2)."""
+    try:
+        await kernel.turn(context, _moved)
+    except BoundReached as reached_bound:
+        bound = reached_bound.bound
+        return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)
+    except (StoreError, Divergence):
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code: a phase may raise anything
+        if isinstance(error, RunError) and error.code == "suspended":
+            raise
+        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+        if context.state.status not in ("done", "failed"):
+            context.record(e.PassFinished(status="failed", reason="kernel_error", error=said))
+    return None
+
+
+def _moved(state: RunState) -> bool:
+    return state.cancel is not None or state.terminal
+
+
+def _settle(run: Run, state: KernelState, *, turn_over: bool) -> Verdict:
+    return settle(run.state, state, running_s=run.state.running_ms / 1000, now=None, turn_over=turn_over)
+
+
+def _time(run: Run, state: KernelState) -> Settled | None:
+    """Check the bounds of time against what `TurnStarted` has just recorded."""
+    at = run.state.updated_at
+    bound = reached(run.state, state, running_s=run.state.running_ms / 1000, now=at, turn_over=False)
+    if bound is None:
+        return None
+    return Settled(reason="budget_exhausted", error=f"{bound.option} is {bound.limit:g} s, used {bound.used:.1f} s", bound=bound)
+
+
+def _close(run: Run, context: KernelContext, settled: Settled) -> None:
+    """Record the end of the pass and the one exit of the run."""
+    event = finish(run.state, settled)
+    state = context.state
+    if state.status not in ("done", "failed"):
+        done = event.status == "completed"
+        finished = e.PassFinished(
+            status="done" if done else "failed", reason=settled.reason, output=event.output, error="" if done else settled.error
+        )
+        context.record(finished)
+    run.journal.record(finish(run.state, settled))
+
+
+# Signals ----------------------------------------------------------------------------------------------------------------------
+
+
+async def _absorb(run: Run, *, fresh: bool) -> bool:
+    """Put the signals that came on record; say whether there were any."""
+    came = await run.world.signals(fresh=fresh)
+    for signal in came:
+        if isinstance(signal, Signal):
+            run.journal.record(*events_of(signal, run.state), scope=scope_of(signal, run.state))
+            run.journal.consume(signal.id)
+    return bool(came)
+
+
+def scope_of(signal: Signal, state: RunState) -> str:
+    """Return the pass that a signal is about, "" for the run."""
+    call: Any = signal.payload.get("call")
+    return call.rsplit(".", 2)[0] if isinstance(call, str) and state.call(call) is not None else ""
+
+
+def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
+    """Return what a signal means for the run now; nothing when it is out of date (answered twice, unknown call)."""
+    told = signal.payload
+    match signal.kind:
+        case "cancel":
+            return () if state.terminal or state.cancel else (e.CancelRequested(by=signal.by, why=told.get("why", ""), signal=signal.id),)
+        case "approval":
+            return _approval(signal, state)
+        case "reply":
+            ask = told.get("ask_id", "")
+            return (e.UserReplied(ask_id=ask, reply=told.get("reply"), by=signal.by, signal=signal.id),) if ask in state.asks else ()
+        case "timer":
+            timer = told.get("timer_id", "")
+            return (e.ScheduleFired(timer_id=timer, signal=signal.id),) if timer in state.timers else ()
+        case "reconcile":
+            return _reconcile(signal, state)
+        case "child":
+            child = told.get("child", "")
+            known = state.children.get(child)
+            if known is None or known.status != "open":
+                return ()
+            return (e.SubagentJoined(child=child, status=told.get("status", ""), output=told.get("output"), signal=signal.id),)
+        case "budget":
+            return (e.BudgetChanged(budget=Budget(**told.get("budget", {})), by=signal.by),)
+
+
+def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
+    call, decision = signal.payload["call"], signal.payload["decision"]
+    asked = state.approvals.get(call)
+    if asked is None:
+        return ()
+    if decision == "expired":
+        return (e.ApprovalExpired(call=call, signal=signal.id),)
+    args = signal.payload.get("args")
+    if decision == "approved" and args is not None:
+        return (e.ApprovalEdited(call=call, args=args, digest=digest_of([asked.tool, args]), by=signal.by, signal=signal.id),)
+    return (e.ApprovalResolved(call=call, decision=decision, by=signal.by, reason=signal.payload.get("reason", ""), signal=signal.id),)
+
+
+def _reconcile(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
+    told = signal.payload
+    call = state.call(told["call"])
+    if call is None or call.status != "in_doubt":
+        return ()
+    if told["outcome"] == "not_happened":
+        return (e.ToolReconciled(call=call.call_id, outcome="again", source="person", by=signal.by, signal=signal.id),)
+    result = msgspec.Raw(msgspec.json.encode(told.get("result")))
+    return (e.ToolReconciled(call=call.call_id, outcome="happened", source="person", result=result, by=signal.by, signal=signal.id),)

@@ -1,0 +1,6 @@
+"""Planners: who proposes the next action. `RulePlanner` does it from an ordered list of rules, without a model."""
+
+from detent.planners.rule_files import load_rules
+from detent.planners.rules import RulePlanner
+
+__all__ = ["RulePlanner", "load_rules"]

@@ -1,0 +1,425 @@
+"""The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
+
+The kernel knows these and nothing behind them. Every Protocol has an in-process reference and a contract suite in
+`detent.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.events import AnyEvent, ArtifactRef, Decision, SideEffect
+from detent.core.records import Record, RunHead
+from detent.core.state import Item, KernelState, RunState
+
+# Planning -------------------------------------------------------------------------------------------------------------------
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a planner answers: one control action, or a batch of tool calls.
+
+    `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged.
+    """
+
+    actions: tuple[AnyAction, ...]
+    text: str = ""
+    thinking: str = ""
+    usage: Usage = NOTHING
+    model: str = ""
+    provider_data: Any = None
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is declared of a tool: read by planners, policies and the kernel. Times in seconds, sizes in bytes.
+
+    `side_effect` is the level that policies use; `sensitive` names argument fields whose values stay out of the log; `volatile` marks
+    polling tools, whose successful calls are neither progress nor stagnation; `trust` says what a later policy may believe of the output.
+    """
+
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    side_effect: SideEffect = "destructive"
+    scopes: tuple[str, ...] = ()
+    timeout_s: float | None = 120.0
+    retries: int = 0
+    idempotent: bool = False
+    concurrency_safe: bool = False
+    volatile: bool = False
+    result_schema: dict[str, Any] | None = None
+    max_result_bytes: int = 65_536
+    sensitive: tuple[str, ...] = ()
+    trust: Literal["trusted", "untrusted"] = "untrusted"
+    cost_usd: float | None = None
+    ends_turn: bool = False
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the tool changes nothing outside."""
+        return self.side_effect in ("none", "read")
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a planner sees, built anew for each plan. Nothing in it is shared with the run: changing it changes nothing.
+
+    `transcript` items have `kind` (`user`, `model`, `tool`, `note`); a tool item has `call_id`, `tool`, `args`, `ok`, `content`, `error`.
+    `results` are all tool items of the pass, never compacted. `await full(item)` gives the whole value of a tool item whose `content` is
+    only a preview.
+    """
+
+    goal: str
+    agent: AgentSpec
+    iteration: int
+    variables: dict[str, Any]
+    transcript: Sequence[Item]
+    results: Sequence[Item]
+    tools: tuple[ToolSpec, ...]
+    memory: tuple[Any, ...] = ()
+    budget_remaining: Budget = Budget()
+    scratchpad: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    guidance: tuple[str, ...] = ()
+    attachments: tuple[Any, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    goals: tuple[tuple[str, str], ...] = ()
+    host: Host = Host()
+    run_id: str = ""
+    scope: str = "main"
+    attempt: int = 1
+    full: Callable[[Item], Awaitable[Any]] | None = None
+    models: Any = None
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Proposes what to do next.
+
+    Raise `MalformedPlan` for an answer that is no plan (it is retried twice) and `PlannerFailed` when there is none.
+    """
+
+    async def plan(self, view: View) -> Plan: ...
+
+
+# Tools ----------------------------------------------------------------------------------------------------------------------
+
+
+class ToolContext:
+    """What a running tool may know and do.
+
+    `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the
+    run is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time
+    (None: no limit); `remaining_s()` is what is left of it.
+    """
+
+    __slots__ = ("_progress", "attempt", "call_id", "cancelled", "deadline", "host", "idempotency_key", "run_id", "tool")
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        call_id: str,
+        tool: ToolSpec,
+        host: Host,
+        idempotency_key: str,
+        attempt: int = 1,
+        deadline: float | None = None,
+        cancelled: Cancellation | None = None,
+        progress: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
+        self.idempotency_key, self.attempt, self.deadline = idempotency_key, attempt, deadline
+        self.cancelled = cancelled or Cancellation()
+        self._progress = progress
+
+    def progress(self, event: Any) -> None:
+        """Tell observers, at once and best effort, how far the call is; `event` is JSON."""
+        if self._progress is not None:
+            self._progress(event)
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline, never below 0; None without one. Call it on the event loop."""
+        return None if self.deadline is None else max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
+class Cancellation:
+    """A flag that is set once and may be read from any thread."""
+
+    __slots__ = ("why",)
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.why)
+
+    def set(self, why: str) -> None:
+        """Set the flag; the first reason stays."""
+        self.why = self.why or why
+
+
+class Tool(Protocol):
+    """A tool: its declaration, the check of its arguments, and one attempt to run it."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments sanitised and validated, as plain JSON data; raise `InvalidArguments` (with an error code)."""
+        ...
+
+    async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Make one attempt; never raises for what the tool did, only `asyncio.CancelledError`."""
+        ...
+
+    async def settle(self, context: ToolContext) -> ToolOutcome | None:
+        """Ask the tool's `reconcile(key)` what became of an earlier attempt; None when it has none or does not know.
+
+        The outcome's `kind` is then `ok`, `failed` (known failure) or `not_executed`.
+        """
+        ...
+
+
+class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one attempt ended.
+
+    `kind`: `ok` (with `result`: JSON bytes), `failed` (known failure), `not_executed` (it did not happen), `fatal` (the run must end),
+    `in_doubt` (nobody knows). `full` is the whole result where `result` is only a preview; the kernel sets `artifact`
+    when it has stored it.
+    """
+
+    kind: Literal["ok", "failed", "not_executed", "fatal", "in_doubt"]
+    result: bytes = b"null"
+    full: bytes | None = None
+    artifact: ArtifactRef | None = None
+    error_code: str = ""
+    message: str = ""
+    details: dict[str, Any] | None = None
+    latency_ms: float = 0.0
+
+
+class Toolbox(Protocol):
+    """The tools that an engine knows, by name."""
+
+    def get(self, name: str) -> Tool:
+        """Return the tool; raise `UnknownName`."""
+        ...
+
+    def names(self) -> Sequence[str]: ...
+
+
+# Governance -----------------------------------------------------------------------------------------------------------------
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is about to be decided: its arguments are validated, frozen and digested."""
+
+    call_id: str
+    tool: ToolSpec
+    args: dict[str, Any]
+    digest: str
+    provenance: Literal["planner", "text", "program"] = "planner"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy decided, by which rule, and why (row K26)."""
+
+    decision: Decision
+    rule: str = ""
+    reason: str = ""
+    sources: tuple[str, ...] = ()
+    approvers: int = 1
+    expires_s: float | None = None
+    facts: dict[str, Any] = {}
+
+
+class Policy(Protocol):
+    """Decides on calls. Pure: the same call and state give the same verdict. `version` is recorded with every decision."""
+
+    version: str
+
+    def decide(self, call: Call, state: RunState) -> Verdict: ...
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether some call of this tool may need approval."""
+        ...
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A guard's refusal."""
+
+    reason: str
+
+
+Guard = Callable[[Call, KernelState, RunState], "Block | None"]
+"""A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+
+
+# Log ------------------------------------------------------------------------------------------------------------------------
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal."""
+
+    id: str
+    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile", "budget"]
+    by: str = ""
+    payload: dict[str, Any] = {}
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list, newest first. `after` is the run id that ended the previous page."""
+
+    status: tuple[str, ...] = ()
+    tenant: str | None = None
+    goal_id: str | None = None
+    agent: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: int | None = None
+    after: str | None = None
+
+
+class EventStore(Protocol):
+    """Keeps logs as bytes, and what goes with them: claims, inboxes, blobs, snapshots.
+
+    Records are opaque lines (see `core.records`); their order and number are the store's promise. Errors: `Conflict`, `RunBusy`,
+    `RunNotFound`, `StoreBusy`, `StoreFull`, `CorruptLog` (a stored line that cannot be read).
+    """
+
+    url: str
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+    ) -> None:
+        """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
+
+        `head` is the run's listing entry from now on. `durable` survives power loss, otherwise process death. Raise `Conflict` when
+        the run does not have exactly `expected_seq` records (0 creates it).
+        """
+        ...
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return the lines of records `after + 1`, `after + 2`, ...; empty for an unknown run."""
+        ...
+
+    async def head(self, run_id: str) -> RunHead | None: ...
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
+
+    async def claim(self, run_id: str) -> None:
+        """Take the right to advance the run for this store instance; raise `RunBusy` while another living holder has it.
+
+        It is free when the former holder released it, is dead (same host), or its lease expired (other hosts). Idempotent for the holder.
+        The run need not exist yet.
+        """
+        ...
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up; nothing happens if it is not held."""
+        ...
+
+    async def renew(self) -> list[str]:
+        """Extend the leases of all claims held here; return the runs whose claim was lost."""
+        ...
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the run's inbox; raise `RunNotFound` for an unknown run."""
+        ...
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first; runs without any are left out. Cheap: it is polled."""
+        ...
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep `data` under (run, key), durably; writing the same key again replaces it."""
+        ...
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None: ...
+
+    async def list_blobs(self, run_id: str) -> list[str]: ...
+
+    async def delete_blob(self, run_id: str, key: str) -> None: ...
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep one snapshot a run, the latest; an optimisation that may be lost."""
+        ...
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None: ...
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace every line by `tombstone(line)` and remove blobs, snapshot and inbox, in one transaction."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        ...
+
+    async def gc(self) -> int:
+        """Give unused space back and drop leftovers of dead holders; return the bytes freed, as far as known."""
+        ...
+
+
+# Observation, time, ids -------------------------------------------------------------------------------------------------------
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Something streamed while it happens: immediate, best effort, never stored."""
+
+    kind: Literal["text", "thinking", "progress"]
+    run_id: str
+    goal_id: str
+    agent: str
+    scope: str
+    iteration: int
+    content: Any
+    call_id: str = ""
+    parent: str = ""
+
+
+class Observer(Protocol):
+    """Is told what happened. Called in order, after the commit of each record; it can never fail a run."""
+
+    def on_record(self, record: Record, state: RunState) -> Any:
+        """Take a committed record and the state after it; may be a coroutine function."""
+        ...
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Take a streamed chunk."""
+        ...
+
+
+class Clock(Protocol):
+    """Time. `now` is UTC; `monotonic` is in seconds."""
+
+    def now(self) -> datetime: ...
+
+    def monotonic(self) -> float: ...
+
+
+class Ids(Protocol):
+    """Random names: run ids, salts."""
+
+    def token(self, length: int) -> str:
+        """Return `length` random characters of [a-z0-9]."""
+        ...
+
+
+EventHandler = Callable[[AnyEvent, RunState], Any]

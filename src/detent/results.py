@@ -1,0 +1,102 @@
+"""What the engine answers: plain frozen data."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from detent.core.budget import Usage
+from detent.core.state import Item, RunState
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
+
+    `tool_calls` holds every executed or refused call that got an observation, in index order.
+    """
+
+    run_id: str
+    status: str
+    reason: str
+    output: Any
+    partial: str
+    error: str | None
+    usage: Usage
+    iterations: int
+    state: RunState
+
+    @property
+    def tool_calls(self) -> tuple[Item, ...]:
+        """The observed calls of all passes."""
+        return tuple(item for p in self.state.passes.values() for item in p.results)
+
+
+def result_of(state: RunState) -> Result:
+    """Return the result that `state` means."""
+    return Result(
+        run_id=state.run_id,
+        status=state.status,
+        reason=state.reason,
+        output=state.output,
+        partial=state.partial,
+        error=state.error or None,
+        usage=state.usage,
+        iterations=state.usage.iterations,
+        state=state,
+    )
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that waits for a person: approve or deny exactly this."""
+
+    run_id: str
+    call_id: str
+    tool: str
+    args: Any
+    reason: str
+    requested_at: datetime | None
+
+
+def approvals_of(state: RunState) -> list[Approval]:
+    """Return the open approvals of a run."""
+    found: list[Approval] = []
+    for call_id, asked in state.approvals.items():
+        call = state.call(call_id)
+        args = msgspec.json.decode(msgspec.json.encode(call.args)) if call else None
+        found.append(
+            Approval(
+                run_id=state.run_id, call_id=call_id, tool=asked.tool, args=args, reason=asked.reason, requested_at=asked.requested_at
+            )
+        )
+    return found
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a re-execution parts from the log: the sequence, what the log has, what the code gives (JSON text)."""
+
+    sequence: int
+    expected: str
+    actual: str
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of re-executing a log: identical, or the first divergence; `records` were gone through."""
+
+    run_id: str
+    identical: bool
+    divergence: Difference | None
+    records: int
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a log is sound: number of records and head digest, or the first record that is not (`sequence`) and why (`problem`)."""
+
+    run_id: str
+    ok: bool
+    records: int
+    digest: str
+    erased: bool = False
+    sequence: int | None = None
+    problem: str = ""

@@ -1,0 +1,246 @@
+"""What lies beside the logs of a file store: whole files that are replaced at once, inboxes, claims."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from detent.core.errors import ConfigError, RunBusy
+from detent.ports import Signal
+from detent.stores.locks import Holder, lock_file, lock_path
+
+TEMPORARY = ".tmp-"
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write all of `data` at `offset`; where there is no room, cut the file back to `offset` and raise."""
+    view = memoryview(data)
+    try:
+        done = os.pwrite(fd, view, offset)
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], offset + done)
+    except OSError:
+        os.ftruncate(fd, offset)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory survive power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
+    """Give `path` new content: all of it or, whatever happens, the old."""
+    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+    fd = lock_file(temporary)
+    try:
+        write_all(fd, data, 0)
+        if durable:
+            os.fsync(fd)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    if durable:
+        sync_directory(path.parent)
+
+
+def remove_temporary(directory: Path) -> int:
+    """Remove files that a dead process left half written (a living one has them locked); return the bytes freed."""
+    freed = 0
+    for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*.blobs/{TEMPORARY}*")]:
+        try:
+            fd = lock_file(path, create=False)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        freed += os.fstat(fd).st_size
+        path.unlink(missing_ok=True)
+        os.close(fd)
+    return freed
+
+
+def blob_name(key: str) -> str:
+    """Return the file name for a key: the key itself where that is a plain name. Raise `ConfigError` for one that is too long."""
+    name = quote(key, safe="@+=,") or "%"
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > 240:
+        raise ConfigError(f"blob key {key[:40]!r}... is too long for a file name ({len(name)} characters, at most 240); use a digest")
+    return name
+
+
+def blob_key(name: str) -> str:
+    """Return the key for a file name."""
+    return "" if name == "%" else unquote(name)
+
+
+class Inboxes:
+    """One file a run with its signals, one a line; which of them were consumed is said by the run's log (`consumed`)."""
+
+    def __init__(self, directory: Path, consumed: Callable[[str], set[str]]) -> None:
+        self.directory, self._consumed = directory, consumed
+
+    def path(self, run_id: str) -> Path:
+        """The inbox of a run."""
+        return self.directory / f"{run_id}.jsonl"
+
+    def names(self) -> set[str]:
+        """Return the runs that have an inbox file."""
+        try:
+            return {name[: -len(".jsonl")] for name in os.listdir(self.directory)}
+        except FileNotFoundError:
+            return set()
+
+    def post(self, run_id: str, signal: Signal, wait_s: float) -> None:
+        """Add a signal durably, unless its id is there or was consumed."""
+        self.directory.mkdir(exist_ok=True, mode=0o700)
+        fd = lock_file(self.path(run_id), wait_s=wait_s)
+        try:
+            there, end = _signals(fd)
+            if signal.id in self._consumed(run_id) or any(signal.id == other.id for other in there):
+                return
+            if os.fstat(fd).st_size > end:
+                os.ftruncate(fd, end)
+            write_all(fd, msgspec.json.encode(signal) + b"\n", end)
+            os.fsync(fd)
+            sync_directory(self.directory)
+        finally:
+            if os.fstat(fd).st_size == 0:
+                self.path(run_id).unlink(missing_ok=True)
+            os.close(fd)
+
+    def waiting(self, run_id: str) -> list[Signal]:
+        """Return the signals that were not consumed; remove the file when there is none."""
+        try:
+            fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        try:
+            there, _ = _signals(fd)
+        finally:
+            os.close(fd)
+        consumed = self._consumed(run_id)
+        left = [signal for signal in there if signal.id not in consumed]
+        if there and not left:
+            self._tidy(run_id, consumed)
+        return left
+
+    def _tidy(self, run_id: str, consumed: set[str]) -> None:
+        try:
+            fd = lock_file(self.path(run_id), create=False)
+        except (BlockingIOError, FileNotFoundError):
+            return
+        try:
+            if all(signal.id in consumed for signal in _signals(fd)[0]):
+                self.path(run_id).unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+
+
+def _signals(fd: int) -> tuple[list[Signal], int]:
+    """Return the signals in an inbox file and where the last complete line ends."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    end = data.rfind(b"\n") + 1
+    return [msgspec.json.decode(line, type=Signal) for line in data[:end].splitlines()], end
+
+
+class Claims:
+    """One file a claimed run, naming the holder. The holder's lock file says until when other hosts may believe that it lives."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+
+    def path(self, run_id: str) -> Path:
+        """The claim of a run."""
+        return self.holder.directory / f"{run_id}.claim"
+
+    def sign(self) -> None:
+        """Show that this holder lives."""
+        self.holder.take()
+        self.holder.write(b"%020.3f\n" % self.holder.expires())
+
+    def take(self, run_id: str, wait_s: float) -> None:
+        """Claim a run; raise `RunBusy` while another living holder has it."""
+        self.sign()
+        fd = lock_file(self.path(run_id), wait_s=wait_s)
+        try:
+            name, host = _claimant(fd)
+            if name not in ("", self.holder.name) and self._lives(name, host):
+                raise RunBusy(run_id, name)
+            entry = msgspec.json.encode((self.holder.name, self.holder.host))
+            write_all(fd, entry, 0)
+            os.ftruncate(fd, len(entry))
+        finally:
+            os.close(fd)
+
+    def release(self, run_id: str, wait_s: float) -> None:
+        """Give a claim up, if it is held here."""
+        self._remove(run_id, wait_s, lambda name, _host: name == self.holder.name)
+
+    def remove(self, run_id: str, wait_s: float) -> None:
+        """Remove whatever claim there is on a run."""
+        self._remove(run_id, wait_s, lambda _name, _host: True)
+
+    def remove_dead(self) -> int:
+        """Remove the claims of dead holders; return the bytes freed."""
+        freed = 0
+        for path in self.holder.directory.glob("*.claim"):
+            try:
+                freed += self._remove(path.name[: -len(".claim")], 0.0, lambda name, host: name != self.holder.name and not self._lives(name, host))
+            except BlockingIOError:
+                continue
+        return freed
+
+    def held(self, run_id: str) -> bool:
+        """Whether the claim file names this holder."""
+        try:
+            fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return _claimant(fd)[0] == self.holder.name
+        finally:
+            os.close(fd)
+
+    def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str], bool]) -> int:
+        try:
+            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+        except FileNotFoundError:
+            return 0
+        try:
+            if not wanted(*_claimant(fd)):
+                return 0
+            self.path(run_id).unlink(missing_ok=True)
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _lives(self, name: str, host: str) -> bool:
+        expires = 0.0
+        if host != self.holder.host:
+            try:
+                expires = float(lock_path(self.holder.directory, name).read_bytes())
+            except (OSError, ValueError):
+                return False
+        return self.holder.lives(name, host, expires)
+
+
+def _claimant(fd: int) -> tuple[str, str]:
+    """Return name and host of the holder in a claim file; empty when it says none, as after a crash while it was written."""
+    try:
+        found: Any = msgspec.json.decode(os.pread(fd, 4096, 0), type=tuple[str, str])
+    except msgspec.DecodeError:
+        return "", ""
+    return found

@@ -1,0 +1,193 @@
+"""Locks of the operating system: who holds a claim, and whether that holder still lives.
+
+A store instance is one holder. Its name goes into the store beside the claims; its life shows in a lock file that it keeps flocked from its
+first claim until it closes. The kernel drops such a lock the moment the process ends, however it ends, so another process of the same host
+sees at once that a holder is dead. From other hosts a lock cannot be seen: there a holder lives until its lease has run out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from detent.core.errors import StoreBusy
+
+LEASE_S = 30.0
+"""How long a holder on another host is believed to live after its last sign of life."""
+
+BUSY_TIMEOUT_S = 30.0
+"""How long to wait for a lock that another process has."""
+
+
+@cache
+def host_identity() -> str:
+    """Return what tells this boot of this machine from all others: its name and the kernel's boot id, where there is one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> int:
+    """Open `path` and lock it for this descriptor alone; return the descriptor, to be closed with `os.close`, which unlocks.
+
+    The file that is locked is the one that has the name afterwards, even when another process replaced or removed it meanwhile. Raise
+    `BlockingIOError` when it is still locked after `wait_s` seconds, `FileNotFoundError` when it is missing and `create` is false.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    deadline = time.monotonic() + wait_s
+    pause = 0.0005
+    while True:
+        fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if still_named(fd, path):
+                return fd
+            os.close(fd)
+        except BlockingIOError:
+            os.close(fd)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+def still_named(fd: int, path: str | Path) -> bool:
+    """Whether `path` names the open file `fd`."""
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return named.st_ino == mine.st_ino and named.st_dev == mine.st_dev
+
+
+def is_dead(path: str | Path) -> bool:
+    """Whether nobody has the lock of this lock file; a missing file is a dead holder."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+class Holder:
+    """One store instance as a holder of claims.
+
+    `name` is `host:pid:token`; `host` is compared with other holders' to know whether their locks can be seen. The lock file is
+    `<directory>/<pid>-<token>.lock`. After a fork the child is another holder, with nothing claimed.
+    """
+
+    def __init__(self, directory: Path, *, host: str | None = None, lease_s: float = LEASE_S, now: Callable[[], float] = time.time) -> None:
+        self.directory, self.host, self.lease_s, self.now = directory, host or host_identity(), lease_s, now
+        self.runs: set[str] = set()
+        self._fd: int | None = None
+        self._rename()
+        _holders.add(self)
+
+    def _rename(self) -> None:
+        self._file = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self.name = f"{self.host.partition('/')[0]}:{self._file.replace('-', ':')}"
+
+    @property
+    def path(self) -> Path:
+        """The lock file."""
+        return lock_path(self.directory, self.name)
+
+    @property
+    def active(self) -> bool:
+        """Whether the lock file is held."""
+        return self._fd is not None
+
+    def expires(self) -> float:
+        """Return until when, in seconds of the wall clock, other hosts shall believe that this holder lives."""
+        return self.now() + self.lease_s
+
+    def take(self) -> None:
+        """Hold the lock file; again when someone removed it. Raise `StoreBusy` if it cannot be had."""
+        if self._fd is not None:
+            if still_named(self._fd, self.path):
+                return
+            os.close(self._fd)
+            self._fd = None
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._fd = lock_file(self.path, wait_s=BUSY_TIMEOUT_S)
+        except BlockingIOError:
+            raise StoreBusy(f"lock file {str(self.path)!r} is locked by another process; remove it if that is none of Detent's") from None
+
+    def write(self, content: bytes) -> None:
+        """Write into the lock file that is held, for other hosts to read; always the same length."""
+        assert self._fd is not None, "take() first"
+        os.pwrite(self._fd, content, 0)
+
+    def drop(self) -> None:
+        """Give the lock file up and remove it."""
+        if self._fd is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = None
+        self.runs.clear()
+
+    def lives(self, name: str, host: str, expires: float) -> bool:
+        """Whether another holder still lives: by its lock on this host, by its lease on another."""
+        if host != self.host:
+            return expires > self.now()
+        return not is_dead(lock_path(self.directory, name))
+
+    def forget(self) -> None:
+        """Become another holder, in a child process: the parent's lock stays the parent's."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self.runs = set()
+        self._rename()
+
+
+def lock_path(directory: Path, name: str) -> Path:
+    """Return the lock file of the holder `name`."""
+    return directory / f"{'-'.join(name.rsplit(':', 2)[1:])}.lock"
+
+
+def remove_dead(directory: Path) -> int:
+    """Remove the lock files of dead holders; return the bytes freed."""
+    freed = 0
+    for path in directory.glob("*.lock"):
+        try:
+            fd = lock_file(path, create=False)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        try:
+            freed += os.fstat(fd).st_size
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+    return freed
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for holder in list(_holders):
+        holder.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,201 @@
+"""The store in memory: the reference for what a store promises, and the fastest one. Everything is gone with the process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
+from detent.core.records import RunHead
+from detent.ports import RunQuery, Signal
+from detent.stores.selection import select
+
+
+class _Run:
+    """All that is kept of one run."""
+
+    __slots__ = ("consumed", "head", "inbox", "records", "snapshot")
+
+    def __init__(self, head: RunHead) -> None:
+        self.head = head
+        self.records: list[bytes] = []
+        self.inbox: dict[str, Signal] = {}
+        self.consumed: set[str] = set()
+        self.snapshot: tuple[int, bytes] | None = None
+
+
+class _Shelf:
+    """What sibling stores share; a claim is a weak reference to the store that holds it."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, _Run] = {}
+        self.blobs: dict[str, dict[str, bytes]] = {}
+        self.claims: dict[str, weakref.ref[RamStore]] = {}
+
+
+class RamStore:
+    """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` gives another holder of claims on the same runs.
+
+    A store instance is one holder. `open` is not needed before first use; after `close` every call raises `StoreError` until it is opened again.
+    """
+
+    url = "ram:"
+
+    def __init__(self) -> None:
+        self._shelf = _Shelf()
+        self._runs: dict[str, _Run] | None = self._shelf.runs
+
+    def sibling(self) -> RamStore:
+        """Return a store with the same runs that is another holder."""
+        other = RamStore()
+        other._shelf = self._shelf
+        other._runs = self._shelf.runs
+        return other
+
+    def _open_runs(self) -> dict[str, _Run]:
+        if self._runs is None:
+            raise StoreError("the store ram: is closed; call open() first")
+        return self._runs
+
+    def _run(self, run_id: str) -> _Run:
+        run = self._open_runs().get(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        return run
+
+    async def open(self) -> None:
+        """Make the store usable again after `close`."""
+        self._runs = self._shelf.runs
+
+    async def close(self) -> None:
+        """Release all claims; the runs stay, for siblings and for `open`."""
+        self._runs = None
+        for run_id in [run_id for run_id, holder in self._shelf.claims.items() if holder() is self]:
+            del self._shelf.claims[run_id]
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+    ) -> None:
+        """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
+        runs = self._runs
+        if runs is None:
+            runs = self._open_runs()
+        run = runs.get(run_id)
+        count = 0 if run is None else len(run.records)
+        if count != expected_seq:
+            raise Conflict(run_id, expected_seq, count)
+        if run is None:
+            run = runs[run_id] = _Run(head)
+        run.records.extend(records)
+        run.head = head
+        for signal_id in consumed:
+            run.inbox.pop(signal_id, None)
+            run.consumed.add(signal_id)
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return record lines; see `EventStore.read`."""
+        run = self._open_runs().get(run_id)
+        if run is None:
+            return []
+        return run.records[after:] if limit is None else run.records[after : after + limit]
+
+    async def head(self, run_id: str) -> RunHead | None:
+        """Return the run's listing entry; None for an unknown run."""
+        run = self._open_runs().get(run_id)
+        return None if run is None else run.head
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        """Return the page of runs that the query asks for, newest first."""
+        runs = self._open_runs()
+        last = runs.get(query.after) if query.after is not None else None
+        return select((run.head for run in runs.values()), query, after=last.head if last else None)
+
+    async def claim(self, run_id: str) -> None:
+        """Take the run for this store instance; raise `RunBusy` while a sibling has it."""
+        self._open_runs()
+        current = self._shelf.claims.get(run_id)
+        holder = current() if current is not None else None
+        if holder is not None and holder is not self:
+            raise RunBusy(run_id, f"another store object of this process ({id(holder):#x})")
+        self._shelf.claims[run_id] = weakref.ref(self)
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up, if it is held."""
+        current = self._shelf.claims.get(run_id)
+        if current is not None and current() is self:
+            del self._shelf.claims[run_id]
+
+    async def renew(self) -> list[str]:
+        """Return nothing: claims in one process have no lease to lose."""
+        self._open_runs()
+        return []
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the inbox, once; raise `RunNotFound`."""
+        run = self._run(run_id)
+        if signal.id not in run.consumed:
+            run.inbox.setdefault(signal.id, signal)
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first."""
+        runs = self._open_runs()
+        return {run_id: list(run.inbox.values()) for run_id in run_ids if (run := runs.get(run_id)) is not None and run.inbox}
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep a blob; the run need not exist yet."""
+        self._open_runs()
+        self._shelf.blobs.setdefault(run_id, {})[key] = bytes(data)
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """Return a blob; None when there is none under that key."""
+        self._open_runs()
+        return self._shelf.blobs.get(run_id, {}).get(key)
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        """Return the keys of the run's blobs, sorted."""
+        self._open_runs()
+        return sorted(self._shelf.blobs.get(run_id, ()))
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        """Remove a blob; nothing happens when there is none."""
+        self._open_runs()
+        self._shelf.blobs.get(run_id, {}).pop(key, None)
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        run = self._open_runs().get(run_id)
+        if run is not None and (run.snapshot is None or run.snapshot[0] <= seq):
+            run.snapshot = seq, bytes(data)
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        """Return (sequence, data) of the snapshot; None when there is none."""
+        run = self._open_runs().get(run_id)
+        return None if run is None else run.snapshot
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace every line and remove blobs, snapshot and inbox; raise `RunNotFound`."""
+        run = self._run(run_id)
+        run.records = [tombstone(line) for line in run.records]
+        run.head, run.snapshot = head, None
+        run.consumed.update(run.inbox)
+        run.inbox.clear()
+        self._shelf.blobs.pop(run_id, None)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        known = self._open_runs().pop(run_id, None) is not None
+        if not self._shelf.blobs.pop(run_id, {}) and not known:
+            raise RunNotFound(run_id)
+        self._shelf.claims.pop(run_id, None)
+
+    async def gc(self) -> int:
+        """Return 0: memory is freed as things are removed."""
+        self._open_runs()
+        return 0

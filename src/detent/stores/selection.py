@@ -1,0 +1,48 @@
+"""Which runs a listing shows, and in which order, for stores that hold the heads in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from detent.core.errors import ConfigError, RunNotFound
+from detent.core.records import RunHead
+from detent.ports import RunQuery
+
+
+def check_query(query: RunQuery) -> None:
+    """Raise `ConfigError` for a query that cannot be answered."""
+    if query.limit is not None and query.limit < 0:
+        raise ConfigError(f"RunQuery(limit={query.limit}): a page cannot have fewer than 0 runs; leave limit out for all of them")
+    for name, at in (("since", query.since), ("until", query.until)):
+        if at is not None and at.tzinfo is None:
+            raise ConfigError(f"RunQuery({name}={at.isoformat()}): the time has no zone; give one, such as {at.isoformat()}+00:00")
+
+
+def matches(head: RunHead, query: RunQuery) -> bool:
+    """Whether the query asks for this run; `since` is included, `until` is not."""
+    return (
+        (not query.status or head.status in query.status)
+        and (query.tenant is None or head.tenant == query.tenant)
+        and (query.goal_id is None or head.goal_id == query.goal_id)
+        and (query.agent is None or head.agent == query.agent)
+        and (query.since is None or head.created_at >= query.since)
+        and (query.until is None or head.created_at < query.until)
+    )
+
+
+def select(heads: Iterable[RunHead], query: RunQuery, *, after: RunHead | None) -> list[RunHead]:
+    """Return the page that the query asks for, newest first; `after` is the head of `query.after`.
+
+    Raise `RunNotFound` when `query.after` names a run that is not there.
+    """
+    check_query(query)
+    if query.after is not None and after is None:
+        raise RunNotFound(query.after)
+    found = sorted((head for head in heads if matches(head, query)), key=_age, reverse=True)
+    if after is not None:
+        found = [head for head in found if _age(head) < _age(after)]
+    return found if query.limit is None else found[: query.limit]
+
+
+def _age(head: RunHead) -> tuple[object, str]:
+    return head.created_at, head.run_id

@@ -1,0 +1,147 @@
+"""The tables of the SQLite store, how its connections are opened, and what SQLite's errors mean.
+
+A record's key is `run * 2**32 + sequence`: the log of a run is one range of one table, and a row costs some ten bytes beside its data.
+`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+
+from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x44544E54
+
+SEQ_BITS = 32
+LAST_SEQ = (1 << SEQ_BITS) - 1
+
+TABLES = """
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL, created INTEGER NOT NULL,
+    status TEXT NOT NULL, tenant TEXT NOT NULL, goal_id TEXT NOT NULL, agent TEXT NOT NULL, head BLOB NOT NULL);
+CREATE INDEX runs_by_age ON runs (created, run_id);
+CREATE INDEX runs_by_status ON runs (status, created, run_id);
+CREATE INDEX runs_by_tenant ON runs (tenant, created, run_id);
+CREATE INDEX runs_by_goal ON runs (goal_id);
+CREATE TABLE records (key INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE inbox (n INTEGER PRIMARY KEY, run INTEGER NOT NULL, id TEXT NOT NULL, signal BLOB, UNIQUE (run, id));
+CREATE INDEX inbox_waiting ON inbox (n) WHERE signal IS NOT NULL;
+CREATE TABLE snapshots (run INTEGER PRIMARY KEY, seq INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE blobs (run_id TEXT NOT NULL, key TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (run_id, key));
+CREATE TABLE claims (run_id TEXT PRIMARY KEY, holder TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE holders (name TEXT PRIMARY KEY, host TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID
+"""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+Db = sqlite3.Connection
+
+
+def microseconds(at: datetime) -> int:
+    """Return a time as whole microseconds since 1970, exactly."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def connect(path: Path, *, synchronous: str) -> Db:
+    """Open a connection that never waits, commits by hand, and leaves checkpoints to the store."""
+    db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+    db.execute("PRAGMA secure_delete=ON").fetchall()
+    return db
+
+
+def prepare(db: Db, path: Path) -> None:
+    """Check that the database is a store of this version, or make an empty one a store."""
+    version = _number(db, "PRAGMA user_version")
+    if version > SCHEMA_VERSION:
+        raise NewerVersion(
+            f"{str(path)!r} was written by a newer Detent (store version {version}, this one knows {SCHEMA_VERSION}); nothing was changed, install that version"
+        )
+    if version == 0:
+        _create(db, path)
+    elif _number(db, "PRAGMA application_id") != APPLICATION_ID:
+        raise ConfigError(_foreign(path))
+
+
+def _create(db: Db, path: Path) -> None:
+    mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(f"{str(path)!r} cannot use a write-ahead log on this file system (journal mode {mode!r}); put the store on a local disk")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        if _number(db, "PRAGMA user_version") == 0:
+            if _number(db, "SELECT count(*) FROM sqlite_master"):
+                raise ConfigError(_foreign(path))
+            for statement in TABLES.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _number(db: Db, question: str) -> int:
+    return db.execute(question).fetchone()[0]
+
+
+def _foreign(path: Path) -> str:
+    return f"{str(path)!r} is a SQLite database, but not a Detent store; nothing was changed, give another path"
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection holds a lock that is needed, so that the same may succeed later."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def concerns_all(error: sqlite3.Error) -> bool:
+    """Whether the error is about the database rather than about the one operation that met it."""
+    if isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return False
+    return True
+
+
+def translate(error: Exception, path: Path) -> Exception:
+    """Return the error of Detent that stands for one of SQLite; any other error as it is."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    where, primary = repr(str(path)), code & 0xFF
+    if is_busy(error):
+        return StoreBusy(f"{where} stayed locked by another process; nothing was recorded. Find who keeps it locked (a backup, a shell?) and resume")
+    if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_room(path)):
+        return StoreFull(f"no room left for {where} ({error}); nothing of this was recorded, what was there is intact. Make room and resume")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreError(f"{where} is damaged or no SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
+    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return StoreError(f"{where} cannot be written ({error}); check that the file and its directory belong to you and are writable")
+    return StoreError(f"{where}: SQLite said {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
+
+
+def _no_room(path: Path) -> bool:
+    """Whether the file system is as good as full, or a limit on the size of files is in force: SQLite calls both an I/O error."""
+    try:
+        return shutil.disk_usage(path.parent).free < 1 << 20 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    except OSError:
+        return False
+
+
+def create_file(path: Path) -> None:
+    """Create an empty database file that only its owner can read, where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(f"{str(path)!r} cannot be opened for writing ({error.strerror}); check the path and its permissions") from error
+
+

@@ -1,0 +1,67 @@
+"""Daemon threads that do what would block the event loop, such as waiting for a disk or for another process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class Threads:
+    """At most `count` threads, started as they are needed; none keeps a process from ending."""
+
+    def __init__(self, *, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._open_jobs = 0
+
+    def run(self, action: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Do `action` in a thread; return the future of its result. Cancelling the future does not stop the action."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        future.add_done_callback(self._finished)
+        self._open_jobs += 1
+        if len(self._threads) < min(self._count, self._open_jobs):
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._jobs.put((action, future))
+        return future
+
+    def _finished(self, future: asyncio.Future[Any]) -> None:
+        self._open_jobs -= 1
+        if not future.cancelled():
+            future.exception()
+
+    def stop(self) -> None:
+        """Let the threads end when they have done what is queued."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._threads = []
+
+    def _work(self) -> None:
+        jobs = self._jobs
+        while (job := jobs.get()) is not None:
+            action, future = job
+            result, error = None, None
+            try:
+                result = action()
+            except BaseException as raised:
+                error = raised
+            try:
+                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:
+                continue
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if not future.done():
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,78 @@
+"""From a URL to a store: `ram:`, `file:DIR`, `sqlite:///PATH` (four slashes for an absolute path)."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from detent.core.errors import ConfigError
+from detent.ports import EventStore
+
+FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH"}
+"""The schemes, each with how its URLs look."""
+
+
+def open_store(url: str, **options: Any) -> EventStore:
+    """Return the store that `url` names, not opened yet; `options` go to its class.
+
+    Raise `ConfigError` for a URL or an option that no store has.
+    """
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in FORMS:
+        raise ConfigError(_unknown(url, scheme if colon else ""))
+    if scheme == "ram":
+        if rest not in ("", "//"):
+            raise ConfigError(f"store URL {url!r}: a store in memory has no place; write ram:")
+        from detent.stores.ram import RamStore
+
+        return RamStore(**_checked(RamStore, url, options))
+    if scheme == "file":
+        from detent.stores.file import FileStore
+
+        return FileStore(_directory(url, rest), **_checked(FileStore, url, options))
+    from detent.stores.sqlite import SqliteStore
+
+    return SqliteStore(_database(url, rest), **_checked(SqliteStore, url, options))
+
+
+def _directory(url: str, rest: str) -> Path:
+    if rest.startswith("//") and not rest.startswith("///"):
+        raise ConfigError(f"store URL {url!r} names a host; write file:DIR for a directory of this machine")
+    path = rest[2:] if rest.startswith("///") else rest
+    if not path:
+        raise ConfigError(f"store URL {url!r} names no directory; write file:DIR, such as file:runs")
+    return Path(path)
+
+
+def _database(url: str, rest: str) -> Path:
+    if not rest.startswith("///"):
+        raise ConfigError(f"store URL {url!r}: write sqlite:///PATH, such as sqlite:///runs.db (relative) or sqlite:////var/lib/runs.db (absolute)")
+    if rest == "///:memory:":
+        raise ConfigError(f"store URL {url!r}: a database in memory cannot be shared between connections; write ram: for a store in memory")
+    if not rest[3:]:
+        raise ConfigError(f"store URL {url!r} names no file; write sqlite:///PATH, such as sqlite:///runs.db")
+    return Path(rest[3:])
+
+
+def _unknown(url: str, scheme: str) -> str:
+    forms = ", ".join(FORMS.values())
+    if scheme in ("postgresql", "postgres"):
+        return f"store URL {url!r}: PostgreSQL is not available in this version of Detent; use one of {forms}"
+    near = difflib.get_close_matches(scheme, FORMS, n=1) if scheme else []
+    if near:
+        return f"store URL {url!r} has the unknown scheme {scheme!r}; did you mean {FORMS[near[0]]}? Known: {forms}"
+    if not scheme:
+        return f"store URL {url!r} has no scheme; did you mean sqlite:///{url or 'runs.db'}? Known: {forms}"
+    return f"store URL {url!r} has the unknown scheme {scheme!r}; known: {forms}"
+
+
+def _checked(store: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
+    known = [name for name, parameter in inspect.signature(store).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+            raise ConfigError(f"store {url!r} has no option {name!r}; {hint}")
+    return options

@@ -1,0 +1,142 @@
+"""What may be declared of a tool, once for all ways of making one: the options, their defaults, and what is wrong with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, cast
+
+import msgspec
+
+from detent.core.errors import ConfigError, UnknownName
+from detent.core.events import SideEffect
+
+SIDE_EFFECTS = ("none", "read", "write", "destructive")
+TRUST = ("trusted", "untrusted")
+HOOKS = ("sanitize", "validate", "before", "after", "on_error", "reconcile")
+FLAGS = ("idempotent", "volatile", "ends_turn")
+
+
+class SchemaToolOptions(TypedDict, total=False):
+    """The options of `Tool.from_schema`; see `Options` for what they mean."""
+
+    side_effect: SideEffect
+    scopes: Sequence[str]
+    timeout_s: float | None
+    retries: int
+    idempotent: bool
+    concurrency_safe: bool | None
+    reconcile: Callable[..., Any] | None
+    volatile: bool
+    result_schema: Any
+    max_result_bytes: int
+    sensitive: Sequence[str]
+    trust: Literal["trusted", "untrusted"]
+    cost_usd: float | None
+    ends_turn: bool
+    sanitize: Callable[[dict[str, Any]], Any] | None
+    validate: Callable[[dict[str, Any]], Any] | None
+    before: Callable[..., Any] | None
+    after: Callable[..., Any] | None
+    on_error: Callable[..., Any] | None
+
+
+class ToolOptions(SchemaToolOptions, total=False):
+    """The options of `tool`: those of `Tool.from_schema`, and what a function says for itself otherwise."""
+
+    name: str | None
+    description: str | None
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The declared facts of a tool, checked.
+
+    - `side_effect`: `none`, `read`, `write` or `destructive`; what policies decide by. `scopes`: what the host must have been given.
+    - `timeout_s`: seconds for one attempt, None for no limit of its own. `retries`: further attempts after a failure that left
+      nothing behind (`idempotent` or read-only tools, and `NotExecuted`).
+    - `concurrency_safe`: may run beside its like; None means: when it is async and only reads.
+    - `reconcile(key)` or `reconcile(key, context)`: says what became of an earlier attempt (`Happened`, `NotHappened`, None).
+    - `volatile`: a polling tool, whose successful calls are neither progress nor stagnation.
+    - `result_schema`: a JSON Schema or a type that results must satisfy. `max_result_bytes`: a larger result becomes a preview.
+    - `sensitive`: arguments whose values stay out of the log. `trust`: what a policy may believe of the output.
+    - `cost_usd`: the price of one call. `ends_turn`: the call ends the turn, its result is the answer.
+    - hooks, in the order in which they run: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
+      `on_error(exception, context)`.
+    """
+
+    side_effect: SideEffect = "destructive"
+    name: str | None = None
+    description: str | None = None
+    scopes: tuple[str, ...] = ()
+    timeout_s: float | None = 120.0
+    retries: int = 0
+    idempotent: bool = False
+    concurrency_safe: bool | None = None
+    reconcile: Callable[..., Any] | None = None
+    volatile: bool = False
+    result_schema: Any = None
+    max_result_bytes: int = 65_536
+    sensitive: tuple[str, ...] = ()
+    trust: Literal["trusted", "untrusted"] = "untrusted"
+    cost_usd: float | None = None
+    ends_turn: bool = False
+    sanitize: Callable[[dict[str, Any]], Any] | None = None
+    validate: Callable[[dict[str, Any]], Any] | None = None
+    before: Callable[..., Any] | None = None
+    after: Callable[..., Any] | None = None
+    on_error: Callable[..., Any] | None = None
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the tool changes nothing outside."""
+        return self.side_effect in ("none", "read")
+
+
+def read_options(given: ToolOptions, *, tool: str) -> Options:
+    """Return the options of the tool named `tool`; raise `UnknownName` or `ConfigError` for one that is wrong, naming it."""
+    values = cast(dict[str, Any], dict(given))
+    for name in values:
+        if name not in Options.__struct_fields__:
+            raise UnknownName("tool option", name, Options.__struct_fields__)
+    for name in ("scopes", "sensitive"):
+        if name in values:
+            values[name] = _texts(values[name], name, tool=tool)
+    options = Options(**values)
+    problem = _problem(options)
+    if problem:
+        raise ConfigError(f"tool {tool!r}: {problem}")
+    return options
+
+
+def _texts(value: Any, name: str, *, tool: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"tool {tool!r}: {name} is {value!r}; write a tuple of texts, such as ({name[:5]!r},)")
+    return tuple(value)
+
+
+def _problem(options: Options) -> str:
+    """Return what is wrong, in words, or nothing."""
+    for name, value in (("retries", options.retries), ("max_result_bytes", options.max_result_bytes)):
+        if type(value) is not int or value < 0:
+            return f"{name} is {value!r}; it must be a whole number, 0 or more"
+    for name, value in (("timeout_s", options.timeout_s), ("cost_usd", options.cost_usd)):
+        if value is not None and (type(value) not in (int, float) or not value >= 0):
+            return f"{name} is {value!r}; it must be a number, or None"
+    if options.timeout_s == 0 or options.max_result_bytes == 0:
+        return "timeout_s and max_result_bytes must be above 0; leave them out for the default, timeout_s=None for no limit"
+    if options.side_effect not in SIDE_EFFECTS:
+        return f"side_effect is {options.side_effect!r}; choose one of {', '.join(SIDE_EFFECTS)}"
+    if options.trust not in TRUST:
+        return f"trust is {options.trust!r}; choose one of {', '.join(TRUST)}"
+    for name in FLAGS:
+        if not isinstance(getattr(options, name), bool):
+            return f"{name} is {getattr(options, name)!r}; it must be True or False"
+    if options.concurrency_safe not in (True, False, None):
+        return f"concurrency_safe is {options.concurrency_safe!r}; it must be True, False or None (decided by the function)"
+    for name in HOOKS:
+        if getattr(options, name) is not None and not callable(getattr(options, name)):
+            return f"{name} is {getattr(options, name)!r}; it must be a function"
+    for name in ("sanitize", "validate"):
+        if inspect.iscoroutinefunction(getattr(options, name)):
+            return f"{name} is an async function; arguments are checked without waiting, make it a plain one (before may be async)"
+    return ""

@@ -1,0 +1,141 @@
+"""The tools that one engine knows, by name, and the threads that its sync tools run in. Nothing here is shared between engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import CoroutineType
+from typing import Any, cast
+
+from detent import ports
+from detent.core.errors import ConfigError, UnknownName
+from detent.ports import ToolContext, ToolOutcome, ToolSpec
+from detent.tools.function import Tool
+from detent.tools.threads import ThreadPool
+
+
+class PooledTool:
+    """A tool together with the pool that it runs in; what a registry hands to the kernel."""
+
+    __slots__ = ("_pool", "tool")
+
+    def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
+        self.tool, self._pool = tool, pool
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool's declaration."""
+        return self.tool.spec
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """See `Tool.check`."""
+        return self.tool.check(args)
+
+    def run(self, args: dict[str, Any], context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome]:
+        """See `Tool.run`."""
+        return self.tool.run(args, context, pool=self._pool)
+
+    def settle(self, context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome | None]:
+        """See `Tool.settle`."""
+        return self.tool.settle(context, pool=self._pool)
+
+
+class Registry:
+    """Tools by name, in the order of registration. Thread-safe."""
+
+    def __init__(self, tools: Iterable[ports.Tool] = (), *, pool: ThreadPool | None = None) -> None:
+        """Register `tools`; their sync functions run in `pool` (None: one of its own)."""
+        self.pool = pool or ThreadPool()
+        self._lock = threading.Lock()
+        self._given: dict[str, Any] = {}
+        self._runnable: dict[str, ports.Tool] = {}
+        self.add_all(tools)
+
+    def register(self, tool: ports.Tool) -> str:
+        """Add `tool` and return its name; the same tool again changes nothing.
+
+        Raise `ConfigError` for another tool under a name that exists, an empty name, or something that is no tool.
+        """
+        name = _name(tool)
+        with self._lock:
+            there = self._given.get(name)
+            if there is None:
+                self._put(name, tool)
+            elif not _same(there, tool):
+                raise ConfigError(f"a tool named {name!r} already exists in this engine; give one of them another name=..., or use replace")
+        return name
+
+    def add_all(self, tools: Iterable[ports.Tool]) -> list[str]:
+        """Add each tool and return their names; raise `ConfigError` as `register` does, and then add none of them."""
+        tools = list(tools)
+        names = [_name(tool) for tool in tools]
+        with self._lock:
+            planned = dict(self._given)
+            for name, tool in zip(names, tools, strict=True):
+                if not _same(planned.setdefault(name, tool), tool):
+                    raise ConfigError(
+                        f"a tool named {name!r} already exists in this engine; give one of them another name=..., or use replace"
+                    )
+            for name, tool in planned.items():
+                if name not in self._given:
+                    self._put(name, tool)
+        return names
+
+    def replace(self, tool: ports.Tool) -> None:
+        """Put `tool` in the place of the one of its name; raise `UnknownName` when there is none."""
+        name = _name(tool)
+        with self._lock:
+            if name not in self._given:
+                raise UnknownName("tool", name, self._given)
+            self._put(name, tool)
+
+    def get(self, name: str) -> ports.Tool:
+        """Return the tool, ready to run; raise `UnknownName`, which names the nearest one."""
+        tool = self._runnable.get(name)
+        if tool is None:
+            raise UnknownName("tool", name, self.names())
+        return tool
+
+    def names(self) -> list[str]:
+        """Return the names, in the order of registration."""
+        with self._lock:
+            return list(self._given)
+
+    def list(self) -> list[ToolSpec]:
+        """Return the declarations, in the order of registration."""
+        with self._lock:
+            tools = list(self._runnable.values())
+        return [tool.spec for tool in tools]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def close(self) -> None:
+        """Let the idle threads end; calls that still run are not waited for."""
+        self.pool.close()
+
+    def _put(self, name: str, tool: Any) -> None:
+        self._given[name] = tool
+        self._runnable[name] = PooledTool(cast("Tool[..., Any]", tool), self.pool) if isinstance(tool, Tool) else tool
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, Tool) and one.same_as(other))
+
+
+def _name(tool: Any) -> str:
+    """Return the name of a tool; raise `ConfigError` when there is none, or it is no tool."""
+    if isinstance(tool, PooledTool):
+        raise ConfigError(f"{tool.tool.name!r} comes from another registry; register the tool itself")
+    if not isinstance(tool, Tool) and not all(hasattr(tool, part) for part in ("spec", "check", "run", "settle")):
+        what = f"the function {getattr(tool, '__name__', tool)!r}" if callable(tool) else f"{tool!r}"
+        raise ConfigError(f"{what} is no tool; decorate it with @tool(side_effect=...), or make one with Tool.from_schema(...)")
+    if isinstance(tool, Tool) and tool.arguments.unbound:
+        raise ConfigError(f"tool {tool.name!r} is a method of a class: take it from an instance, as in instance.{tool.name}")
+    name = tool.name if isinstance(tool, Tool) else tool.spec.name
+    if not name:
+        raise ConfigError(f"{tool!r} has an empty name; a tool is called by its name")
+    return name

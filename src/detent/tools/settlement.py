@@ -1,0 +1,26 @@
+"""What a tool's `reconcile` may answer about an earlier attempt whose outcome nobody saw.
+
+    async def settled(key: str) -> Happened | NotHappened | None:
+        payment = await bank.find(key)
+        return Happened(payment.receipt) if payment else NotHappened("the bank has no such key")
+
+`None` means: not known. The call then stays in doubt until somebody or something else settles it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """The earlier attempt did its work; `result` is what it would have returned."""
+
+    result: Any = None
+
+
+class NotHappened(msgspec.Struct, frozen=True):
+    """The earlier attempt did nothing, and will not: the call may be made again."""
+
+    why: str = ""

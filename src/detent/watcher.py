@@ -1,0 +1,72 @@
+"""One watcher an engine: sees signals for the runs that are advanced here within 500 ms, and keeps their leases alive (DESIGN 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from detent.core.errors import DetentError
+from detent.kernel.live import Control
+from detent.ports import EventStore
+
+POLL_S = 0.25
+RENEW_S = 5.0
+
+log = logging.getLogger("detent")
+
+
+class Watcher:
+    """Polls while runs are advanced and sleeps for good when there are none."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+        self._controls: dict[str, Control] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, run_id: str, control: Control) -> None:
+        """Begin to watch a run."""
+        self._controls[run_id] = control
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def remove(self, run_id: str) -> None:
+        """Stop watching a run."""
+        self._controls.pop(run_id, None)
+
+    def control(self, run_id: str) -> Control | None:
+        """Return the control of a run that is advanced here."""
+        return self._controls.get(run_id)
+
+    def suspend(self, why: str) -> None:
+        """Stop advancing every run."""
+        for control in list(self._controls.values()):
+            control.suspend(why)
+
+    async def close(self) -> None:
+        """End the polling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _watch(self) -> None:
+        renewed = asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(POLL_S)
+            if not self._controls:
+                self._task = None
+                return
+            try:
+                for run_id, signals in (await self._store.signals(list(self._controls))).items():
+                    control = self._controls.get(run_id)
+                    if control is not None:
+                        control.deliver(signals)
+                now = asyncio.get_running_loop().time()
+                if now - renewed >= RENEW_S:
+                    renewed = now
+                    for run_id in await self._store.renew():
+                        control = self._controls.get(run_id)
+                        if control is not None:
+                            control.suspend("its claim was lost to another worker")
+            except DetentError as error:
+                log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)

@@ -1,0 +1,24 @@
+"""What every test stands on: the same search for examples each time, and an environment without settings of one's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two runs of the suite try the same examples, so that what was green is green again; `soak` looks further, with new ones each time.
+# No deadline: a slow machine is not a failure.
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
+settings.register_profile("default", deadline=None, derandomize=True, database=None, print_blob=True, suppress_health_check=_SLOW)
+settings.register_profile("ci", settings.get_profile("default"))
+settings.register_profile("soak", deadline=None, max_examples=2_000, print_blob=True, suppress_health_check=_SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+for name in [name for name in os.environ if name.startswith("DETENT_")]:
+    del os.environ[name]
+
+# Processes that tests start see the same code as the tests, whether or not it is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,329 @@
+"""The shape of the source, as DESIGN and STYLE have it: who imports whom, what is pure, how long things are.
+
+import-linter checks the layers over whole chains of imports; this file checks what it cannot see: the standard library, calls, sizes,
+names, and that every folder is covered by a contract at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, tree, where
+
+ADAPTERS = ("strategies", "planners", "tools", "policies", "memories", "stores", "observers", "teams", "workers", "clock")
+NAMES_ADAPTERS = ("__init__", "__main__", "cli", "config", "engine", "server", "evals", "testing")
+"""What may name a concrete adapter: the public names, and what puts parts together or tests them."""
+
+PURE = {
+    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal"),
+    *("difflib", "enum", "fractions", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "numbers", "operator", "re"),
+    *("statistics", "string", "struct", "textwrap", "types", "typing", "unicodedata", "weakref", "zlib"),
+    "msgspec",
+}
+"""What core may import beside itself: no clock, no randomness, no files, no network, no threads, no event loop."""
+
+NOT_IN_KERNEL = {"glob", "os", "pathlib", "random", "secrets", "shutil", "socket", "sqlite3", "subprocess", "tempfile", "uuid"}
+"""Where a kernel or a strategy would read chance or the environment past the log (law 5)."""
+
+NOW = {"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf_counter"}
+HEAVY = {
+    *(
+        "aiohttp",
+        "anthropic",
+        "cel",
+        "click",
+        "fastapi",
+        "httpx",
+        "jsonschema",
+        "mcp",
+        "openai",
+        "opentelemetry",
+        "prompt_toolkit",
+        "psycopg",
+    ),
+    *(
+        "pydantic",
+        "pydantic_ai",
+        "pydantic_core",
+        "pygments",
+        "referencing",
+        "requests",
+        "restate",
+        "rich",
+        "starlette",
+        "typer",
+        "uvicorn",
+        "yaml",
+    ),
+}
+
+
+def contract() -> list[str]:
+    """Return the layers of the import contract as they are written, highest first."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (found,) = [c for c in config["tool"]["importlinter"]["contracts"] if c["id"] == "layers"]
+    return found["layers"]
+
+
+def layers() -> list[set[str]]:
+    """Return the layers of the import contract, highest first, each as the set of its top-level modules."""
+    return [set(re.findall(r"\w+", layer)) for layer in contract()]
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Return the first two parts of a dotted name: `detent.stores.ram` gives `("detent", "stores")`."""
+    first, second, *_ = [*name.split("."), "", ""]
+    return first, second
+
+
+def test_every_module_and_folder_is_placed_in_a_layer() -> None:
+    """A new folder under the package stands in the import contract before it stands in the tree."""
+    there = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py")))} - {"__init__"}
+    assert there - set().union(*layers()) == set(), "place it in [tool.importlinter] of pyproject.toml, and in ADAPTERS if it is one"
+
+
+def test_adapter_folders_stand_side_by_side_with_the_kernel() -> None:
+    """The contract has the kernel and every adapter folder in one layer, above ports, and core is the lowest."""
+    order = layers()
+    assert order[-3:] == [{"kernel", *ADAPTERS}, {"ports"}, {"core"}]
+
+
+def test_nothing_imports_upwards_or_sideways() -> None:
+    """Each import goes to a lower layer or stays in its own folder; adapters never import each other or the kernel."""
+    rank = {name: i for i, layer in enumerate(layers()) for name in layer}
+    together = [layer for layer, written in zip(layers(), contract(), strict=True) if ":" in written]
+    wrong = []
+    for path in modules():
+        _, mine = parts_of(module_name(path))
+        for node, name in imports(path):
+            root, theirs = parts_of(name)
+            if root != "detent" or mine in ("", theirs) or not {mine, theirs} <= rank.keys():
+                continue
+            if rank[theirs] <= rank[mine] and not any({mine, theirs} <= layer for layer in together):
+                wrong.append(f"{where(path, node)} imports {name}")
+    assert wrong == []
+
+
+def test_only_what_puts_parts_together_names_an_adapter() -> None:
+    """Kernel, ports and core work with whatever is behind the seam: they name no adapter, not even in a string to be imported."""
+    wrong = []
+    for path in modules():
+        _, mine = parts_of(module_name(path))
+        if (mine or "__init__") in NAMES_ADAPTERS or mine in ADAPTERS:
+            continue
+        named = [(node, name) for node, name in imports(path)]
+        named += [
+            (n, n.value) for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str) and " " not in n.value
+        ]
+        wrong += [f"{where(path, node)} names {name}" for node, name in named if re.match(rf"detent\.({'|'.join(ADAPTERS)})\b", name)]
+    assert wrong == []
+
+
+def test_there_are_no_relative_imports() -> None:
+    """Paths in imports, tracebacks and docs agree."""
+    assert [where(p, node) for p in modules() for node, name in imports(p) if name.startswith(".")] == []
+
+
+def test_the_core_imports_nothing_impure() -> None:
+    """Law 8: `detent.core` imports itself, msgspec and the pure part of the standard library."""
+    files = modules(PACKAGE / "core")
+    assert files, "there is no core"
+    wrong = []
+    for path in files:
+        for node, name in imports(path):
+            if name.split(".")[0] not in PURE and not name.startswith("detent.core."):
+                wrong.append(f"{where(path, node)} imports {name}")
+    assert wrong == []
+
+
+def test_the_core_does_nothing_but_compute() -> None:
+    """Law 8: no call of a clock, of `open`, `print` or `input`, and nothing asynchronous."""
+    wrong = []
+    for path in modules(PACKAGE / "core"):
+        wrong += [
+            f"{where(path, n)} calls {name}" for n, name in calls(path) if name in ("open", "print", "input", "exec", "eval", "__import__")
+        ]
+        wrong += [f"{where(path, n)} reads a clock: {name}" for n, name in calls(path) if "." in name and name.split(".")[-1] in NOW]
+        kinds = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+        wrong += [f"{where(path, n)} is asynchronous" for n in ast.walk(tree(path)) if isinstance(n, kinds)]
+    assert wrong == []
+
+
+def test_kernel_and_strategies_read_no_clock_chance_or_environment() -> None:
+    """Law 5: they see time, chance and the world through ports and recorded values.
+
+    `time.perf_counter` is the exception: it measures how long a call took, which is recorded and which nothing is decided from.
+    """
+    wrong = []
+    for path in modules(PACKAGE / "kernel", PACKAGE / "strategies"):
+        for node, name in imports(path):
+            if name.split(".")[0] in NOT_IN_KERNEL or name.startswith("time."):
+                wrong.append(f"{where(path, node)} imports {name}")
+        for node, name in calls(path):
+            before, _, last = name.rpartition(".")
+            clock = before.split(".")[-1] in ("datetime", "date", "time") and last in NOW and name != "time.perf_counter"
+            if clock or name in ("open", "time.sleep"):
+                wrong.append(f"{where(path, node)} calls {name}")
+    assert wrong == []
+
+
+def test_core_and_kernel_stay_small() -> None:
+    """Under 2,000 lines together, the runner under 250.
+
+    A line counts when it holds code: blank lines, lines of only a comment and docstrings do not.
+    """
+    sizes = {path: code_lines(path) for path in modules(PACKAGE / "core", PACKAGE / "kernel")}
+    longest = ", ".join(f"{path.relative_to(PACKAGE)} {n}" for path, n in sorted(sizes.items(), key=lambda item: -item[1])[:6])
+    assert sum(sizes.values()) < 2_000, f"{sum(sizes.values())} lines of code; the longest: {longest}; push something out to a seam"
+    assert sizes.get(PACKAGE / "kernel" / "runner.py", 0) < 250
+
+
+def test_a_line_counts_when_it_holds_code(tmp_path: Path) -> None:
+    """The count is that of statements as they are written: no blank line, comment or docstring, every line of a long expression."""
+    sample = tmp_path / "sample.py"
+    sample.write_text('"""Doc.\n\nMore.\n"""\n\n# why\nx = [\n    1,  # one\n]\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n')
+    assert code_lines(sample) == 6
+
+
+def test_modules_are_named_after_what_is_inside() -> None:
+    """No module says only that it holds things."""
+    vague = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "types", "misc", "shared", "core_utils", "lib"}
+    assert [where(p) for p in modules() if {p.stem, p.parent.name} & vague] == []
+
+
+@pytest.mark.parametrize("place", [PACKAGE, TESTS, ROOT / "examples", ROOT / "benchmarks", ROOT / "scripts"], ids=lambda p: p.name)
+def test_every_module_begins_with_what_it_is_for(place: Path) -> None:
+    """The first statement of a module is its docstring."""
+    assert [where(p) for p in modules(place) if not ast.get_docstring(tree(p))] == []
+
+
+def handled(module: ast.Module) -> set[str]:
+    """Return the class names that have a `case` doing something: a body that only raises hands the event to nobody."""
+    names: set[str] = set()
+    for case in [n for n in ast.walk(module) if isinstance(n, ast.match_case)]:
+        if all(isinstance(step, ast.Raise) for step in case.body):
+            continue
+        for pattern in ast.walk(case.pattern):
+            if isinstance(pattern, ast.MatchClass):
+                names.add(ast.unparse(pattern.cls).split(".")[-1])
+    return names
+
+
+def test_every_event_is_in_the_union() -> None:
+    """The union is closed: a class that derives from `Event` is in it, and nothing else."""
+    from detent.core import events
+
+    classes = {c for c in vars(events).values() if isinstance(c, type) and issubclass(c, events.Event) and c is not events.Event}
+    assert set(get_args(events.AnyEvent)) == classes
+    assert set(events.INPUTS) <= classes
+
+
+def test_every_action_is_in_the_union() -> None:
+    """The union is closed: a class that derives from `Action` is in it, and nothing else."""
+    from detent.core import actions
+
+    classes = {c for c in vars(actions).values() if isinstance(c, type) and issubclass(c, actions.Action) and c is not actions.Action}
+    assert set(get_args(actions.AnyAction)) == classes
+
+
+def test_every_event_is_folded() -> None:
+    """The fold has a case for every event; none is dropped in silence."""
+    from detent.core import events
+
+    every = {c.__name__ for c in get_args(events.AnyEvent)}
+    assert every - handled(tree(PACKAGE / "core" / "fold.py")) == set()
+
+
+def in_a_fresh_process(code: str) -> Any:
+    """Run `code` in a new interpreter and return the JSON that it prints last."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=SRC)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["detent", "detent.ports"])
+def test_importing_the_package_loads_nothing_heavy(name: str) -> None:
+    """`import detent` is light: no validation library, expression language, command line, server or vendor SDK."""
+    loaded = in_a_fresh_process(f"import json, sys, {name}; print(json.dumps(sorted(sys.modules)))")
+    assert {n.split(".")[0] for n in loaded} & HEAVY == set()
+    assert [n for n in loaded if n.startswith(("detent.cli", "detent.server", "detent.testing"))] == []
+
+
+def test_every_public_name_can_be_imported_and_is_described() -> None:
+    """What `detent.__all__` promises is there and says what it is; the list holds no name twice."""
+    import detent
+
+    names = list(detent.__all__)
+    assert names
+    assert len(set(names)) == len(names)
+    missing = [n for n in names if not hasattr(detent, n)]
+    assert missing == []
+    silent = [n for n in names if callable(getattr(detent, n)) and not (getattr(detent, n).__doc__ or "").strip()]
+    assert silent == []
+
+
+def reason(path: Path, node: ast.AST) -> bool:
+    """Say whether the line of `node` ends with a comment in words, beside what it tells the tools."""
+    said = re.sub(r"(noqa:\s*)?\b[A-Z]+\d+\b,?|pragma: no cover|type: ignore(\[.*?\])?", "", comment(path, getattr(node, "lineno", 0)))
+    return len(re.findall(r"[a-z]{2,}", said)) >= 2
+
+
+def test_a_broad_except_says_why() -> None:
+    """`except Exception` stands only around foreign code and in the worker loop, with the reason on its line.
+
+    One that tidies up and raises the same exception again swallows nothing and needs none.
+    """
+    wrong = []
+    for path in modules(PACKAGE, TESTS):
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ExceptHandler) or ast.unparse(node.body[-1]) == "raise":
+                continue
+            caught = [] if node.type is None else node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if caught and not {"Exception", "BaseException"} & {ast.unparse(c).split(".")[-1] for c in caught}:
+                continue
+            if not reason(path, node):
+                wrong.append(where(path, node))
+    assert wrong == [], "say on the line of the `except` whose failures are caught there and why"
+
+
+def test_nothing_is_mocked() -> None:
+    """Fakes, not mocks."""
+    mocks = ("unittest.mock", "mock.", "pytest_mock")
+    every = [(p, node, name) for p in modules(PACKAGE, TESTS) for node, name in imports(p)]
+    assert [f"{where(p, node)} imports {name}" for p, node, name in every if name == "mock" or name.startswith(mocks)] == []
+
+
+def test_nothing_sleeps_to_synchronise() -> None:
+    """A wait is for the thing itself. Tests never call `time.sleep`; the package only where a comment on the line says what it polls."""
+    wrong = []
+    for path in modules(PACKAGE, TESTS):
+        wrong += [f"{where(path, node)} imports {name}" for node, name in imports(path) if name == "time.sleep"]
+        for node, name in calls(path):
+            if name == "time.sleep" and (TESTS in path.parents or not reason(path, node)):
+                wrong.append(f"{where(path, node)} calls {name}")
+    assert wrong == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    """No marker of unfinished work stands in the source, and no function whose whole body says that it is missing."""
+    wrong = []
+    for path in modules():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.unparse(node.body[-1]).startswith(
+                "raise NotImplementedError"
+            ):
+                doing = [step for step in node.body[:-1] if not (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))]
+                wrong += [] if doing else [where(path, node)]
+    assert wrong == []

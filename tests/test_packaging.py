@@ -1,0 +1,118 @@
+"""What pip, type checkers and other programs rely on: metadata, entry points, dependencies that are declared, files that ship."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+
+from source_code import PACKAGE, ROOT, TESTS, imports, modules, where
+
+CONTRACT = ROOT.parent / "shared" / "contract" / "test_public_contract.py"
+PROVIDES = {"common-expression-language": "cel", "pyyaml": "yaml", "pytest-xdist": "xdist", "import-linter": "importlinter"}
+"""Distributions whose import name is another."""
+
+COMES_WITH = {
+    "referencing": "jsonschema",
+    "jsonschema_specifications": "jsonschema",
+    "pydantic_core": "pydantic",
+    "typing_extensions": "pydantic",
+}
+"""Modules that a dependency is bound to bring, being part of what it takes and returns."""
+
+
+def project() -> dict[str, Any]:
+    """Return the `[project]` table."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def import_name(requirement: str) -> str:
+    """Return what a requirement gives to import: `pyyaml>=6` gives `yaml`."""
+    name = re.split(r"[\[<>=!~;\s]", requirement, maxsplit=1)[0].lower()
+    return PROVIDES.get(name, name.replace("-", "_"))
+
+
+def test_the_command_is_there() -> None:
+    """`detent` on the command line is a function that can be imported and called."""
+    module, _, function = project()["scripts"]["detent"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_dependencies_have_a_lower_bound_and_no_upper_one() -> None:
+    """A floor with a reason beside it; nothing keeps a user from a newer version."""
+    lists = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    every = [r for listed in lists for r in listed if not r.startswith("detent[")]
+    assert [r for r in every if not re.fullmatch(r"[\w.\[\]-]+>=[\w.]+", r)] == []
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    bare = [line for line in text.splitlines() if re.match(r'\s+"[\w.\[\]-]+>=', line) and "#" not in line]
+    assert bare == [], "say beside each lower bound why it is that one"
+
+
+def test_what_the_package_imports_is_declared() -> None:
+    """Every third-party module that the source names belongs to a dependency or to an extra that is not `dev`."""
+    extras = [r for name, listed in project()["optional-dependencies"].items() if name != "dev" for r in listed]
+    declared = {import_name(r) for r in [*project()["dependencies"], *extras]} | {"detent"}
+    known = declared | set(sys.stdlib_module_names) | {name for name, owner in COMES_WITH.items() if owner in declared}
+    wrong = [f"{where(p, node)} imports {name}" for p in modules() for node, name in imports(p) if name.split(".")[0] not in known]
+    assert wrong == []
+
+
+def test_what_the_tests_import_is_declared() -> None:
+    """`pip install '.[dev]'` is enough to run them."""
+    every = [*project()["dependencies"], *(r for listed in project()["optional-dependencies"].values() for r in listed)]
+    own = {p.stem for p in TESTS.glob("*.py")} | {p.name for p in TESTS.iterdir() if p.is_dir()}
+    known = {import_name(r) for r in every} | {"detent", "tests"} | own | set(sys.stdlib_module_names)
+    wrong = [f"{where(p, node)} imports {name}" for p in modules(TESTS) for node, name in imports(p) if name.split(".")[0] not in known]
+    assert wrong == []
+
+
+def test_the_package_ships_its_types_and_its_licence() -> None:
+    """Type checkers look for `py.typed`; the licence is the one that the metadata names."""
+    assert (PACKAGE / "py.typed").is_file()
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert project()["license"] == "Apache-2.0"
+    assert "Apache License" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_the_changelog_has_an_entry_for_this_version() -> None:
+    """The version of the metadata is the newest one that the changelog describes."""
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings[:1] == [project()["version"]]
+
+
+def test_the_version_is_said_once() -> None:
+    """What `detent.__version__` says, where it is there, is what the metadata says."""
+    import detent
+
+    assert getattr(detent, "__version__", project()["version"]) == project()["version"]
+
+
+@pytest.mark.skipif(not CONTRACT.is_file(), reason="the contract does not lie beside this checkout; the copy runs all the same")
+def test_the_contract_is_copied_byte_for_byte() -> None:
+    """The tests in `tests/contract` are the contract that other programs are written against, unchanged."""
+    assert (TESTS / "contract" / CONTRACT.name).read_bytes() == CONTRACT.read_bytes()
+
+
+@pytest.mark.parametrize("script", ["scripts/check", ".ci/run"])
+def test_the_scripts_run_as_they_are(script: str) -> None:
+    """They are executable, and bash reads them without an error."""
+    path = ROOT / script
+    assert os.access(path, os.X_OK)
+    bash = shutil.which("bash")
+    assert bash is not None
+    checked = subprocess.run([bash, "-n", str(path)], capture_output=True, text=True, timeout=30, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_scripts_name_no_registry() -> None:
+    """Where packages come from is the business of pip's own settings."""
+    files = [ROOT / "scripts" / "check", ROOT / ".ci" / "run", ROOT / "pyproject.toml"]
+    assert [f.name for f in files if re.search(r"pypi|npmjs|index-url|find-links|--registry", f.read_text(encoding="utf-8"))] == []

@@ -177,14 +177,15 @@ def test_kernel_and_strategies_read_no_clock_chance_or_environment() -> None:
 
 
 def test_core_and_kernel_stay_small() -> None:
-    """Under 2,000 lines together, the runner under 250.
-
-    A line counts when it holds code: blank lines, lines of only a comment and docstrings do not.
-    """
+    """Under 2,000 lines together. A line counts when it holds code: blank lines, lines of only a comment and docstrings do not."""
     sizes = {path: code_lines(path) for path in modules(PACKAGE / "core", PACKAGE / "kernel")}
     longest = ", ".join(f"{path.relative_to(PACKAGE)} {n}" for path, n in sorted(sizes.items(), key=lambda item: -item[1])[:6])
     assert sum(sizes.values()) < 2_000, f"{sum(sizes.values())} lines of code; the longest: {longest}; push something out to a seam"
-    assert sizes.get(PACKAGE / "kernel" / "runner.py", 0) < 250
+
+
+def test_the_runner_stays_smaller_still() -> None:
+    """Under 250 lines of code, counted in the same way: who reads it once knows what drives a run."""
+    assert code_lines(PACKAGE / "kernel" / "runner.py") < 250
 
 
 def test_a_line_counts_when_it_holds_code(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
-from planners.views import Desk, answer, rules
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer, Schedule, Stop, Thought, ToolCall
 from detent.core.errors import PlannerFailed, ToolFailed
 from detent.core.events import ArtifactRef, Planned
 from detent.core.state import Item
+from planners.views import Desk, answer, rules
 
 COUNT = """
 - {name: list, call: {tool: ls}, as: names}
@@ -219,26 +220,26 @@ def test_a_compacted_transcript_is_refused() -> None:
         planner.decide(desk.view())
 
 
-def test_a_preview_is_never_taken_for_the_whole_result() -> None:
-    """Where a result is stored apart and only its preview is at hand, the planner says so instead of deciding on a part."""
+def test_a_result_that_is_stored_apart_is_read_whole_and_never_taken_from_its_preview() -> None:
+    """Where the transcript has a preview, expressions see the whole value; without a way to it the planner refuses to decide."""
     desk, planner = Desk(), rules("- {name: t, call: {tool: t}, as: r}\n- {name: end, answer: '${results.r.value}'}")
     (call,) = planner.decide(desk.view()).actions
+    artifact = ArtifactRef(key="k", size_bytes=9)
     preview = Item(
-        kind="tool",
-        iteration=1,
-        call_id="main.1.0",
-        tool="t",
-        arguments={},
-        ok=True,
-        result=msgspec.Raw(b'"par"'),
-        artifact=ArtifactRef(key="k", size_bytes=9),
+        kind="tool", iteration=1, call_id="main.1.0", tool="t", arguments={}, ok=True, result=msgspec.Raw(b'"par"'), artifact=artifact
     )
     desk.transcript += [Item(kind="model", iteration=1, plan=Planned(actions=(call,))), preview]
     desk.results.append(preview)
-    if hasattr(preview, "full"):
-        pytest.skip("the item resolves its artifact itself")
-    with pytest.raises(PlannerFailed, match="only its preview"):
+    with pytest.raises(PlannerFailed, match="only its preview is at hand"):
         planner.decide(desk.view())
+    with pytest.raises(PlannerFailed, match="only its preview is at hand"):
+        asyncio.run(planner.plan(desk.view()))
+
+    async def full(item: Item) -> Any:
+        return f"the whole of {item.artifact.key}" if item.artifact else None
+
+    plan = asyncio.run(planner.plan(msgspec.structs.replace(desk.view(), full=full)))
+    assert answer([plan.actions]) == "the whole of k"
 
 
 def test_rules_that_share_a_result_name_give_that_of_the_one_that_fired() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -321,7 +321,7 @@ def test_arguments_may_be_named_like_anything() -> None:
 def test_types_of_a_function_are_found_where_it_is_defined() -> None:
     """Annotations are text in this file; local classes are resolved all the same."""
 
-    class Local(TypedDict):
+    class Local(BaseModel):
         a: int
 
     @tool(side_effect="none")

@@ -16,6 +16,8 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
 
 Raw = msgspec.Raw
+NO_RESULT = Raw()
+"""Stands where there is no result; false, and left out of the JSON."""
 SideEffect = Literal["none", "read", "write", "destructive"]
 Decision = Literal["allow", "deny", "stop", "require_approval"]
 
@@ -350,7 +352,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has an outcome: a result, or an error. Without a `ToolStarted` before it, nothing was executed."""
 
     call: str
-    result: Raw | None = None
+    result: Raw = NO_RESULT
     artifact: ArtifactRef | None = None
     error: ToolError | None = None
     fatal: bool = False
@@ -373,7 +375,7 @@ class ToolReconciled(Event, frozen=True, kw_only=True):
     call: str
     outcome: Literal["again", "happened", "not_happened", "told"]
     source: Literal["retry", "reconcile", "person", "late_worker", "agent"]
-    result: Raw | None = None
+    result: Raw = NO_RESULT
     error: ToolError | None = None
     by: str = ""
     signal: str = ""

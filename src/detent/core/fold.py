@@ -113,7 +113,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
         case e.MetaToolAnswered(call=call, content=content, success=success):
             now = _call_state(state, call)
             error = None if success else e.ToolError(code="handler_error", message=content)
-            result = msgspec.Raw(msgspec.json.encode(content)) if success else None
+            result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
             item = _item(now, _pass(state, scope).iteration, result=result, error=error)
             return _observe(_call(state, call, status="finished", item=item), scope, ok=success, progress=False, work=False)
         case e.EffectRecorded():
@@ -524,7 +524,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     before = _pass(state, scope)
     fresh = ""
     if item.ok and not call.volatile:
-        shown = bytes(item.result) if item.result is not None else b""
+        shown = bytes(item.result)
         fresh = sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), shown)).hexdigest()[:24]
     progress = bool(fresh) and fresh not in before.seen
     if progress:
@@ -537,7 +537,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     if item.error is not None and item.error.code == "policy_denied" and state.agent.on_deny == "fail":
         return _end(state, scope, "policy_denied", error=item.error.message)
     if item.ok and call.ends_turn:
-        answer = msgspec.json.decode(item.result) if item.result is not None else None
+        answer = item.content
         return _end(state, scope, "done_tool", output=answer.get("answer") if isinstance(answer, dict) else answer)
     if item.ok and call.provenance == "text":
         return _end(state, scope, "final_answer", output=item.content)

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import IllegalEvent
-from detent.core.events import AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError
+from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError
 from detent.core.history import Map, Seq
 
 RunStatus = Literal[
@@ -77,7 +77,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool: str = ""
     arguments: Any = None
     ok: bool | None = None
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = NO_RESULT
     error: ToolError | None = None
     artifact: ArtifactRef | None = None
     plan: Planned | None = None
@@ -94,7 +94,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What the item says: text, or the JSON result of a tool."""
         if self.kind != "tool":
             return self.text
-        return None if self.result is None else msgspec.json.decode(self.result)
+        return msgspec.json.decode(self.result) if self.result else None
 
 
 CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]

@@ -233,7 +233,7 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
     """Put the outcome on record; after an effect it is durable before anything else happens."""
     event: e.ToolFinished | e.ToolInDoubt
     if outcome.kind == "in_doubt":
-        event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=outcome.latency_ms)
+        event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
     else:
         outcome = await context.run.world.keep(call.call_id, outcome)
         event = finished(call.call_id, outcome)
@@ -253,16 +253,16 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
 def finished(call_id: str, outcome: ToolOutcome) -> e.ToolFinished:
     """Return the record of an outcome that is known."""
     if outcome.kind != "ok":
-        return e.ToolFinished(call=call_id, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=outcome.latency_ms)
-    return e.ToolFinished(call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=outcome.latency_ms)
+        return e.ToolFinished(call=call_id, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=round(outcome.latency_ms, 3))
+    return e.ToolFinished(call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=round(outcome.latency_ms, 3))
 
 
 def _error(outcome: ToolOutcome) -> e.ToolError:
     return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
 
 
-def _is_blank(result: msgspec.Raw | None) -> bool:
-    value = None if result is None else msgspec.json.decode(result)
+def _is_blank(result: msgspec.Raw) -> bool:
+    value = msgspec.json.decode(result) if result else None
     if isinstance(value, dict) and "answer" in value:
         value = value["answer"]
     return value is None or (isinstance(value, str) and not value.strip())

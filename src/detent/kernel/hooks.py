@@ -48,7 +48,7 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
         case e.ToolStarted(tool=tool, call=call):
             return hooks.on_action(pass_state, tool, call)
         case e.ToolFinished(result=result, error=error):
-            shown = error.message if error else (bytes(result).decode() if result is not None else "null")
+            shown = error.message if error else bytes(result).decode()
             return hooks.on_observation(pass_state, shown, error is None)
         case e.PassFinished(status="done"):
             return hooks.on_done(pass_state)

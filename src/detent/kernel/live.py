@@ -135,7 +135,7 @@ class LiveWorld:
 
     def running_ms(self) -> float:
         """How long the run has been advanced, here and before, without waits and downtime."""
-        return self._base_ms + (self._clock.monotonic() - self._since) * 1000
+        return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
 
     async def pause(self, seconds: float) -> None:
         """Sleep between two attempts; a cancellation ends the sleep."""

@@ -216,8 +216,8 @@ def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
             return None
 
 
-def _outcome(result: msgspec.Raw | None, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
+def _outcome(result: msgspec.Raw, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
     if error is not None:
         kind = "fatal" if fatal else "failed"
         return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details)
-    return ToolOutcome(kind="ok", result=bytes(result) if result is not None else b"null", artifact=artifact)
+    return ToolOutcome(kind="ok", result=bytes(result), artifact=artifact)

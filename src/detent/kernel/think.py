@@ -41,7 +41,7 @@ async def think(state: KernelState, context: KernelContext) -> KernelState:
             said = str(error) if isinstance(error, PlannerFailed) else f"{type(error).__name__}: {error}"
             context.record(PassFinished(status="failed", reason=reason, error=said))
         else:
-            problem, event = check(answer, context, latency_ms=context.run.world.running_ms() - started)
+            problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
             if event is None:
                 usage = answer.usage if isinstance(answer, Plan) else NOTHING  # type: ignore[redundant-expr]
                 context.record(_rejection(context, problem, raw=_shown(answer), usage=usage, started=started))
@@ -53,7 +53,7 @@ async def think(state: KernelState, context: KernelContext) -> KernelState:
 
 
 def _rejection(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> PlanRejected:
-    elapsed = context.run.world.running_ms() - started
+    elapsed = round(context.run.world.running_ms() - started, 3)
     return PlanRejected(problem=problem, raw=raw[:4000], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
 
 

@@ -7,6 +7,7 @@ anywhere else: a fresh process, a fork and a replay all read the same past.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -67,13 +68,16 @@ class Firing(msgspec.Struct, kw_only=True):
         error = self.item.error if self.item is not None else None
         return None if error is None else {"code": error.code, "message": error.message}
 
-    def value(self) -> Any:
-        """Return the call's result (the whole of it, also where the transcript has a preview), the reply, or the recorded thought."""
+    @property
+    def apart(self) -> bool:
+        """Whether the result is stored apart and the transcript has only a preview."""
+        return self.item is not None and bool(self.item.ok) and self.item.artifact is not None
+
+    def value(self, whole: Mapping[str, Any]) -> Any:
+        """Return the call's result, the reply, or the recorded thought; `whole` holds, by call id, results that are stored apart."""
         if self.item is not None:
-            return _whole(self.item) if self.item.ok else None
-        if isinstance(self.action, Thought):
-            return self.action.content
-        return self.reply
+            return None if not self.item.ok else whole[self.item.call_id] if self.apart else self.item.content
+        return self.action.content if isinstance(self.action, Thought) else self.reply
 
 
 def reason_for(rule: str, index: int | None = None, why: str = "") -> str:
@@ -111,20 +115,6 @@ def read_history(view: View) -> list[Firing]:
             "rules need a transcript that is not compacted: turn compaction off for this agent"
         )
     return firings
-
-
-def _whole(item: Item) -> Any:
-    if item.artifact is None:
-        return item.content
-    whole = getattr(item, "full", _MISSING)
-    if whole is _MISSING:
-        raise PlannerFailed(
-            f"the result of call {item.call_id} ({item.tool}) is {item.artifact.size_bytes} bytes and only its preview is at hand"
-        )
-    return whole
-
-
-_MISSING: Any = object()
 
 
 def _void(firings: list[Firing], rule: str) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from detent.core import actions as a
 from detent.core.budget import FIELDS as BUDGET_FIELDS
 from detent.core.errors import PlannerFailed
+from detent.core.state import Item
 from detent.planners.expressions import evaluate
 from detent.planners.functions import kind, text, to_json
 from detent.planners.histories import Firing, read_history, reason_for
@@ -43,13 +44,29 @@ class RulePlanner:
         return cls(build_rules(rules, source=source))
 
     async def plan(self, view: View) -> Plan:
-        """Return what the first rule that fits asks for; raise `PlannerFailed` naming rule and expression when one has no value."""
-        return self.decide(view)
+        """Return what the first rule that fits asks for; raise `PlannerFailed` naming rule and expression when one has no value.
+
+        Results that are stored apart are read whole, when an expression needs them.
+        """
+        whole: dict[str, Any] = {}
+        while True:
+            try:
+                return self._decide(view, whole)
+            except _Apart as needed:
+                if view.full is None:
+                    raise PlannerFailed(_ONLY_PREVIEW.format(needed.items[0].tool, needed.items[0].call_id)) from None
+                for item in needed.items:
+                    whole[item.call_id] = await view.full(item)
 
     def decide(self, view: View) -> Plan:
-        """Return the plan for `view`: equal views give equal plans, in any planner made from the same rules."""
-        history = read_history(view)
-        projection = _Projection(view, self._rules, history)
+        """Return the plan for `view`, as `plan` does where no result is stored apart: equal views give equal plans."""
+        try:
+            return self._decide(view, {})
+        except _Apart as needed:
+            raise PlannerFailed(_ONLY_PREVIEW.format(needed.items[0].tool, needed.items[0].call_id)) from None
+
+    def _decide(self, view: View, whole: dict[str, Any]) -> Plan:
+        projection = _Projection(view, self._rules, read_history(view), whole)
         for rule in self._rules.rules:
             if (failure := _failure_that_stops(rule, projection.fired(rule))) is not None:
                 return Plan(actions=(failure,))
@@ -59,6 +76,15 @@ class RulePlanner:
         if self._rules.default is not None:
             return Plan(actions=(_action(self._rules.default, projection, {}, None),))
         return Plan(actions=(a.Abstain(reason="no rule fits, and the rules have no default", missing=("a rule for this case",)),))
+
+
+_ONLY_PREVIEW = "the result of {} (call {}) is stored apart and only its preview is at hand; rules decide on whole results only"
+
+
+class _Apart(Exception):
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+        super().__init__()
 
 
 # Which rule ---------------------------------------------------------------------------------------------------------------------
@@ -218,8 +244,8 @@ def _map(rule: Rule, fields: dict[str, Any], key: str) -> dict[str, Any] | None:
 class _Projection:
     """The few names that expressions may read, taken from one view; made for one plan."""
 
-    def __init__(self, view: View, rules: RuleSet, history: list[Firing]) -> None:
-        self.view, self._rules = view, rules
+    def __init__(self, view: View, rules: RuleSet, history: list[Firing], whole: dict[str, Any]) -> None:
+        self.view, self._rules, self._whole = view, rules, whole
         self._fired: dict[str, list[Firing]] = {}
         self._order = {id(firing): i for i, firing in enumerate(history)}
         for firing in history:
@@ -272,6 +298,8 @@ class _Projection:
         latest = (
             [attempts[-1] for _, attempts in sorted(_by_index(fired).items())] if rule.for_each is not None or rule.limit == 1 else fired
         )
+        if apart := [f.item for f in latest if f.apart and f.item is not None and f.item.call_id not in self._whole]:
+            raise _Apart(apart)
         each = [{"ok": f.ok, "value": self._content(rule, f), "error": f.error, "index": f.index} for f in latest]
         errors = [outcome["error"] for outcome in each if outcome["error"] is not None]
         several = rule.for_each is not None
@@ -284,7 +312,7 @@ class _Projection:
         }
 
     def _content(self, rule: Rule, firing: Firing) -> Any:
-        value = firing.value()
+        value = firing.value(self._whole)
         return _recorded(value) if rule.action == "think" and _typed(rule) else value
 
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import functools
 import logging
 import os
 import re
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from detent.core.errors import ConfigError, Conflict, CorruptLog, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
-from detent.stores.file_log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
+from detent.stores.file_logs import Logs
 from detent.stores.file_parts import (
     TEMPORARY,
     Claims,
@@ -34,27 +32,15 @@ from detent.stores.file_parts import (
     remove_temporary,
     replace_file,
     sync_directory,
-    write_all,
 )
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, lock_file, remove_dead, still_named
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
 from detent.stores.selection import select
 from detent.stores.threads import Threads
 
 log = logging.getLogger("detent.stores.file")
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_OPEN_FILES = 128
 _THREADS = 4
-
-
-class _Log:
-    """An open log file and where it ended when it was last looked at; `named` when its name is known to survive power loss."""
-
-    __slots__ = ("fd", "named", "size", "tail")
-
-    def __init__(self, fd: int) -> None:
-        self.fd, self.named, self.size = fd, False, -1
-        self.tail: Tail | None = None
 
 
 class FileStore:
@@ -77,12 +63,10 @@ class FileStore:
         self.url = f"file:{path}"
         self._busy_timeout_s = busy_timeout_s
         self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
-        self._inboxes = Inboxes(self.path / ".inbox", self._consumed)
+        self._logs = Logs(self.path)
+        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
         self._open = False
-        self._logs: OrderedDict[str, _Log] = OrderedDict()
-        self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
-        self._seen: dict[str, tuple[int, int, set[str]]] = {}
-        self._reported: set[str] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._pending: dict[str, asyncio.Future[Any]] = {}
         self._threads = Threads(count=_THREADS, name="detent-files")
 
@@ -103,19 +87,23 @@ class FileStore:
         if self._pending:
             await asyncio.wait(list(self._pending.values()))
         for run_id in list(self._claims.holder.runs):
-            await self.release(run_id)
+            try:
+                await self.release(run_id)
+            except StoreError as error:
+                log.warning("closing without releasing the claim of run %r, which ends with this process: %s", run_id, error)
         self._open = False
         self._claims.holder.drop()
         self._threads.stop()
-        while self._logs:
-            os.close(self._logs.popitem()[1].fd)
+        self._logs.close()
 
     def _file(self, run_id: str, ending: str) -> Path:
         """Return a file of the run; raise `ConfigError` for an id that cannot be a file name."""
         if not self._open:
             raise StoreError(f"the store {self.url} is not open; call open() first")
         if not _RUN_ID.fullmatch(run_id):
-            raise ConfigError(f"run id {run_id[:80]!r} cannot be kept in files: use letters, digits, '_', '-' and '.', at most 200, not '.' first")
+            raise ConfigError(
+                f"run id {run_id[:80]!r} cannot be kept in files: use letters, digits, '_', '-' and '.', at most 200, not '.' first"
+            )
         return self.path / f"{run_id}{ending}"
 
     @contextmanager
@@ -127,8 +115,12 @@ class FileStore:
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise StoreFull(f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume") from error
-            raise StoreError(f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk") from error
+                raise StoreFull(
+                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume"
+                ) from error
+            raise StoreError(
+                f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk"
+            ) from error
 
     async def _do(self, run_id: str, action: Callable[[float], Any], *, threaded: bool = False) -> Any:
         """Do something to a run, after all that is going on with it; in a thread if it has to wait for a disk or for another process.
@@ -158,38 +150,6 @@ class FileStore:
 
     # Logs -------------------------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _locked(self, run_id: str, wait_s: float, *, create: bool) -> Iterator[_Log | None]:
-        """Lock the run's log and find its end; None when there is none and `create` is false."""
-        path = self._file(run_id, ".jsonl")
-        entry = self._logs.pop(run_id, None)
-        keep = False
-        try:
-            if entry is None or not _relock(entry.fd, path):
-                if entry is not None:
-                    os.close(entry.fd)
-                    entry = None
-                try:
-                    entry = _Log(lock_file(path, wait_s=wait_s, create=create))
-                except FileNotFoundError:
-                    yield None
-                    return
-            size = os.fstat(entry.fd).st_size
-            if size != entry.size:
-                entry.tail = read_tail(entry.fd, size, run_id)
-                entry.size = size
-            yield entry
-            keep = True
-        finally:
-            if entry is not None:
-                if keep and entry.size:
-                    fcntl.flock(entry.fd, fcntl.LOCK_UN)
-                    self._logs[run_id] = entry
-                    while len(self._logs) > _OPEN_FILES:
-                        os.close(self._logs.popitem(last=False)[1].fd)
-                else:
-                    os.close(entry.fd)
-
     async def append(
         self,
         run_id: str,
@@ -207,115 +167,24 @@ class FileStore:
                 raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
 
         def action(wait_s: float) -> None:
-            self._append(run_id, expected_seq, records, head, durable, consumed, wait_s)
+            self._logs.append(run_id, expected_seq, records, head, durable, consumed, wait_s)
 
         await self._do(run_id, action, threaded=durable)
-
-    def _append(
-        self, run_id: str, expected: int, records: Sequence[bytes], head: RunHead, durable: bool, consumed: Sequence[str], wait_s: float
-    ) -> None:
-        with self._locked(run_id, wait_s, create=expected == 0) as entry:
-            tail = entry.tail if entry is not None else None
-            count = tail.seq if tail is not None else 0
-            if entry is None or count != expected:
-                raise Conflict(run_id, expected, count)
-            try:
-                end = tail.end if tail is not None else 0
-                if entry.size > end:
-                    self._set_aside(run_id, entry, end)
-                base = tail.base if tail is not None else head
-                seq = expected + len(records)
-                start = header_line(head) if tail is None else b""
-                data = start + b"\n".join([*records, commit_line(seq, base, head, consumed)])
-                write_all(entry.fd, data, end)
-                if durable:
-                    self._sync(entry, end)
-            except BaseException:
-                entry.size = -1
-                if tail is None and os.fstat(entry.fd).st_size == 0:
-                    self._file(run_id, ".jsonl").unlink(missing_ok=True)
-                raise
-            entry.size = end + len(data)
-            entry.tail = Tail(seq, entry.size, base, head)
-
-    def _sync(self, entry: _Log, end: int) -> None:
-        """Make what was written after `end` survive power loss, or take it back."""
-        try:
-            os.fsync(entry.fd)
-            if not entry.named:
-                sync_directory(self.path)
-                entry.named = True
-        except OSError:
-            os.ftruncate(entry.fd, end)
-            raise
-
-    def _set_aside(self, run_id: str, entry: _Log, end: int) -> None:
-        """Move the bytes after `end`, which no append finished, to `<run>.torn`; under the lock."""
-        torn = os.pread(entry.fd, entry.size - end, end)
-        self._report(run_id, len(torn))
-        with open(self._file(run_id, ".torn"), "ab", opener=functools.partial(os.open, mode=0o600)) as file:
-            file.write(torn)
-        os.ftruncate(entry.fd, end)
-        entry.size = end
-        self._reported.discard(run_id)
-
-    def _report(self, run_id: str, length: int) -> None:
-        if run_id not in self._reported:
-            self._reported.add(run_id)
-            log.warning(
-                "run %r: %d bytes after the last commit were never committed (a process died while writing them); they are ignored, "
-                "and moved to %s.torn by the next append",
-                run_id,
-                length,
-                run_id,
-            )
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog`, `NewerVersion`."""
         self._file(run_id, ".jsonl")
 
-        def action(wait_s: float) -> list[bytes]:
-            data = _content(self._file(run_id, ".jsonl"))
-            lines, end = parse(data, run_id)
-            if end < len(data):
-                with self._locked(run_id, wait_s, create=False) as entry:
-                    if entry is not None:
-                        data = os.pread(entry.fd, entry.size, 0)
-                        lines, end = parse(data, run_id)
-                        if end < len(data):
-                            self._report(run_id, len(data) - end)
-            return lines
-
-        lines: list[bytes] = await self._do(run_id, action)
+        lines: list[bytes] = await self._do(run_id, functools.partial(self._logs.read, run_id))
         return lines[after:] if limit is None else lines[after : after + limit]
 
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
         self._file(run_id, ".jsonl")
-        return await self._do(run_id, lambda _wait_s: self._head(run_id))
-
-    def _head(self, run_id: str) -> RunHead | None:
-        """Return the listing entry from the first line and the last commit."""
-        try:
-            fd = os.open(self._file(run_id, ".jsonl"), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._heads.pop(run_id, None)
-            return None
-        try:
-            stat = os.fstat(fd)
-            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
-            known = self._heads.get(run_id)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            tail = read_tail(fd, stat.st_size, run_id)
-        finally:
-            os.close(fd)
-        head = tail.head if tail is not None else None
-        self._heads[run_id] = stamp, head
-        return head
+        return await self._do(run_id, lambda _wait_s: self._logs.head(run_id))
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
-        """Return the page of runs that the query asks for, newest first; a run whose file is damaged is left out and logged."""
+        """Return the page of runs that the query asks for, newest first; a run whose file cannot be read is left out and logged."""
         self._file("_", "")
         heads: dict[str, RunHead] = {}
         with self._errors():
@@ -324,8 +193,8 @@ class FileStore:
                 if not name.endswith(".jsonl") or not _RUN_ID.fullmatch(run_id):
                     continue
                 try:
-                    head = self._head(run_id)
-                except CorruptLog as error:
+                    head = self._logs.head(run_id)
+                except (CorruptLog, NewerVersion) as error:
                     log.warning("left out of the listing: %s", error)
                     continue
                 if head is not None:
@@ -342,7 +211,9 @@ class FileStore:
             await self._do(run_id, functools.partial(self._claims.take, run_id))
         except asyncio.CancelledError:
             if not had:
-                self._threads.run(functools.partial(self._claims.release, run_id, self._busy_timeout_s))
+                undo = asyncio.ensure_future(self._do(run_id, functools.partial(self._claims.release, run_id)))
+                self._background.add(undo)
+                undo.add_done_callback(self._background.discard)
             raise
         self._claims.holder.runs.add(run_id)
 
@@ -367,33 +238,11 @@ class FileStore:
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
-    def _consumed(self, run_id: str) -> set[str]:
-        """Return the ids of the signals that the run's log consumed; reads only what was added since the last time."""
-        try:
-            fd = os.open(self._file(run_id, ".jsonl"), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._seen.pop(run_id, None)
-            return set()
-        try:
-            stat = os.fstat(fd)
-            inode, offset, ids = self._seen.get(run_id, (stat.st_ino, 0, set[str]()))
-            if inode != stat.st_ino or offset > stat.st_size:
-                offset, ids = 0, set()
-            data = os.pread(fd, stat.st_size - offset, offset)
-        finally:
-            os.close(fd)
-        found = last_commit(b"\n" + data)
-        if found is not None:
-            end = found[1] - 1
-            ids = ids | consumed_ids(data[:end])
-            self._seen[run_id] = stat.st_ino, offset + end, ids
-        return ids
-
     async def post(self, run_id: str, signal: Signal) -> None:
         """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
 
         def action(wait_s: float) -> None:
-            if self._head(run_id) is None:
+            if self._logs.head(run_id) is None:
                 raise RunNotFound(run_id, self.url)
             self._inboxes.post(run_id, signal, wait_s)
 
@@ -441,7 +290,7 @@ class FileStore:
 
         def action(_wait_s: float) -> None:
             there = _snapshot(path)
-            if self._head(run_id) is not None and (there is None or there[0] <= seq):
+            if self._logs.head(run_id) is not None and (there is None or there[0] <= seq):
                 replace_file(path, b"%d\n%b" % (seq, data), durable=False)
 
         await self._do(run_id, action)
@@ -458,17 +307,11 @@ class FileStore:
 
         A disk may keep old blocks until it writes over them.
         """
-        path = self._file(run_id, ".jsonl")
+        self._file(run_id, "")
 
         def action(wait_s: float) -> None:
-            with self._locked(run_id, wait_s, create=False) as entry:
-                if entry is None or entry.tail is None:
-                    raise RunNotFound(run_id, self.url)
-                data = os.pread(entry.fd, entry.tail.end, 0)
-                lines = [tombstone(line) for line in parse(data, run_id)[0]]
-                consumed = consumed_ids(data) | {signal.id for signal in self._inboxes.waiting(run_id)}
-                erased = [header_line(head)[:-1], *lines, commit_line(len(lines), head, head, sorted(consumed))]
-                replace_file(path, b"\n".join(erased), durable=True)
+            spent = {signal.id for signal in self._inboxes.waiting(run_id)}
+            self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s)
             self._remove_parts(run_id)
 
         await self._do(run_id, action, threaded=True)
@@ -478,7 +321,7 @@ class FileStore:
         path = self._file(run_id, ".jsonl")
 
         def action(wait_s: float) -> None:
-            with self._locked(run_id, wait_s, create=False) as entry:
+            with self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not self._file(run_id, ".blobs").exists():
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
@@ -499,16 +342,11 @@ class FileStore:
         """Remove what dead processes left: claims, lock files, half-written files; return the bytes freed."""
         self._file("_", "")
         with self._errors():
-            return self._claims.remove_dead() + remove_dead(self._claims.holder.directory) + remove_temporary(self.path)
-
-
-def _relock(fd: int, path: Path) -> bool:
-    """Lock a file that is still open; false when it has to be opened again, or another process has it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return still_named(fd, path)
+            return (
+                self._claims.remove_dead()
+                + remove_dead(self._claims.holder.directory, self._claims.holder.host)
+                + remove_temporary(self.path)
+            )
 
 
 def _content(path: Path) -> bytes:

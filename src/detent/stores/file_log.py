@@ -98,7 +98,9 @@ def parse_header(line: bytes, run_id: str) -> RunHead:
         if word != "detent":
             raise ValueError(f"it begins with {word!r}")
         if version > FORMAT_VERSION:
-            raise NewerVersion(f"the log of run {run_id!r} was written by a newer Detent (format {version}, this one knows {FORMAT_VERSION}); install that")
+            raise NewerVersion(
+                f"the log of run {run_id!r} was written by a newer Detent (format {version}, this one knows {FORMAT_VERSION}); install that"
+            )
         return msgspec.json.decode(entry, type=RunHead)
     except ValueError as error:
         raise CorruptLog(run_id, 0, f"its first line is no header of a log ({error})") from error
@@ -118,9 +120,16 @@ def _parse_commit(line: bytes, base: RunHead, run_id: str) -> tuple[int, RunHead
 def parse(data: bytes, run_id: str) -> tuple[list[bytes], int]:
     """Return the committed record lines and the offset where they end; raise `CorruptLog` when lines and commits do not agree."""
     found = last_commit(data)
+    start, end = found or (0, 0)
+    torn = data[end:].split(b"\n")[:-1]
+    if any(line[:1] == b"[" for line in (torn if end else torn[1:])):
+        raise CorruptLog(
+            run_id,
+            0 if found is None else len(parse(data[:end], run_id)[0]),
+            "a line after its last commit is neither a record nor a commit",
+        )
     if found is None:
         return [], 0
-    start, end = found
     seq, _ = _parse_commit(data[start:end], parse_header(data[: data.index(b"\n")], run_id), run_id)
     lines = data[: end - 1].split(b"\n")
     records = [line for line in lines if line[:1] == b"{"]

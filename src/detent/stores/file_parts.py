@@ -198,7 +198,9 @@ class Claims:
         freed = 0
         for path in self.holder.directory.glob("*.claim"):
             try:
-                freed += self._remove(path.name[: -len(".claim")], 0.0, lambda name, host: name != self.holder.name and not self._lives(name, host))
+                freed += self._remove(
+                    path.name[: -len(".claim")], 0.0, lambda name, host: name != self.holder.name and not self._lives(name, host)
+                )
             except BlockingIOError:
                 continue
         return freed
@@ -231,7 +233,7 @@ class Claims:
         expires = 0.0
         if host != self.holder.host:
             try:
-                expires = float(lock_path(self.holder.directory, name).read_bytes())
+                expires = float(lock_path(self.holder.directory, name, host).read_bytes())
             except (OSError, ValueError):
                 return False
         return self.holder.lives(name, host, expires)

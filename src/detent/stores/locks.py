@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from detent.core.errors import StoreBusy
@@ -92,7 +93,7 @@ class Holder:
     """One store instance as a holder of claims.
 
     `name` is `host:pid:token`; `host` is compared with other holders' to know whether their locks can be seen. The lock file is
-    `<directory>/<pid>-<token>.lock`. After a fork the child is another holder, with nothing claimed.
+    `<directory>/<host digest>-<pid>-<token>.lock`. After a fork the child is another holder, with nothing claimed.
     """
 
     def __init__(self, directory: Path, *, host: str | None = None, lease_s: float = LEASE_S, now: Callable[[], float] = time.time) -> None:
@@ -103,13 +104,12 @@ class Holder:
         _holders.add(self)
 
     def _rename(self) -> None:
-        self._file = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self.name = f"{self.host.partition('/')[0]}:{self._file.replace('-', ':')}"
+        self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
 
     @property
     def path(self) -> Path:
         """The lock file."""
-        return lock_path(self.directory, self.name)
+        return lock_path(self.directory, self.name, self.host)
 
     @property
     def active(self) -> bool:
@@ -150,7 +150,7 @@ class Holder:
         """Whether another holder still lives: by its lock on this host, by its lease on another."""
         if host != self.host:
             return expires > self.now()
-        return not is_dead(lock_path(self.directory, name))
+        return not is_dead(lock_path(self.directory, name, host))
 
     def forget(self) -> None:
         """Become another holder, in a child process: the parent's lock stays the parent's."""
@@ -161,15 +161,19 @@ class Holder:
         self._rename()
 
 
-def lock_path(directory: Path, name: str) -> Path:
-    """Return the lock file of the holder `name`."""
-    return directory / f"{'-'.join(name.rsplit(':', 2)[1:])}.lock"
+def lock_path(directory: Path, name: str, host: str) -> Path:
+    """Return the lock file of the holder `name` on `host`."""
+    return directory / f"{_digest(host)}-{'-'.join(name.rsplit(':', 2)[1:])}.lock"
 
 
-def remove_dead(directory: Path) -> int:
-    """Remove the lock files of dead holders; return the bytes freed."""
+def _digest(host: str) -> str:
+    return sha256(host.encode()).hexdigest()[:8]
+
+
+def remove_dead(directory: Path, host: str) -> int:
+    """Remove the lock files of this host's dead holders; return the bytes freed."""
     freed = 0
-    for path in directory.glob("*.lock"):
+    for path in directory.glob(f"{_digest(host)}-*.lock"):
         try:
             fd = lock_file(path, create=False)
         except (BlockingIOError, FileNotFoundError):

@@ -72,7 +72,9 @@ class SqliteStore:
         wal_limit_bytes: int = 8 << 20,
     ) -> None:
         if sqlite3.sqlite_version_info < (3, 35):
-            raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR")
+            raise ConfigError(
+                f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR"
+            )
         self.path = Path(path).absolute()
         self.url = f"sqlite:///{path}"
         self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
@@ -329,7 +331,7 @@ class SqliteStore:
         """Forget dead holders and rewrite the file without free space; return the bytes freed."""
         db = self._connection()
         before = self._size()
-        freed = remove_dead(self._holder.directory)
+        freed = remove_dead(self._holder.directory, self._holder.host)
         await self._submit(DropDead(self._holder), db)
         await self._submit(Vacuum(""), db)
         return freed + max(0, before - self._size())

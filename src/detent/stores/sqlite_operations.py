@@ -74,9 +74,12 @@ class Append(Operation):
             found = db.execute(CREATE, (run_id, seq, created, head.status, head.tenant, head.goal_id, head.agent, entry)).fetchall()
         if not found:
             values = (seq, entry, run_id, expected, created, head.status, head.tenant, head.goal_id, head.agent)
-            found = db.execute(ADVANCE, values).fetchall() or db.execute(
-                REPLACE, (seq, entry, created, head.status, head.tenant, head.goal_id, head.agent, run_id, expected)
-            ).fetchall()
+            found = (
+                db.execute(ADVANCE, values).fetchall()
+                or db.execute(
+                    REPLACE, (seq, entry, created, head.status, head.tenant, head.goal_id, head.agent, run_id, expected)
+                ).fetchall()
+            )
         if not found:
             raise Conflict(run_id, expected, stored_seq(db, run_id))
         run: int = found[0][0]

@@ -75,7 +75,9 @@ def prepare(db: Db, path: Path) -> None:
 def _create(db: Db, path: Path) -> None:
     mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
-        raise StoreError(f"{str(path)!r} cannot use a write-ahead log on this file system (journal mode {mode!r}); put the store on a local disk")
+        raise StoreError(
+            f"{str(path)!r} cannot use a write-ahead log on this file system (journal mode {mode!r}); put the store on a local disk"
+        )
     db.execute("BEGIN IMMEDIATE")
     try:
         if _number(db, "PRAGMA user_version") == 0:
@@ -118,9 +120,13 @@ def translate(error: Exception, path: Path) -> Exception:
     code = getattr(error, "sqlite_errorcode", None) or 0
     where, primary = repr(str(path)), code & 0xFF
     if is_busy(error):
-        return StoreBusy(f"{where} stayed locked by another process; nothing was recorded. Find who keeps it locked (a backup, a shell?) and resume")
+        return StoreBusy(
+            f"{where} stayed locked by another process; nothing was recorded. Find who keeps it locked (a backup, a shell?) and resume"
+        )
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_room(path)):
-        return StoreFull(f"no room left for {where} ({error}); nothing of this was recorded, what was there is intact. Make room and resume")
+        return StoreFull(
+            f"no room left for {where} ({error}); nothing of this was recorded, what was there is intact. Make room and resume"
+        )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreError(f"{where} is damaged or no SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
@@ -143,5 +149,3 @@ def create_file(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreError(f"{str(path)!r} cannot be opened for writing ({error.strerror}); check the path and its permissions") from error
-
-

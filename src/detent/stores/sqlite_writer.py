@@ -272,5 +272,3 @@ def settle_all(operations: Sequence[Operation]) -> None:
     """Tell the callers of operations."""
     for operation in operations:
         operation.settle()
-
-

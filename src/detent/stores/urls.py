@@ -48,7 +48,9 @@ def _directory(url: str, rest: str) -> Path:
 
 def _database(url: str, rest: str) -> Path:
     if not rest.startswith("///"):
-        raise ConfigError(f"store URL {url!r}: write sqlite:///PATH, such as sqlite:///runs.db (relative) or sqlite:////var/lib/runs.db (absolute)")
+        raise ConfigError(
+            f"store URL {url!r}: write sqlite:///PATH, such as sqlite:///runs.db (relative) or sqlite:////var/lib/runs.db (absolute)"
+        )
     if rest == "///:memory:":
         raise ConfigError(f"store URL {url!r}: a database in memory cannot be shared between connections; write ram: for a store in memory")
     if not rest[3:]:

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class Workspace:
         self.before = before
 
     @contextmanager
-    def place(self, path: str, *, make_parents: bool = False, follow: bool = True) -> Iterator[Place]:
+    def place(self, path: str, *, make_parents: bool = False, follow: bool = True) -> Generator[Place, None, None]:
         """Hold the entry that `path` leads to, which need not exist; its directory must, or is created with `make_parents`.
 
         Without `follow` a link as the last component is the entry itself.
@@ -123,7 +123,7 @@ class Workspace:
                 raise
 
     @contextmanager
-    def directory(self, path: str) -> Iterator[Place]:
+    def directory(self, path: str) -> Generator[Place, None, None]:
         """Hold the directory that `path` leads to; `name` of the place is empty."""
         parts = split(path)
         with translating(path), _Walk(self.root, path) as walk:
@@ -131,7 +131,7 @@ class Workspace:
             yield Place(directory=walk.here, name="", path="/".join(walk.names), asked=path)
 
     @contextmanager
-    def reading(self, path: str) -> Iterator[int]:
+    def reading(self, path: str) -> Generator[int, None, None]:
         """Hold a descriptor of the regular file `path`, open for reading."""
         with self.place(path) as place:
             descriptor = open_regular(place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def translated(error: OSError, path: str) -> ToolRaised:
 
 
 @contextmanager
-def translating(path: str) -> Iterator[None]:
+def translating(path: str) -> Generator[None, None, None]:
     """Turn each `OSError` inside into the typed error that names `path`."""
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,7 +185,7 @@ def replace_in_file(
 @contextmanager
 def _target(
     workspace: Workspace, path: str, given: dict[str, Any], cancelled: Cancellation | None, *, make_parents: bool = True
-) -> Iterator[Place]:
+) -> Generator[Place, None, None]:
     """Hold the file's place under its lock. With a precondition no directory is made: there is no file to meet it then."""
     if given:
         _require_parent(workspace, path, given)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ def apply_patch(
 
 
 @contextmanager
-def _named(changes: Sequence[FileChange]) -> Iterator[None]:
+def _named(changes: Sequence[FileChange]) -> Generator[None, None, None]:
     with translating(changes[0].path):
         yield
 

@@ -24,7 +24,8 @@ import msgspec
 
 from detent.core.errors import NotExecuted
 from detent.ports import ToolContext
-from detent.tools import files, listing, patch, process, reading, search
+from detent.tools import files, listing, process, reading, search
+from detent.tools import patch as patching
 from detent.tools.confine import Limits, Workspace
 from detent.tools.failures import refused_argument
 from detent.tools.function import Tool, tool
@@ -93,6 +94,7 @@ def _read_file(workspace: Workspace) -> AnyTool:
     @tool(side_effect="read", concurrency_safe=True, max_result_bytes=workspace.limits.read_bytes * 2 + 8_192)
     def read_file(
         path: str,
+        *,
         context: ToolContext,
         start: int | None = None,
         end: int | None = None,
@@ -135,6 +137,7 @@ def _search_in_file(workspace: Workspace) -> AnyTool:
     def search_in_file(
         path: str,
         query: str,
+        *,
         context: ToolContext,
         regex: bool = False,
         case_sensitive: bool = True,
@@ -162,7 +165,12 @@ def _search_in_file(workspace: Workspace) -> AnyTool:
 def _list_dir(workspace: Workspace) -> AnyTool:
     @tool(side_effect="read", concurrency_safe=True, max_result_bytes=1_048_576)
     def list_dir(
-        context: ToolContext, path: str = ".", include_hidden: bool = False, limit: int = listing.DEFAULT_ENTRIES, cursor: str | None = None
+        *,
+        context: ToolContext,
+        path: str = ".",
+        include_hidden: bool = False,
+        limit: int = listing.DEFAULT_ENTRIES,
+        cursor: str | None = None,
     ) -> dict[str, Any]:
         """List what is directly in a directory: directories, files, links, others, by name, with size_bytes and modified_unix_ms.
 
@@ -181,6 +189,7 @@ def _list_dir(workspace: Workspace) -> AnyTool:
 def _find_files(workspace: Workspace) -> AnyTool:
     @tool(side_effect="read", concurrency_safe=True, max_result_bytes=1_048_576)
     def find_files(
+        *,
         context: ToolContext,
         path: str = ".",
         name_contains: str = "",
@@ -227,6 +236,7 @@ def _glob(workspace: Workspace) -> AnyTool:
     @tool(side_effect="read", concurrency_safe=True, max_result_bytes=1_048_576)
     def glob(
         pattern: str,
+        *,
         context: ToolContext,
         path: str = ".",
         kind: Literal["file", "dir", "symlink", "any"] = "any",
@@ -255,6 +265,7 @@ def _write_file(workspace: Workspace) -> AnyTool:
     def write_file(
         path: str,
         content: str,
+        *,
         context: ToolContext,
         mode: Literal["overwrite", "create"] = "overwrite",
         precondition: Precondition | None = None,
@@ -278,7 +289,7 @@ def _write_file(workspace: Workspace) -> AnyTool:
 
 def _create_file(workspace: Workspace) -> AnyTool:
     @tool(side_effect="write", idempotent=True)
-    def create_file(path: str, context: ToolContext, content: str = "", precondition: Precondition | None = None) -> dict[str, Any]:
+    def create_file(path: str, *, context: ToolContext, content: str = "", precondition: Precondition | None = None) -> dict[str, Any]:
         """Create a text file; refuses when anything is there. Missing directories are created.
 
         Args:
@@ -294,7 +305,7 @@ def _create_file(workspace: Workspace) -> AnyTool:
 
 def _append_file(workspace: Workspace) -> AnyTool:
     @tool(side_effect="write")
-    def append_file(path: str, content: str, context: ToolContext, precondition: Precondition | None = None) -> dict[str, Any]:
+    def append_file(path: str, content: str, *, context: ToolContext, precondition: Precondition | None = None) -> dict[str, Any]:
         """Add text to the end of a file, which is created when missing. Not atomic; returns appended_bytes.
 
         Args:
@@ -310,7 +321,7 @@ def _append_file(workspace: Workspace) -> AnyTool:
 def _replace_in_file(workspace: Workspace) -> AnyTool:
     @tool(side_effect="write")
     def replace_in_file(
-        path: str, old: str, new: str, context: ToolContext, expected_matches: int = 1, precondition: Precondition | None = None
+        path: str, old: str, new: str, *, context: ToolContext, expected_matches: int = 1, precondition: Precondition | None = None
     ) -> dict[str, Any]:
         """Replace an exact text in a file, everywhere it occurs; nothing is written unless it occurs expected_matches times.
 
@@ -329,7 +340,7 @@ def _replace_in_file(workspace: Workspace) -> AnyTool:
 
 def _apply_patch(workspace: Workspace) -> AnyTool:
     @tool(side_effect="destructive" if workspace.allow_delete else "write")
-    def apply_patch(patch_text: str, context: ToolContext, preconditions: dict[str, Precondition] | None = None) -> dict[str, Any]:
+    def apply_patch(patch: str, *, context: ToolContext, preconditions: dict[str, Precondition] | None = None) -> dict[str, Any]:
         """Change several files together, all or none, with a patch in this format.
 
         *** Begin Patch
@@ -346,10 +357,10 @@ def _apply_patch(workspace: Workspace) -> AnyTool:
         after. Also: "*** Delete File: path", "*** Move to: path" under an update (both only where removal is allowed), "*** End of File".
 
         Args:
-            patch_text: the patch, from Begin Patch to End Patch; paths relative to the workspace root.
+            patch: the patch, from Begin Patch to End Patch; paths relative to the workspace root.
             preconditions: for paths in the patch, what the file must be (values that read_file returned); otherwise nothing is changed.
         """
-        return _plain(patch.apply_patch(workspace, patch_text, preconditions=preconditions, cancelled=context.cancelled))
+        return _plain(patching.apply_patch(workspace, patch, preconditions=preconditions, cancelled=context.cancelled))
 
     return apply_patch
 
@@ -365,6 +376,7 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None) -> AnyTool:
     )
     async def execute(
         command: str,
+        *,
         context: ToolContext,
         args: tuple[str, ...] = (),
         cwd: str = ".",

@@ -15,7 +15,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def encoded(workspace: Workspace, content: str, path: str) -> bytes:
 
 
 @contextmanager
-def locked(workspace: Workspace, places: Sequence[Place], cancelled: Cancellation | None) -> Iterator[None]:
+def locked(workspace: Workspace, places: Sequence[Place], cancelled: Cancellation | None) -> Generator[None, None, None]:
     """Hold the locks of all directories of `places`, taken in one order for everybody.
 
     Raises `NotExecuted` (`busy`) when a lock is not free in time or the call was cancelled: nothing was changed then.

@@ -56,12 +56,18 @@ def test_dependencies_have_a_lower_bound_and_no_upper_one() -> None:
 
 
 def test_what_the_package_imports_is_declared() -> None:
-    """Every third-party module that the source names belongs to a dependency or to an extra that is not `dev`."""
+    """Every third-party module that the source names belongs to a dependency or to an extra that is not `dev`.
+
+    What tests need is named only where the package helps to test.
+    """
     extras = [r for name, listed in project()["optional-dependencies"].items() if name != "dev" for r in listed]
     declared = {import_name(r) for r in [*project()["dependencies"], *extras]} | {"detent"}
     known = declared | set(sys.stdlib_module_names) | {name for name, owner in COMES_WITH.items() if owner in declared}
-    wrong = [f"{where(p, node)} imports {name}" for p in modules() for node, name in imports(p) if name.split(".")[0] not in known]
-    assert wrong == []
+    named = [(p, node, name) for p in modules() for node, name in imports(p)]
+    assert [f"{where(p, node)} imports {name}" for p, node, name in named if name.split(".")[0] not in known] == []
+    tests = {import_name(r) for r in project()["optional-dependencies"]["testing"]}
+    outside = [(p, node, name) for p, node, name in named if PACKAGE / "testing" not in p.parents]
+    assert [f"{where(p, node)} imports {name}" for p, node, name in outside if name.split(".")[0] in tests] == []
 
 
 def test_what_the_tests_import_is_declared() -> None:

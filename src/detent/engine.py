@@ -321,9 +321,11 @@ class Engine:
         chunk = _fan_out(told) if told else None
 
         async def main() -> RunState:
-            async with self._limit or contextlib.nullcontext():
-                async with Advancing(self._parts, run_id, planner, sinks=sinks, chunk=chunk) as advancing:
-                    return await work(advancing)
+            async with (
+                self._limit or contextlib.nullcontext(),
+                Advancing(self._parts, run_id, planner, sinks=sinks, chunk=chunk) as advancing,
+            ):
+                return await work(advancing)
 
         state = await asyncio.create_task(main())
         if callable(self.approver) and state.status == "waiting_for_approval":
@@ -359,9 +361,7 @@ class Engine:
             payload["args"] = args
         return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
 
-    async def deny(
-        self, run_id: str, call_id: str, *, by: str, reason: str = "", resume: bool = True, host: Host | None = None
-    ) -> Result:
+    async def deny(self, run_id: str, call_id: str, *, by: str, reason: str = "", resume: bool = True, host: Host | None = None) -> Result:
         """Refuse the call; the reason is told to the planner, or the run stops (the agent's `on_reject`)."""
         payload = {"call": call_id, "decision": "denied", "reason": reason}
         return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
@@ -381,7 +381,9 @@ class Engine:
             )
         return await self._deliver(run_id, self._signal("approval", payload, by=by), resume=resume)
 
-    async def reply(self, run_id: str, reply: Any, *, by: str = "", ask_id: str = "", resume: bool = True, host: Host | None = None) -> Result:
+    async def reply(
+        self, run_id: str, reply: Any, *, by: str = "", ask_id: str = "", resume: bool = True, host: Host | None = None
+    ) -> Result:
         """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
         await self._open()
         await self._visible(run_id, host)
@@ -389,7 +391,9 @@ class Engine:
         if not ask_id and len(asks) == 1:
             ask_id = next(iter(asks))
         if ask_id not in asks:
-            raise NotAllowedNow(run_id, f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})", reason_code="not_asked")
+            raise NotAllowedNow(
+                run_id, f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})", reason_code="not_asked"
+            )
         return await self._deliver(run_id, self._signal("reply", {"ask_id": ask_id, "reply": reply}, by=by), resume=resume)
 
     async def reconcile(
@@ -409,7 +413,9 @@ class Engine:
         state = await self.load(run_id)
         if call_id not in state.in_doubt:
             raise NotAllowedNow(
-                run_id, f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})", reason_code="not_in_doubt"
+                run_id,
+                f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})",
+                reason_code="not_in_doubt",
             )
         payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
         return await self._deliver(run_id, self._signal("reconcile", payload, by=by), resume=resume)
@@ -476,7 +482,9 @@ class Engine:
             for record in read_log(run_id, await self.store.read(run_id)):
                 sound, digest, erased = sound + 1, record.digest, erased or record.event is None
         except (CorruptLog, NewerVersion) as error:
-            return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=str(error))
+            return Verification(
+                run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=str(error)
+            )
         problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
         return Verification(
             run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sound if problem else None, problem=problem
@@ -489,7 +497,9 @@ class Engine:
         async with self._claimed(run_id, host):
             state = await self.load(run_id)
             if state.status == "running":
-                raise NotAllowedNow(run_id, f"run {run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running")
+                raise NotAllowedNow(
+                    run_id, f"run {run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
+                )
             journal = Journal(self.store, state, clock=self._parts.clock, ids=self._parts.ids)
             journal.record(Erased(by=by, why=why))
             await journal.commit(durable=True)

@@ -66,9 +66,7 @@ def approvals_of(state: RunState) -> list[Approval]:
         call = state.call(call_id)
         args = msgspec.json.decode(msgspec.json.encode(call.args)) if call else None
         found.append(
-            Approval(
-                run_id=state.run_id, call_id=call_id, tool=asked.tool, args=args, reason=asked.reason, requested_at=asked.requested_at
-            )
+            Approval(run_id=state.run_id, call_id=call_id, tool=asked.tool, args=args, reason=asked.reason, requested_at=asked.requested_at)
         )
     return found
 

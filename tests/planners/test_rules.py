@@ -62,11 +62,11 @@ def test_repeat_fires_while_its_condition_holds_and_at_most_as_often_as_it_says(
     """`repeat: N` is a bound; `repeat: true` has none but the condition; the latest result is the value."""
     polled = iter(range(10))
     desk = Desk({"poll": lambda: {"ready": next(polled) >= 3}})
-    plans = desk.run(
-        rules(
-            "- {name: poll, when: '!results.p.ok || !results.p.value.ready', repeat: true, call: {tool: poll}, as: p}\n- {name: end, answer: '${results.p.count}'}"
-        )
-    )
+    text = """
+    - {name: poll, when: '!results.p.ok || !results.p.value.ready', repeat: true, call: {tool: poll}, as: p}
+    - {name: end, answer: '${results.p.count}'}
+    """
+    plans = desk.run(rules(text))
     assert answer(plans) == "4"
     bounded = Desk({"poll": lambda: {"ready": False}}).run(
         rules("- {name: poll, repeat: 2, call: {tool: poll}}\n- {name: end, answer: fin}")
@@ -157,7 +157,10 @@ def test_for_each_retries_only_the_items_that_failed() -> None:
             raise ToolFailed("later", error_code="busy")
         return n * 2
 
-    text = "- {name: e, for_each: '[\"a\", \"b\", \"c\"]', batch: true, on_error: retry, call: {tool: t, args: {n: '${item}'}}, as: r}\n- {name: end, answer: '${results.r.value}'}"
+    text = """
+    - {name: e, for_each: '["a", "b", "c"]', batch: true, on_error: retry, call: {tool: t, args: {n: '${item}'}}, as: r}
+    - {name: end, answer: '${results.r.value}'}
+    """
     assert answer(Desk({"t": tool}).run(rules(text))) == '["aa","bb","cc"]'
     assert seen == ["a", "b", "c", "b", "b"]
 

@@ -14,7 +14,7 @@ def snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=type_tag, tag=snake):
+class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field=type_tag, tag=snake):
     """The root of all actions; `reason` is the planner's own explanation, for people."""
 
     reason: str = ""

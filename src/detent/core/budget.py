@@ -6,6 +6,8 @@ specific over the less, over `DEFAULT`. Zero and negative bounds are refused, an
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from detent.core.errors import BudgetRefused
@@ -14,7 +16,7 @@ CEILING = 1000
 """The hard ceiling of iterations; only `Engine(ceiling=...)` raises it (row K7)."""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not."""
 
     max_iterations: int | None = None
@@ -38,6 +40,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 FIELDS = Budget.__struct_fields__
+UNBOUNDED = Budget()
 
 DEFAULT = Budget(
     max_iterations=50,
@@ -51,7 +54,7 @@ DEFAULT = Budget(
 """What holds without configuration (DESIGN law 4, section 6)."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What was spent, by one model call or by a whole run. `cost_usd` is None where no price is known."""
 
     iterations: int = 0
@@ -118,8 +121,21 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
     return budget
 
 
-def exhausted(budget: Budget, used: Usage, *, goal_depth: int = 0, running_s: float = 0.0, total_s: float = 0.0) -> Exhausted | None:
-    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed."""
+def exhausted(
+    budget: Budget,
+    used: Usage,
+    *,
+    goal_depth: int = 0,
+    running_s: float = 0.0,
+    total_s: float = 0.0,
+    only: tuple[str, ...] | None = None,
+) -> Exhausted | None:
+    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed.
+
+    `only` narrows the look to these dimensions.
+    """
+    if budget == UNBOUNDED:
+        return None
     for dimension, limit, value in (
         ("iterations", budget.max_iterations, used.iterations),
         ("model_calls", budget.max_model_calls, used.model_calls),
@@ -132,25 +148,32 @@ def exhausted(budget: Budget, used: Usage, *, goal_depth: int = 0, running_s: fl
         ("total_tokens", budget.max_total_tokens, used.input_tokens + used.output_tokens),
         ("cost_usd", budget.max_cost_usd, used.cost_usd or 0.0),
     ):
-        if limit is not None and value >= limit:
+        if limit is not None and value >= limit and (only is None or dimension in only):
             return Exhausted(dimension, limit, value)
-    if budget.max_goal_depth is not None and goal_depth > budget.max_goal_depth:
+    if budget.max_goal_depth is not None and goal_depth > budget.max_goal_depth and (only is None or "goal_depth" in only):
         return Exhausted("goal_depth", budget.max_goal_depth, goal_depth)
     return None
 
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    spent = {
-        "max_iterations": used.iterations,
-        "max_model_calls": used.model_calls,
-        "max_tool_calls": used.tool_calls,
-        "max_failures": used.failures,
-        "max_running_s": running_s,
-        "max_total_s": total_s,
-        "max_input_tokens": used.input_tokens,
-        "max_output_tokens": used.output_tokens,
-        "max_total_tokens": used.total_tokens,
-        "max_cost_usd": used.cost_usd or 0.0,
-    }
-    return Budget(**{f: None if (limit := getattr(budget, f)) is None else max(0, limit - spent.get(f, 0)) for f in FIELDS})
+    return Budget(
+        max_iterations=_left(budget.max_iterations, used.iterations),
+        max_model_calls=_left(budget.max_model_calls, used.model_calls),
+        max_tool_calls=_left(budget.max_tool_calls, used.tool_calls),
+        max_failures=_left(budget.max_failures, used.failures),
+        max_failed_turns=budget.max_failed_turns,
+        max_non_progress=budget.max_non_progress,
+        max_reflections=budget.max_reflections,
+        max_goal_depth=budget.max_goal_depth,
+        max_running_s=_left(budget.max_running_s, running_s),
+        max_total_s=_left(budget.max_total_s, total_s),
+        max_input_tokens=_left(budget.max_input_tokens, used.input_tokens),
+        max_output_tokens=_left(budget.max_output_tokens, used.output_tokens),
+        max_total_tokens=_left(budget.max_total_tokens, used.total_tokens),
+        max_cost_usd=_left(budget.max_cost_usd, used.cost_usd or 0.0),
+    )
+
+
+def _left(limit: Any, used: float) -> Any:
+    return None if limit is None else max(0, limit - used)

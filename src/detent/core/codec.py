@@ -27,14 +27,6 @@ UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From version n to n + 1, over the body as plain data."""
 
 
-class _Line(msgspec.Struct, frozen=True):
-    envelope: msgspec.Raw
-    digest: str
-    salt: str = ""
-    body: msgspec.Raw = msgspec.Raw()
-    erased: str = ""
-
-
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, Seq):
         return list(value)  # type: ignore[arg-type]
@@ -57,7 +49,6 @@ def _dec_hook(kind: Any, value: Any) -> Any:
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 _sorted = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic")
-_lines = msgspec.json.Decoder(_Line)
 _envelopes = msgspec.json.Decoder(Envelope)
 _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)  # type: ignore[arg-type]
 
@@ -87,25 +78,26 @@ def seal(envelope: Envelope, body: bytes, *, previous: str, salt: str) -> tuple[
 
 def tombstone(line: bytes) -> bytes:
     """Return the line with body and salt replaced by their hash; an erased line stays as it is."""
-    parts = _lines.decode(line)
-    if parts.erased:
+    head, body, kept, digest = _split(line)
+    if body is None:
         return line
-    kept = hash_body(parts.salt, bytes(parts.body))
-    return b'{"envelope":%b,"erased":"%b","digest":"%b"}' % (bytes(parts.envelope), kept.encode(), parts.digest.encode())
+    return b'{"envelope":%b,"erased":"%b","digest":"%b"}' % (head, kept.encode(), digest.encode())
 
 
 def read_record(line: bytes) -> Record:
-    """Return the decoded record without checking the chain; raise `NewerVersion` or `msgspec.MsgspecError`."""
-    parts = _lines.decode(line)
-    envelope = _envelopes.decode(parts.envelope)
-    return Record(envelope, None if parts.erased else _event(parts.body, envelope.v), parts.digest)
+    """Return the decoded record without checking the chain; raise `NewerVersion`, `ValueError` or `msgspec.MsgspecError`."""
+    head, body, _, digest = _split(line)
+    envelope = _envelopes.decode(head)
+    return Record(envelope, None if body is None else _event(body, envelope.v), digest)
 
 
-def _event(body: msgspec.Raw, version: int) -> AnyEvent:
+def _event(body: bytes, version: int) -> AnyEvent:
     if version == VERSION:
         return _events.decode(body)
     if version > VERSION:
-        raise NewerVersion(f"a record of format {version} was written by a newer Detent (this one reads up to {VERSION}); upgrade to read it")
+        raise NewerVersion(
+            f"a record of format {version} was written by a newer Detent (this one reads up to {VERSION}); upgrade to read it"
+        )
     data: dict[str, Any] = msgspec.json.decode(body)
     for step in range(version, VERSION):
         data = UPCASTERS[step](data)
@@ -118,18 +110,33 @@ def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: 
     for line in lines:
         seq += 1
         try:
-            parts = _lines.decode(line)
-            envelope = _envelopes.decode(parts.envelope)
-            if envelope.seq != seq or envelope.run != run_id:
-                raise CorruptLog(run_id, seq, f"the record says it is number {envelope.seq} of {envelope.run!r}")
-            kept = parts.erased or sha256(b"%b\n%b" % (parts.salt.encode(), parts.body)).hexdigest()
-            if chain(previous, bytes(parts.envelope), kept) != parts.digest:
+            head, body, kept, digest = _split(line)
+            if chain(previous, head, kept) != digest:
                 raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")
-            event = None if parts.erased else _event(parts.body, envelope.v)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            envelope = _envelopes.decode(head)
+            if envelope.seq != seq or envelope.run != run_id:
+                raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
+            event = None if body is None else _events.decode(body) if envelope.v == VERSION else _event(body, envelope.v)
+        except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
-        previous = parts.digest
-        yield Record(envelope, event, parts.digest)
+        previous = digest
+        yield Record(envelope, event, digest)
+
+
+def _split(line: bytes) -> tuple[bytes, bytes | None, str, str]:
+    """Return the exact bytes of envelope and body (None: erased), H(salt, body) and the digest; the layout is the one that `seal` writes."""
+    if line[:12] != b'{"envelope":' or line[-77:-66] != b',"digest":"' or line[-2:] != b'"}':
+        raise ValueError("it is not a record")
+    digest = line[-66:-2].decode()
+    end = line.find(b',"salt":"')
+    if end < 0:
+        end = line.find(b',"erased":"')
+        return line[12:end], None, line[end + 11 : -78].decode(), digest
+    start = line.find(b'"', end + 9)
+    if line[start : start + 9] != b'","body":':
+        raise ValueError("it is not a record")
+    body = line[start + 9 : -77]
+    return line[12:end], body, sha256(b"%b\n%b" % (line[end + 9 : start], body)).hexdigest(), digest
 
 
 def dump_state(state: KernelState | RunState) -> bytes:
@@ -143,7 +150,9 @@ def load_state(data: bytes, kind: type[StateT]) -> StateT:
         outer: dict[str, Any] = msgspec.json.decode(data)
         version = outer["v"]
         if version > STATE_VERSION:
-            raise NewerVersion(f"a state of version {version} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it")
+            raise NewerVersion(
+                f"a state of version {version} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it"
+            )
         return msgspec.json.decode(_encoder.encode(outer["state"]), type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ValueError(f"this is not a serialised {kind.__name__}: {error}") from error

@@ -143,7 +143,9 @@ class Divergence(RunError):
 
     def __init__(self, run_id: str, sequence: int, expected: str, actual: str) -> None:
         self.sequence, self.expected, self.actual = sequence, expected, actual
-        super().__init__(run_id, f"run {run_id!r} diverges at record {sequence}: the log has {expected}, this code gives {actual}; nothing was recorded")
+        super().__init__(
+            run_id, f"run {run_id!r} diverges at record {sequence}: the log has {expected}, this code gives {actual}; nothing was recorded"
+        )
 
 
 class IllegalEvent(RunError):
@@ -163,7 +165,9 @@ class Conflict(StoreError):
 
     def __init__(self, run_id: str, expected: int, actual: int) -> None:
         self.run_id, self.expected, self.actual = run_id, expected, actual
-        super().__init__(f"run {run_id!r} has {actual} records, not {expected}: another worker appended first; this worker stops, nothing was recorded")
+        super().__init__(
+            f"run {run_id!r} has {actual} records, not {expected}: another worker appended first; this worker stops, nothing was recorded"
+        )
 
 
 class CorruptLog(StoreError):

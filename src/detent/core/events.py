@@ -22,11 +22,11 @@ SideEffect = Literal["none", "read", "write", "destructive"]
 Decision = Literal["allow", "deny", "stop", "require_approval"]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=type_tag, tag=snake):
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field=type_tag, tag=snake):
     """The root of all events."""
 
 
-class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
 
     code: str
@@ -34,7 +34,7 @@ class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     details: dict[str, Any] | None = None
 
 
-class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A result that is stored apart: key (SHA-256 of the content) and size; `content` of the observation is only a preview."""
 
     key: str

@@ -53,7 +53,9 @@ def evolve(state: RunState, record: Record) -> RunState:
     if envelope.seq != state.seq + 1:
         raise IllegalEvent(state.run_id, f"record {envelope.seq} of run {envelope.run!r} follows record {state.seq}")
     if state.terminal and not isinstance(event, _AFTER_END):
-        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)")
+        raise IllegalEvent(
+            state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
+        )
     after = _apply(state, event, record)
     return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
 
@@ -66,21 +68,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
     match event:
         case e.ToolFinished():
             return _tool_finished(state, scope, event)
-        case e.ToolStarted(call=call):
-            first = event.attempt == 1
-            usage = Usage(tool_calls=1) if first else NOTHING
-            return _call(
-                _use(state, scope, usage) if first else state,
-                call,
-                status="started",
-                key=event.key,
-                digest=event.digest,
-                attempt=event.attempt,
-                side_effect=event.side_effect,
-                idempotent=event.idempotent,
-                volatile=event.volatile,
-                ends_turn=event.ends_turn,
-            )
+        case e.ToolStarted():
+            return _tool_started(state, scope, event)
         case e.PolicyDecided(call=call, decision=decision):
             if decision == "allow":
                 return _call(state, call, status="allowed")
@@ -115,7 +104,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             error = None if success else e.ToolError(code="handler_error", message=content)
             result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
             item = _item(now, _pass(state, scope).iteration, result=result, error=error)
-            return _observe(_call(state, call, status="finished", item=item), scope, ok=success, progress=False, work=False)
+            return _with(state, _observed(_pass(state, scope), now, item, ok=success, work=False))
         case e.EffectRecorded():
             return _effect(state, scope, event)
         case e.Reflected(message=message):
@@ -139,7 +128,15 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             state = _call(state, call, refused="approval_rejected", why=event.reason or "rejected")
             return _end(state, scope, "approval_rejected", error=event.reason) if state.agent.on_reject == "stop" else state
         case e.ApprovalEdited(call=call, args=args):
-            return _call(_wake(_approval_closed(state, call)), call, status="planned", approved=True, args=args, digest=event.digest, why=f"edited by {event.by}")
+            return _call(
+                _wake(_approval_closed(state, call)),
+                call,
+                status="planned",
+                approved=True,
+                args=args,
+                digest=event.digest,
+                why=f"edited by {event.by}",
+            )
         case e.ApprovalExpired(call=call):
             state = _call(_wake(_approval_closed(state, call)), call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
@@ -161,7 +158,9 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             if key in state.passes:
                 raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
             first = Item(kind="user", text=event.input or state.goal)
-            opened = KernelState(task_id=state.run_id, strategy=state.strategy, kernel_type=event.kernel, scope=key, limits=event.limits, meta=event.meta)
+            opened = KernelState(
+                task_id=state.run_id, strategy=state.strategy, kernel_type=event.kernel, scope=key, limits=event.limits, meta=event.meta
+            )
             return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
         case e.PassFinished(status=status, reason=reason):
             before = _pass(state, scope)
@@ -392,11 +391,11 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
     before = _pass(state, scope)
     if iteration != before.iteration + 1:
         raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
-    once = Usage(iterations=1)
-    now = replace(
-        transition(before, status="thinking"),
+    now = transition(
+        before,
+        status="thinking",
         iteration=iteration,
-        usage=before.usage.plus(once),
+        usage=replace(before.usage, iterations=before.usage.iterations + 1),
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
@@ -412,7 +411,8 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         phases_done=frozenset(),
         effects={},
     )
-    return replace(state, usage=state.usage.plus(once), running_ms=running_ms, passes={**state.passes, scope: now})
+    usage = replace(state.usage, iterations=state.usage.iterations + 1)
+    return replace(state, usage=usage, running_ms=running_ms, passes={**state.passes, scope: now})
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -489,12 +489,40 @@ def _call_state(state: RunState, call_id: str) -> CallState:
 
 
 def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
-    scope = call_id.rsplit(".", 2)[0]
-    before = _pass(state, scope)
-    call = _call_state(state, call_id)
-    if call.status == "finished":
-        raise IllegalEvent(state.run_id, f"call {call_id} has an outcome; it is never produced again")
+    before = _pass(state, call_id.rsplit(".", 2)[0])
+    call = before.calls.get(call_id)
+    if call is None:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no call {call_id!r} in a current turn")
+    _unsettled(state, call)
     return _with(state, replace(before, calls={**before.calls, call_id: replace(call, **changes)}))
+
+
+def _unsettled(state: RunState, call: CallState) -> None:
+    if call.status == "finished":
+        raise IllegalEvent(state.run_id, f"call {call.call_id} has an outcome; it is never produced again")
+
+
+def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
+    call = _call_state(state, event.call)
+    _unsettled(state, call)
+    before = _pass(state, scope)
+    started = replace(
+        call,
+        status="started",
+        key=event.key,
+        digest=event.digest,
+        attempt=event.attempt,
+        side_effect=event.side_effect,
+        idempotent=event.idempotent,
+        volatile=event.volatile,
+        ends_turn=event.ends_turn,
+    )
+    calls = {**before.calls, event.call: started}
+    if event.attempt > 1:
+        return _with(state, replace(before, calls=calls))
+    now = replace(before, calls=calls, usage=replace(before.usage, tool_calls=before.usage.tool_calls + 1))
+    usage = replace(state.usage, tool_calls=state.usage.tool_calls + 1)
+    return replace(state, usage=usage, passes={**state.passes, scope: now})
 
 
 def _item(call: CallState, iteration: int, **fields: Any) -> Item:
@@ -514,58 +542,66 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     call = _call_state(state, event.call)
     if event.usage != NOTHING:
         state = _use(state, scope, event.usage)
-    item = _item(call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
+    item = _item(
+        call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
+    )
     return _outcome(state, scope, call, item, fatal=event.fatal)
 
 
 def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False) -> RunState:
     """Give `call` its outcome, and the pass what follows from it."""
-    state = _call(state, call.call_id, status="finished", item=item)
+    _unsettled(state, call)
     before = _pass(state, scope)
-    fresh = ""
-    if item.ok and not call.volatile:
-        shown = bytes(item.result)
-        fresh = sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), shown)).hexdigest()[:24]
-    progress = bool(fresh) and fresh not in before.seen
-    if progress:
-        state = _with(state, replace(before, seen=before.seen.put(fresh, True)))
-    state = _observe(state, scope, ok=bool(item.ok), progress=progress, polled=bool(item.ok) and call.volatile, used=call.tool if item.executed else "")
+    ok = bool(item.ok)
+    changes: dict[str, Any] = {}
+    if ok and call.volatile:
+        changes["polled"] = True
+    elif ok:
+        fresh = sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), item.result)).hexdigest()[:24]
+        if fresh not in before.seen:
+            changes["seen"], changes["progressed"] = before.seen.put(fresh, True), True
+    if ok and item.executed and call.tool not in before.tools_used:
+        changes["tools_used"] = before.tools_used | {call.tool}
     if item.error is not None and item.error.code != "not_run":
-        state = _use(state, scope, Usage(failures=1))
-    if fatal:
-        return _end(state, scope, "fatal_tool_error", error=item.error.message if item.error else "")
-    if item.error is not None and item.error.code == "policy_denied" and state.agent.on_deny == "fail":
-        return _end(state, scope, "policy_denied", error=item.error.message)
-    if item.ok and call.ends_turn:
+        changes["usage"] = replace(before.usage, failures=before.usage.failures + 1)
+        state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
+    changes.update(_ending(state, call, item, fatal=fatal))
+    return _with(state, _observed(before, call, item, ok=ok, work=True, **changes))
+
+
+def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dict[str, Any]:
+    """Return how the outcome ends the pass, if it does."""
+    if item.error is not None:
+        if fatal:
+            return {"ended": "fatal_tool_error", "error": item.error.message, "output": None}
+        if item.error.code == "policy_denied" and state.agent.on_deny == "fail":
+            return {"ended": "policy_denied", "error": item.error.message, "output": None}
+    elif call.ends_turn:
         answer = item.content
-        return _end(state, scope, "done_tool", output=answer.get("answer") if isinstance(answer, dict) else answer)
-    if item.ok and call.provenance == "text":
-        return _end(state, scope, "final_answer", output=item.content)
-    return state
+        return {"ended": "done_tool", "output": answer.get("answer") if isinstance(answer, dict) else answer, "error": ""}
+    elif call.provenance == "text":
+        return {"ended": "final_answer", "output": item.content, "error": ""}
+    return {}
 
 
-def _observe(
-    state: RunState, scope: str, *, ok: bool, progress: bool, work: bool = True, polled: bool = False, used: str = ""
-) -> RunState:
-    """Move finished calls from the turn into transcript and results, in the order of their indices."""
-    before = _pass(state, scope)
+def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, **changes: Any) -> KernelState:
+    """Finish `call`, and move finished calls from the turn into transcript and results, in the order of their indices."""
+    calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
     steps, results, observed = before.steps, before.results, before.observed
-    calls = list(before.calls.values())
-    while observed < len(calls) and (item := calls[observed].item) is not None:
-        steps, results, observed = steps.append(item), results.append(item), observed + 1
-    now = replace(
+    waiting = tuple(calls.values())
+    while observed < len(waiting) and (ready := waiting[observed].item) is not None:
+        steps, results, observed = steps.append(ready), results.append(ready), observed + 1
+    return replace(
         before,
+        calls=calls,
         steps=steps,
         results=results,
         observed=observed,
         turn_ok=before.turn_ok + ok,
         turn_bad=before.turn_bad + (not ok and work),
-        progressed=before.progressed or progress,
-        polled=before.polled or polled,
-        tools_used=before.tools_used | {used} if used and ok and used not in before.tools_used else before.tools_used,
-        status="observing" if observed == len(calls) and before.status == "acting" else before.status,
+        status="observing" if observed == len(waiting) and before.status == "acting" else before.status,
+        **changes,
     )
-    return _with(state, now)
 
 
 def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:
@@ -580,9 +616,13 @@ def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunStat
         return _wake(_call(state, event.call, status="again"))
     error = event.error
     if event.outcome == "not_happened" and error is None:
-        error = e.ToolError(code="not_executed", message=f"it did not happen (settled by {event.by or event.source}); it may be tried again")
+        error = e.ToolError(
+            code="not_executed", message=f"it did not happen (settled by {event.by or event.source}); it may be tried again"
+        )
     if event.outcome == "told" and error is None:
-        error = e.ToolError(code="tool_result_unknown_after_resume", message="it is not known whether this call happened; check before you try again")
+        error = e.ToolError(
+            code="tool_result_unknown_after_resume", message="it is not known whether this call happened; check before you try again"
+        )
     item = _item(call, _pass(state, scope).iteration, result=event.result, error=error)
     if state.terminal:
         return _call(state, event.call, status="finished", item=item)

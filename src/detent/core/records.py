@@ -24,7 +24,7 @@ VERSION = 1
 """The version of the record format that this code writes."""
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where a record stands: `seq` counts from 1 without gaps; `goal` is the root run's id and left out where that is `run` itself.
 
     `scope` is the pass ("" for the run); `status` is the run's status after the record, left out while it is running;
@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.goal or self.run
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A decoded record; `event` is None once it was erased."""
 
     envelope: Envelope

@@ -92,16 +92,20 @@ def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime
     return Wait(waiting) if waiting else None
 
 
-def reached(run: RunState, state: KernelState, *, running_s: float, now: datetime | None, turn_over: bool) -> Exhausted | None:
-    """Return the first bound of the run, or of the pass, that is reached."""
+def reached(
+    run: RunState,
+    state: KernelState,
+    *,
+    running_s: float = 0.0,
+    now: datetime | None = None,
+    turn_over: bool = True,
+    only: tuple[str, ...] | None = None,
+) -> Exhausted | None:
+    """Return the first bound of the run, or of the pass, that is reached; `only` narrows the look to these dimensions."""
     total_s = (now - run.started_at).total_seconds() if now and run.started_at else 0.0
-    budget = run.budget
-    if not turn_over:
-        budget = Budget(max_running_s=budget.max_running_s, max_total_s=budget.max_total_s)
-    bound = exhausted(budget, run.usage, goal_depth=len(run.goals), running_s=running_s, total_s=total_s)
-    if bound is None and turn_over:
-        bound = exhausted(state.limits, state.usage)
-    return bound
+    only = only or (None if turn_over else ("running_s", "total_s"))
+    bound = exhausted(run.budget, run.usage, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
+    return bound or (exhausted(state.limits, state.usage, only=only) if turn_over else None)
 
 
 def waits(run: RunState, state: KernelState) -> str:
@@ -125,7 +129,9 @@ def _stalled(budget: Budget, state: KernelState) -> Settled | Reflect | None:
     if base is None or turns < base * (state.reflections + 1):
         return None
     if most is not None and state.reflections >= most:
-        return Settled(reason="no_progress", error=f"{turns} turns without a new successful observation, after {state.reflections} reflections")
+        return Settled(
+            reason="no_progress", error=f"{turns} turns without a new successful observation, after {state.reflections} reflections"
+        )
     return Reflect(turns)
 
 

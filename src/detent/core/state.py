@@ -62,7 +62,7 @@ LEGAL_PASS: dict[str, tuple[str, ...]] = {
 """Legal moves of a status. A terminal one is left only by `RunReopened`."""
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the transcript: what a planner sees of the past.
 
     `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
@@ -100,7 +100,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]
 
 
-class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One call of the current turn. `tool`, `args` are as they count now: after healing and edits."""
 
     call_id: str

@@ -239,7 +239,9 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
         event = finished(call.call_id, outcome)
         blank = ends_turn or call.provenance == "text"
         if blank and event.error is None and _is_blank(event.result):
-            event = e.ToolFinished(call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms)
+            event = e.ToolFinished(
+                call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms
+            )
     context.record(event)
     if not effect:
         return
@@ -254,7 +256,9 @@ def finished(call_id: str, outcome: ToolOutcome) -> e.ToolFinished:
     """Return the record of an outcome that is known."""
     if outcome.kind != "ok":
         return e.ToolFinished(call=call_id, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=round(outcome.latency_ms, 3))
-    return e.ToolFinished(call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=round(outcome.latency_ms, 3))
+    return e.ToolFinished(
+        call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=round(outcome.latency_ms, 3)
+    )
 
 
 def _error(outcome: ToolOutcome) -> e.ToolError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +25,7 @@ from detent.kernel.profile import ContextProfile, ResultCompression
 from detent.ports import Cancellation, Guard, Plan, Policy, Signal, Tool, ToolOutcome, ToolSpec, View
 
 
-class BoundReached(Exception):  # noqa: N818 - not an error: the runner turns it into the run's end
+class BoundReached(Exception):
     """`plan` or `execute` was asked to go past a bound."""
 
     def __init__(self, bound: Exhausted) -> None:
@@ -34,7 +33,7 @@ class BoundReached(Exception):  # noqa: N818 - not an error: the runner turns it
         super().__init__(f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the run was cancelled while the planner was thinking
+class Interrupted(Exception):
     """The planner was interrupted; the turn ends without a plan."""
 
 
@@ -134,10 +133,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         self._refuse_past_bound("tool_calls", "cost_usd")
 
     def _refuse_past_bound(self, *dimensions: str) -> None:
-        state = self.run.state
-        narrowed = Budget(**{f"max_{d}": getattr(state.budget, f"max_{d}") for d in dimensions})
-        bound = reached(msgspec.structs.replace(state, budget=narrowed), self.state, running_s=0.0, now=None, turn_over=True)
-        if bound is not None and bound.dimension in dimensions:
+        bound = reached(self.run.state, self.state, only=dimensions)
+        if bound is not None:
             raise BoundReached(bound)
 
     def time_left(self) -> float | None:
@@ -197,7 +194,9 @@ def fresh(value: Any) -> Any:
 def make_context(run: Run, scope: str, *, task: str = "") -> KernelContext:
     """Assemble the one context of a pass."""
     state = run.state
-    given = KernelInput(task=task or state.goal, instructions=state.agent.instructions, variables=state.variables, limits=state.passes[scope].limits)
+    given = KernelInput(
+        task=task or state.goal, instructions=state.agent.instructions, variables=state.variables, limits=state.passes[scope].limits
+    )
     return KernelContext(
         input=given,
         profile=run.profile,

@@ -28,6 +28,8 @@ from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
 from detent.ports import Clock, EventStore, Ids
 
+replace = msgspec.structs.replace
+
 Sink = Callable[[Record, RunState], Any]
 
 log = logging.getLogger("detent")
@@ -56,26 +58,17 @@ class Journal:
         before = self.state
         body = encode(event)
         event = decode_event(body)
-        first = isinstance(event, RunStarted)
-        goal = before.goal_id if before.goal_id != before.run_id else ""
-        envelope = Envelope(run=before.run_id, seq=before.seq + 1, at=at, scope=scope, goal=goal)
+        seq, run_id = before.seq + 1, before.run_id
+        goal = before.goal_id if before.goal_id != run_id else ""
+        envelope = Envelope(run=run_id, seq=seq, at=at, goal=goal, scope=scope)
         after = evolve(before, Record(envelope, event, ""))
         known = after.passes.get(scope)
-        envelope = Envelope(
-            run=before.run_id,
-            seq=before.seq + 1,
-            at=at,
-            goal=goal,
-            scope=scope,
-            iteration=known.iteration if known is not None else 0,
-            status="" if after.status == "running" else after.status,
-            reason=after.reason,
-            tenant=after.host.tenant if first else "",
-            agent=after.agent.name if first else "",
-            parent=after.parent if first else "",
-        )
+        if known is not None and known.iteration:
+            envelope = replace(envelope, iteration=known.iteration)
+        if after.status != "running" or isinstance(event, RunStarted):
+            envelope = _labelled(envelope, event, after)
         line, digest = seal(envelope, body, previous=before.digest, salt=self._ids.token(16))
-        self.state = msgspec.structs.replace(after, digest=digest)
+        self.state = replace(after, digest=digest)
         self._lines.append(line)
         if self._sinks:
             self._told.append((Record(envelope, event, digest), self.state))
@@ -92,9 +85,7 @@ class Journal:
             lines, consumed, state = self._lines, self._consumed, self.state
             self._lines, self._consumed = [], []
             try:
-                await self._store.append(
-                    state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed
-                )
+                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise
@@ -111,10 +102,12 @@ class Journal:
                     answer = sink(record, state)
                     if inspect.isawaitable(answer):
                         await answer
-                except Exception:  # noqa: BLE001 - foreign code: an observer never fails a run (row K9)
+                except Exception:
                     if id(sink) not in self._failed:
                         self._failed.add(id(sink))
-                        log.exception("an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__)
+                        log.exception(
+                            "an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__
+                        )
 
     async def late_outcome(self, event: ToolFinished | ToolInDoubt) -> None:
         """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""
@@ -131,6 +124,14 @@ class Journal:
                 return
             except Conflict:
                 continue
+
+
+def _labelled(envelope: Envelope, event: AnyEvent, after: RunState) -> Envelope:
+    """Add what listings need: the status where it is not running, and on the first record whose run it is."""
+    status = "" if after.status == "running" else after.status
+    if isinstance(event, RunStarted):
+        return replace(envelope, status=status, tenant=event.host.tenant, agent=event.agent.name, parent=event.parent)
+    return replace(envelope, status=status, reason=after.reason)
 
 
 def head_of(state: RunState) -> RunHead:

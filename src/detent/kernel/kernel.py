@@ -66,7 +66,9 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     if returned is now:
         return
     if not isinstance(returned, KernelState):
-        raise UnrecordedChange(run_id, f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it")
+        raise UnrecordedChange(
+            run_id, f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
+        )
     for field in FACTS:
         if getattr(returned, field) != getattr(now, field):
             raise UnrecordedChange(

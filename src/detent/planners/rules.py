@@ -177,7 +177,7 @@ def _action(rule: Rule, projection: _Projection, extra: dict[str, Any], index: i
             return a.ToolCall(tool=_said(rule, fields, "tool"), args=_map(rule, fields, "args") or {}, reason=reason)
         case "answer":
             content = fields["content"]
-            if not isinstance(content, str) and projection.view.output_schema is None:
+            if content is not None and not isinstance(content, str) and projection.view.output_schema is None:
                 content = text(content)
             if content is None or (isinstance(content, str) and not content.strip()):
                 _fail(rule, "the answer is blank; an answer says something (`stop` and `abstain` end a run without one)")

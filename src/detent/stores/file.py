@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class FileStore:
         return self.path / f"{run_id}{ending}"
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self) -> Generator[None, None, None]:
         """Turn the operating system's errors into the store's."""
         try:
             yield
@@ -167,7 +167,7 @@ class FileStore:
                 raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
 
         def action(wait_s: float) -> None:
-            self._logs.append(run_id, expected_seq, records, head, durable, consumed, wait_s)
+            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s)
 
         await self._do(run_id, action, threaded=durable)
 
@@ -188,7 +188,7 @@ class FileStore:
         self._file("_", "")
         heads: dict[str, RunHead] = {}
         with self._errors():
-            for name in os.listdir(self.path):
+            for name in os.listdir(self.path):  # noqa: PTH208 - names are enough, paths cost as much as reading
                 run_id = name[: -len(".jsonl")]
                 if not name.endswith(".jsonl") or not _RUN_ID.fullmatch(run_id):
                     continue
@@ -276,7 +276,7 @@ class FileStore:
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""
         path = self._file(run_id, ".blobs")
-        names: list[str] = await self._do(run_id, lambda _wait_s: os.listdir(path) if path.exists() else [])
+        names: list[str] = await self._do(run_id, lambda _wait_s: [file.name for file in path.iterdir()] if path.exists() else [])
         return sorted(blob_key(name) for name in names if not name.startswith(TEMPORARY))
 
     async def delete_blob(self, run_id: str, key: str) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Logs:
         self.directory = directory
         self._open: OrderedDict[str, _Log] = OrderedDict()
         self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
-        self._seen: dict[str, tuple[int, int, set[str]]] = {}
+        self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
         self._reported: set[str] = set()
 
     def path(self, run_id: str) -> Path:
@@ -52,7 +52,7 @@ class Logs:
             os.close(self._open.popitem()[1].fd)
 
     @contextmanager
-    def locked(self, run_id: str, wait_s: float, *, create: bool) -> Iterator[_Log | None]:
+    def locked(self, run_id: str, wait_s: float, *, create: bool) -> Generator[_Log | None, None, None]:
         """Lock the run's log and find its end; None when there is none and `create` is false."""
         path = self.path(run_id)
         entry = self._open.pop(run_id, None)
@@ -62,11 +62,11 @@ class Logs:
                 if entry is not None:
                     os.close(entry.fd)
                     entry = None
-                try:
-                    entry = _Log(lock_file(path, wait_s=wait_s, create=create))
-                except FileNotFoundError:
-                    yield None
-                    return
+                if create or path.exists():
+                    entry = self._opened(path, wait_s, create=create)
+            if entry is None:
+                yield None
+                return
             size = os.fstat(entry.fd).st_size
             if size != entry.size:
                 entry.tail = read_tail(entry.fd, size, run_id)
@@ -83,9 +83,26 @@ class Logs:
                 else:
                     os.close(entry.fd)
 
+    def _opened(self, path: Path, wait_s: float, *, create: bool) -> _Log | None:
+        try:
+            return _Log(lock_file(path, wait_s=wait_s, create=create))
+        except FileNotFoundError:
+            if create:
+                raise
+            return None
+
     def append(
-        self, run_id: str, expected: int, records: Sequence[bytes], head: RunHead, durable: bool, consumed: Sequence[str], wait_s: float
+        self,
+        run_id: str,
+        expected: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool,
+        consumed: Sequence[str],
+        wait_s: float,
     ) -> None:
+        """Add records and their commit line in one write; raise `Conflict`. On any failure the log is as it was."""
         with self.locked(run_id, wait_s, create=expected == 0) as entry:
             tail = entry.tail if entry is not None else None
             count = tail.seq if tail is not None else 0
@@ -178,18 +195,19 @@ class Logs:
         self._heads[run_id] = stamp, head
         return head
 
-    def consumed(self, run_id: str) -> set[str]:
+    def consumed(self, run_id: str) -> frozenset[str]:
         """Return the ids of the signals that the run's log consumed; reads only what was added since the last time."""
         try:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self._seen.pop(run_id, None)
-            return set()
+            return frozenset()
         try:
             stat = os.fstat(fd)
-            inode, offset, ids = self._seen.get(run_id, (stat.st_ino, 0, set[str]()))
+            nothing: tuple[int, int, frozenset[str]] = (stat.st_ino, 0, frozenset())
+            inode, offset, ids = self._seen.get(run_id, nothing)
             if inode != stat.st_ino or offset > stat.st_size:
-                offset, ids = 0, set()
+                _, offset, ids = nothing
             data = os.pread(fd, stat.st_size - offset, offset)
         finally:
             os.close(fd)

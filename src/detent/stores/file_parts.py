@@ -89,7 +89,7 @@ def blob_key(name: str) -> str:
 class Inboxes:
     """One file a run with its signals, one a line; which of them were consumed is said by the run's log (`consumed`)."""
 
-    def __init__(self, directory: Path, consumed: Callable[[str], set[str]]) -> None:
+    def __init__(self, directory: Path, consumed: Callable[[str], frozenset[str]]) -> None:
         self.directory, self._consumed = directory, consumed
 
     def path(self, run_id: str) -> Path:
@@ -99,7 +99,7 @@ class Inboxes:
     def names(self) -> set[str]:
         """Return the runs that have an inbox file."""
         try:
-            return {name[: -len(".jsonl")] for name in os.listdir(self.directory)}
+            return {path.name[: -len(".jsonl")] for path in self.directory.iterdir()}
         except FileNotFoundError:
             return set()
 
@@ -115,7 +115,8 @@ class Inboxes:
                 os.ftruncate(fd, end)
             write_all(fd, msgspec.json.encode(signal) + b"\n", end)
             os.fsync(fd)
-            sync_directory(self.directory)
+            if end == 0:
+                sync_directory(self.directory)
         finally:
             if os.fstat(fd).st_size == 0:
                 self.path(run_id).unlink(missing_ok=True)
@@ -137,7 +138,7 @@ class Inboxes:
             self._tidy(run_id, consumed)
         return left
 
-    def _tidy(self, run_id: str, consumed: set[str]) -> None:
+    def _tidy(self, run_id: str, consumed: frozenset[str]) -> None:
         try:
             fd = lock_file(self.path(run_id), create=False)
         except (BlockingIOError, FileNotFoundError):

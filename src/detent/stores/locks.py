@@ -67,7 +67,7 @@ def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> 
 def still_named(fd: int, path: str | Path) -> bool:
     """Whether `path` names the open file `fd`."""
     try:
-        named = os.stat(path)
+        named = os.stat(path)  # noqa: PTH116 - on the path of every append
     except FileNotFoundError:
         return False
     mine = os.fstat(fd)
@@ -135,8 +135,8 @@ class Holder:
 
     def write(self, content: bytes) -> None:
         """Write into the lock file that is held, for other hosts to read; always the same length."""
-        assert self._fd is not None, "take() first"
-        os.pwrite(self._fd, content, 0)
+        if self._fd is not None:
+            os.pwrite(self._fd, content, 0)
 
     def drop(self) -> None:
         """Give the lock file up and remove it."""
@@ -150,7 +150,8 @@ class Holder:
         """Whether another holder still lives: by its lock on this host, by its lease on another."""
         if host != self.host:
             return expires > self.now()
-        return not is_dead(lock_path(self.directory, name, host))
+        path = lock_path(self.directory, name, host)
+        return not is_dead(path) and (_exists(int(name.rsplit(":", 2)[1])) or not _dies_soon(path))
 
     def forget(self) -> None:
         """Become another holder, in a child process: the parent's lock stays the parent's."""
@@ -159,6 +160,29 @@ class Holder:
             self._fd = None
         self.runs = set()
         self._rename()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _dies_soon(path: Path) -> bool:
+    """Whether the lock of a process that is gone comes free within 20 ms.
+
+    A program that it was just starting has the lock too, between fork and exec. A process that is only invisible, in another process
+    namespace of this host, keeps it.
+    """
+    for _ in range(20):
+        time.sleep(0.001)
+        if is_dead(path):
+            return True
+    return False
 
 
 def lock_path(directory: Path, name: str, host: str) -> Path:

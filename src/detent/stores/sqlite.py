@@ -47,7 +47,7 @@ _WAITING_OF = (
     "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
-_MANY_SIGNALS = 1000
+_MANY_SIGNALS = 200
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= seq"
@@ -162,7 +162,7 @@ class SqliteStore:
         consumed: Sequence[str] = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
-        await self._submit(Append(run_id, expected_seq, records, head, durable, consumed), self._connection())
+        await self._submit(Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed), self._connection())
 
     # Reading ----------------------------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,9 @@ class Append(Operation):
 
     __slots__ = ("consumed", "expected", "head", "records")
 
-    def __init__(self, run_id: str, expected: int, records: Sequence[bytes], head: RunHead, durable: bool, consumed: Sequence[str]) -> None:
+    def __init__(
+        self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, durable: bool, consumed: Sequence[str]
+    ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed = expected, records, head, consumed
 

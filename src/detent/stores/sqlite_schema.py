@@ -13,7 +13,6 @@ import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 
 SCHEMA_VERSION = 1
@@ -108,9 +107,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def concerns_all(error: sqlite3.Error) -> bool:
     """Whether the error is about the database rather than about the one operation that met it."""
-    if isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)):
-        return False
-    return True
+    return not isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError))
 
 
 def translate(error: Exception, path: Path) -> Exception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from detent.core.errors import StoreBusy
+from detent.core.errors import DetentError, StoreBusy
 from detent.stores.sqlite_operations import Operation, StillRead
 from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, is_busy, prepare, translate
 
@@ -58,7 +57,7 @@ class Checkpointer:
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit = path, limit_bytes
-        self._wal = f"{path}-wal"
+        self._wal = Path(f"{path}-wal")
         self._commits = 0
         self._thread: threading.Thread | None = None
 
@@ -68,7 +67,7 @@ class Checkpointer:
         if self._commits % self.EVERY or (self._thread is not None and self._thread.is_alive()):
             return
         try:
-            due = os.stat(self._wal).st_size >= self._limit
+            due = self._wal.stat().st_size >= self._limit
         except FileNotFoundError:
             return
         if due:
@@ -145,7 +144,7 @@ class Writer:
     def _run(self) -> None:
         try:
             db = self._retry(self._open)
-        except Exception as error:
+        except (DetentError, sqlite3.Error, OSError) as error:
             _tell(self._opened, error=self._translated(error))
             return
         _tell(self._opened, self._inline)
@@ -195,7 +194,7 @@ class Writer:
         if live:
             try:
                 self._retry(lambda: self._apply(db, live))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the worker loop: whoever waits is told, the thread lives on
                 for operation in live:
                     operation.error = self._translated(error)
             self._checkpointer.committed()

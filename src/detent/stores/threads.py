@@ -51,7 +51,7 @@ class Threads:
             result, error = None, None
             try:
                 result = action()
-            except BaseException as raised:
+            except Exception as raised:  # noqa: BLE001 - the worker loop: whoever waits is told, the thread lives on
                 error = raised
             try:
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
@@ -59,7 +59,7 @@ class Threads:
                 continue
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if not future.done():
         if error is None:
             future.set_result(result)

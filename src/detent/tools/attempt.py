@@ -85,8 +85,10 @@ class Watch:
 
     def seconds(self) -> str:
         """Return the limit that was reached, in words."""
-        allowed = self._loop.time() - self._begin()
-        return f"{self.timeout_s if self.timeout_s is not None and allowed >= self.timeout_s else round(allowed, 3):g} s"
+        due, begin = self._due(), self._begin()
+        if self._deadline is None or due != self._deadline:
+            return f"{self.timeout_s:g} s"
+        return f"{round(max(0.0, self._deadline - begin), 3):g} s, the rest of the run's time"
 
     def _begin(self) -> float:
         if self.job is None:

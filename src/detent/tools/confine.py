@@ -92,7 +92,7 @@ class Workspace:
                 "workspace tools need a system that opens files relative to a directory (Linux, macOS, BSD); this one does not"
             )
         real = os.path.realpath(root)
-        if not os.path.isdir(real):
+        if not Path(real).is_dir():
             raise ConfigError(f"workspace root {str(root)!r} is not a directory; create it first, or name another one")
         self.root = real
         self.limits = limits or Limits()

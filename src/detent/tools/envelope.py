@@ -114,18 +114,16 @@ def parse(text: str) -> tuple[FileChange, ...]:
 
 def _change(lines: _Lines) -> FileChange:
     line = (lines.peek() or "").rstrip("\r")
-    for kind, mark in (("add", ADD), ("update", UPDATE), ("delete", DELETE)):
-        if line.startswith(mark):
-            path = line.removeprefix(mark).strip()
-            if not path:
-                raise lines.wrong("the path is missing")
-            lines.take()
-            break
-    else:
+    mark = next((mark for mark in (ADD, UPDATE, DELETE) if line.startswith(mark)), None)
+    if mark is None:
         raise lines.wrong(f"expected '{ADD.strip()}', '{UPDATE.strip()}', '{DELETE.strip()}' or '{END}'")
-    if kind == "add":
+    path = line.removeprefix(mark).strip()
+    if not path:
+        raise lines.wrong("the path is missing")
+    lines.take()
+    if mark == ADD:
         return FileChange(kind="add", path=path, content=_added(lines))
-    if kind == "delete":
+    if mark == DELETE:
         return FileChange(kind="delete", path=path)
     move_to = ""
     if (line := (lines.peek() or "").rstrip("\r")).startswith(MOVE):
@@ -245,10 +243,9 @@ def _position(old: list[str], hunk: Hunk, cursor: int, path: str) -> int:
 
 
 def _after_anchor(bare: list[str], hunk: Hunk, cursor: int, path: str) -> int:
-    for same in (lambda line: line == hunk.anchor, lambda line: line.strip() == hunk.anchor.strip()):
-        for at in range(cursor, len(bare)):
-            if same(bare[at]):
-                return at + 1
+    exact = [at for at in range(cursor, len(bare)) if bare[at] == hunk.anchor]
+    for at in exact or (at for at in range(cursor, len(bare)) if bare[at].strip() == hunk.anchor.strip()):
+        return at + 1
     raise failed(
         "hunk_not_found",
         f"{_name(hunk, path)}: the line after '@@', {shown(hunk.anchor)}, is not in the file; nothing was changed",

@@ -66,10 +66,9 @@ class Glob:
 
     def _closed(self, states: set[int]) -> States:
         """Add the states after `**`, which may match no directory at all."""
-        for index in sorted(states):
-            while index < len(self.parts) and self.parts[index] is None:
-                index += 1
-                states.add(index)
+        for index, part in enumerate(self.parts):
+            if part is None and index in states:
+                states.add(index + 1)
         return frozenset(states)
 
 

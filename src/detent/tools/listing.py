@@ -207,9 +207,9 @@ class _Tree:
                 continue
             below = self.enter(name, depth, state)
             if below is not None:
-                yield from self._enter(directory, name, key, depth + 1, after, below)
+                yield from self._enter(directory, name, key, depth=depth + 1, after=after, state=below)
 
-    def _enter(self, directory: int, name: str, prefix: str, depth: int, after: str, state: Any) -> Generator[str, None, None]:
+    def _enter(self, directory: int, name: str, prefix: str, *, depth: int, after: str, state: Any) -> Generator[str, None, None]:
         if depth > MAX_DEPTH:
             self.unsearched.append(prefix)
             return
@@ -228,7 +228,9 @@ class _Tree:
     def _children(self, directory: int) -> list[tuple[str, Kind]]:
         """Return name and kind of the children, sorted; without hidden ones unless they are wanted."""
         with os.scandir(directory) as scan:
-            found = [(item.name, _entry_kind(item)) for item in scan if self.include_hidden or not item.name.startswith(".")]
+            found: list[tuple[str, Kind]] = [
+                (item.name, _entry_kind(item)) for item in scan if self.include_hidden or not item.name.startswith(".")
+            ]
         return sorted(found, key=lambda child: _text(child[0]) + ("/" if child[1] == "dir" else ""))
 
 

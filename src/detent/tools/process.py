@@ -15,12 +15,13 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from detent.core.errors import NotExecuted, ToolRaised
-from detent.tools.confine import Workspace
+from detent.tools.confine import Place, Workspace
 from detent.tools.failures import failed, refused_argument, shown, translated
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ CHUNK_BYTES = 65_536
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. `code` is its exit code, negative for a signal; `success` means code 0 in time.
+    """How a program ended. `code` is its exit code, negative for a signal; `succeeded` means code 0 in time
+    (not `success`: a result that says `success: false` is a failed call, and a program's exit code is not).
 
     The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped.
     """
@@ -42,7 +44,7 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     stdout: str
     stderr: str
     code: int
-    success: bool
+    succeeded: bool
     timed_out: bool
     duration_ms: int
     stdout_truncated: bool
@@ -87,13 +89,12 @@ async def execute(
     end of file. Raises `ToolFailed` when it cannot be started (`command_not_found`, `permission_denied`, ...) or was cancelled (`cancelled`, with the
     output so far), and `NotExecuted` when it was not started for want of resources.
     """
-    _check(workspace, command, args, timeout_s, env, stdin)
+    _check(workspace, command, args, timeout_s=timeout_s, env=env, stdin=stdin)
     environment = {name: value for name, value in os.environ.items() if inherit is None or name in inherit} | dict(env or {})
     if cancelled:
         raise NotExecuted(f"{shown(command)} was not started: {cancelled.why}", error_code="cancelled")
     with workspace.directory(cwd) as place:
-        inside = f"/proc/self/fd/{place.directory}"
-        directory = inside if os.path.isdir(inside) else os.path.join(workspace.root, place.path)
+        directory = _reachable(workspace, place)
         began = time.monotonic()
         starting = asyncio.ensure_future(_start(command, args, directory, environment, wants_input=stdin is not None))
         try:
@@ -103,11 +104,17 @@ async def execute(
             _kill_group(process)
             await process.wait()
             raise
-    return await _finish(workspace, process, command, stdin, timeout_s, began, cancelled)
+    return await _finish(workspace, process, command, stdin=stdin, began=began, until=began + timeout_s, cancelled=cancelled)
+
+
+def _reachable(workspace: Workspace, place: Place) -> str:
+    """Return a path to the open directory: through its descriptor where the system has such paths, so that no swap can redirect it."""
+    through = Path(f"/proc/self/fd/{place.directory}")
+    return str(through if through.is_dir() else Path(workspace.root) / place.path)
 
 
 def _check(
-    workspace: Workspace, command: str, args: Sequence[str], timeout_s: float, env: Mapping[str, str] | None, stdin: str | None
+    workspace: Workspace, command: str, args: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None, stdin: str | None
 ) -> None:
     if not command:
         raise refused_argument("command is empty; give the program's name, and its arguments in args")
@@ -150,9 +157,10 @@ async def _finish(
     workspace: Workspace,
     process: Process,
     command: str,
+    *,
     stdin: str | None,
-    timeout_s: float,
     began: float,
+    until: float,
     cancelled: Cancellation | None,
 ) -> Executed:
     """Feed, read and wait; the group is dead and reaped when this returns or raises."""
@@ -163,7 +171,7 @@ async def _finish(
     if process.stdin is not None:
         streams.append(asyncio.create_task(_feed(process.stdin, (stdin or "").encode())))
     try:
-        ended = await _wait(process, began + timeout_s, cancelled)
+        ended = await _wait(process, until, cancelled)
         code = process.returncode if ended else None
     finally:
         _kill_group(process)
@@ -173,7 +181,7 @@ async def _finish(
         stdout=out.text(),
         stderr=err.text(),
         code=code if code is not None else process.returncode if process.returncode is not None else -signal.SIGKILL,
-        success=ended and code == 0,
+        succeeded=ended and code == 0,
         timed_out=not ended and not stopped,
         duration_ms=round((time.monotonic() - began) * 1000),
         stdout_truncated=out.truncated,

@@ -111,13 +111,13 @@ class ResultCheck:
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of results."""
         if self._schema is None:
-            self._problem = self._of_type()
-        assert self._schema is not None
+            self._problem, self._schema = self._of_type()
         return self._schema
 
     def problem(self, raw: bytes) -> str:
         """Return what is wrong with the result `raw`, or nothing."""
-        self._problem = self._problem or (self._of_schema(self._schema) if self._schema is not None else self._of_type())
+        schema = self.schema
+        self._problem = self._problem or self._of_schema(schema)
         return self._problem(raw)
 
     def _of_schema(self, schema: dict[str, Any]) -> Callable[[bytes], str]:
@@ -131,12 +131,12 @@ class ResultCheck:
 
         return problem
 
-    def _of_type(self) -> Callable[[bytes], str]:
+    def _of_type(self) -> tuple[Callable[[bytes], str], dict[str, Any]]:
         import pydantic
 
         try:
             adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(self._declared)
-            self._schema = adapter.json_schema()
+            schema = adapter.json_schema()
         except (pydantic.errors.PydanticUserError, NameError, TypeError) as error:
             raise ConfigError(
                 f"tool {self._tool!r}: result_schema {self._declared!r} is neither a JSON Schema nor a type that pydantic knows "
@@ -150,4 +150,4 @@ class ResultCheck:
                 return problems.of_pydantic_result(error)
             return ""
 
-        return problem
+        return problem, schema

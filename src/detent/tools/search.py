@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -79,7 +78,7 @@ def search_in_file(
         if regex:
             answer = _apart(descriptor, asked, path, limits.pattern_s, cancelled)
         else:
-            with io.open(os.dup(descriptor), "rb") as stream:
+            with os.fdopen(os.dup(descriptor), "rb") as stream:
                 answer = linesearch.search_lines(stream, asked, lambda: stop_if(cancelled, doing=f"searching {shown(path)}"))
     if "problem" in answer:
         raise _problem(answer, path, limits.line_bytes)

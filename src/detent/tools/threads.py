@@ -125,7 +125,7 @@ class ThreadPool:
                 job.abandoned = True
                 self._waiting.remove(job)
                 return True
-            if not job.future.done() and job in self._running:
+            if job in self._running:
                 job.abandoned = True
                 self._running.discard(job)
                 self._threads -= 1

@@ -87,7 +87,7 @@ def done_tool() -> AnyTool:
 
 def _plain(result: msgspec.Struct) -> dict[str, Any]:
     """Return a result as the plain data that a tool returns."""
-    return msgspec.to_builtins(result)  # type: ignore[no-any-return]
+    return msgspec.to_builtins(result)
 
 
 def _read_file(workspace: Workspace) -> AnyTool:

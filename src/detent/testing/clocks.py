@@ -1,0 +1,73 @@
+"""Time and names that a test decides: `FakeClock` and `SequentialIds`, for `Engine(clock=..., ids=...)`.
+
+With both of them two runs of the same program write the same log, byte for byte.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+"""When a `FakeClock` begins unless it is told otherwise."""
+
+
+class FakeClock:
+    """A clock that stands still until it is moved. `tick_s` is by how many seconds each reading of it moves it on by itself."""
+
+    def __init__(self, start: datetime = EPOCH, *, monotonic: float = 0.0, tick_s: float = 0.0) -> None:
+        if start.tzinfo is None:
+            raise ValueError(f"the start {start.isoformat()} has no time zone; write datetime(..., tzinfo=UTC)")
+        if tick_s < 0:
+            raise ValueError(f"tick_s is {tick_s}; a clock does not go back")
+        self.tick_s = tick_s
+        self._now, self._monotonic = start.astimezone(UTC), monotonic
+
+    def now(self) -> datetime:
+        """The time in UTC."""
+        read = self._now
+        self.advance(self.tick_s)
+        return read
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        read = self._monotonic
+        self.advance(self.tick_s)
+        return read
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` go by, on both clocks; raise `ValueError` for a negative number."""
+        if seconds < 0:
+            raise ValueError(f"{seconds} seconds: time does not go back; use set_now for a wall clock that is put back")
+        self._now += timedelta(seconds=seconds)
+        self._monotonic += seconds
+
+    def set_now(self, now: datetime) -> None:
+        """Put the wall clock to `now`, also backwards, as people and time servers do; the monotonic clock goes on."""
+        if now.tzinfo is None:
+            raise ValueError(f"the time {now.isoformat()} has no time zone; write datetime(..., tzinfo=UTC)")
+        self._now = now.astimezone(UTC)
+
+
+class SequentialIds:
+    """Names that count: `token(4)` gives "0001", "0002", ..., in base 36.
+
+    Names are used for signals too, and a store takes up a signal's name once: give each engine on the same store another `start`.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        if start < 0:
+            raise ValueError(f"start is {start}; count from 0 or above")
+        self.count = start
+
+    def token(self, length: int) -> str:
+        """Return the next number with `length` digits of base 36; raise `ValueError` when it does not fit into them."""
+        self.count += 1
+        left, digits = self.count, ""
+        while left:
+            left, digit = divmod(left, 36)
+            digits = _ALPHABET[digit] + digits
+        if len(digits) > length:
+            raise ValueError(f"name number {self.count} does not fit into {length} characters; begin with a smaller start")
+        return digits.rjust(length, "0")

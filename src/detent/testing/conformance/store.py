@@ -1,0 +1,30 @@
+"""The contract of an `EventStore`, as tests.
+
+A project that has a store writes a `Place` for it and a class with one fixture:
+
+    class RedisPlace(Place):
+        def store(self, *, now=None, host=None):
+            return RedisStore(self.url, now=now or time.time, host=host)
+
+    class TestRedisStore(StoreContract):
+        @pytest.fixture
+        def place(self):
+            return RedisPlace(...)
+
+Each test gets a place of its own. All stores that one place makes share the same runs; each is another holder of claims.
+"""
+
+from __future__ import annotations
+
+from detent.testing.conformance.store_claims import ClaimContract
+from detent.testing.conformance.store_inboxes import InboxContract, ListingContract
+from detent.testing.conformance.store_lives import LifeContract
+from detent.testing.conformance.store_logs import LogContract
+from detent.testing.conformance.store_parts import PartsContract
+from detent.testing.conformance.store_places import Place, head_of, line
+
+__all__ = ["Place", "StoreContract", "head_of", "line"]
+
+
+class StoreContract(LogContract, InboxContract, ListingContract, ClaimContract, PartsContract, LifeContract):
+    """All that an `EventStore` promises. A subclass gives the fixture `place`."""

@@ -1,0 +1,156 @@
+"""What an `EventStore` promises of claims: one living holder, whatever became of others."""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+
+import pytest
+
+from detent.core.errors import RunBusy
+from detent.ports import EventStore, RunQuery
+from detent.testing.conformance.store_places import (
+    LEASE_S,
+    Place,
+    child_of,
+    end,
+    outcome,
+    run_on,
+    run_on_several,
+    write,
+)
+
+
+class ClaimContract:
+    """The right to advance a run."""
+
+    def test_a_claim_keeps_other_stores_out_until_it_is_released(self, place: Place) -> None:
+        """`RunBusy` names the holder; claiming again is nothing new for the holder; other runs are free; only the holder can release."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await first.claim("run")
+            await first.claim("run")
+            error = await outcome(second.claim("run"))
+            assert isinstance(error, RunBusy)
+            assert error.holder
+            await second.release("run")
+            assert isinstance(await outcome(second.claim("run")), RunBusy)
+            await second.claim("other")
+            await first.release("run")
+            await first.release("run")
+            await second.claim("run")
+            assert isinstance(await outcome(first.claim("run")), RunBusy)
+
+        run_on_several(place, body)
+
+    def test_of_claims_at_once_exactly_one_is_granted(self, place: Place) -> None:
+        """However many stores ask in the same moment."""
+
+        async def body(*stores: EventStore) -> None:
+            for n in range(10):
+                errors = await asyncio.gather(*(outcome(store.claim(f"run-{n}")) for store in stores))
+                assert sorted(type(error).__name__ for error in errors) == ["NoneType", "RunBusy", "RunBusy", "RunBusy"]
+
+        run_on_several(place, body, count=4)
+
+    def test_closing_releases_all_claims(self, place: Place) -> None:
+        """A store that was closed holds nothing."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "other"):
+                await first.claim(name)
+            await first.close()
+            for name in ("run", "other"):
+                await second.claim(name)
+
+        run_on_several(place, body)
+
+    def test_a_killed_process_holds_nothing(self, place: Place) -> None:
+        """While the process lives the run is busy; the moment it was killed, with no chance to tidy up, the run is free."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        holder = child_of(place, "await store.claim('run'); print('claimed', flush=True); await asyncio.sleep(600)")
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"claimed\n"
+
+            async def before(store: EventStore) -> None:
+                assert isinstance(await outcome(store.claim("run")), RunBusy)
+
+            async def after(store: EventStore) -> None:
+                holder.send_signal(signals.SIGKILL)
+                holder.wait()
+                await store.claim("run")
+
+            run_on(place, before)
+            run_on(place, after)
+        finally:
+            end(holder)
+
+    def test_a_child_process_of_a_tool_keeps_no_claim_alive(self, place: Place) -> None:
+        """A killed holder is dead although a process that it started still runs."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        body = (
+            "await store.claim('run')\n"
+            "    import subprocess, sys\n"
+            "    tool = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], close_fds=False)\n"
+            "    print('claimed', flush=True); await asyncio.sleep(600)"
+        )
+        holder = child_of(place, body)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"claimed\n"
+            holder.send_signal(signals.SIGKILL)
+            holder.wait()
+
+            async def after(store: EventStore) -> None:
+                await store.claim("run")
+
+            run_on(place, after)
+        finally:
+            end(holder)
+
+    def test_a_holder_on_another_host_lives_as_long_as_its_lease(self, place: Place) -> None:
+        """Its claim stands until the lease has run out, renewing extends it, and then it learns that it lost the run."""
+        clock = [1_000_000.0]
+
+        async def test() -> None:
+            there = place.store(now=lambda: clock[0], host="another-host/boot-1")
+            here = place.store(now=lambda: clock[0], host="this-host/boot-1")
+            await there.open()
+            await here.open()
+            for name in ("run", "other"):
+                await there.claim(name)
+            clock[0] += LEASE_S - 1
+            assert isinstance(await outcome(here.claim("run")), RunBusy)
+            assert await there.renew() == []
+            clock[0] += LEASE_S - 1
+            assert isinstance(await outcome(here.claim("run")), RunBusy)
+            clock[0] += 2
+            await here.claim("run")
+            assert isinstance(await outcome(there.claim("run")), RunBusy)
+            assert await there.renew() == ["run"]
+            assert await there.renew() == []
+            assert isinstance(await outcome(here.claim("other")), RunBusy)
+            await there.close()
+            await here.claim("other")
+            await here.close()
+
+        if place.child is None:
+            pytest.skip("claims in one process have no leases")
+        asyncio.run(test())
+
+    def test_a_claim_does_not_need_the_run_to_exist(self, place: Place) -> None:
+        """Whoever starts a run claims it first; that does not make it a run."""
+
+        async def body(store: EventStore) -> None:
+            await store.claim("run")
+            assert await store.head("run") is None
+            assert await store.list_runs(RunQuery()) == []
+            await write(store, "run", range(1, 3))
+            await store.release("run")
+
+        run_on(place, body)

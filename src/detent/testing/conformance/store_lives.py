@@ -1,0 +1,175 @@
+"""What an `EventStore` promises over its life: opening, closing, other processes, crashes."""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+
+import pytest
+
+from detent.core.errors import StoreError
+from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.store_places import (
+    Place,
+    child_of,
+    end,
+    head_of,
+    line,
+    outcome,
+    run_on,
+    write,
+)
+
+
+class LifeContract:
+    """Opening, closing, other processes."""
+
+    def test_a_closed_store_refuses_and_can_be_opened_again(self, place: Place) -> None:
+        """Closing twice is nothing; every call on a closed store is a `StoreError`; the runs are there after opening."""
+
+        async def test() -> None:
+            store, other = place.store(), place.store()
+            await store.open()
+            await store.open()
+            await write(store, "run", range(1, 3))
+            await store.close()
+            await store.close()
+            head = head_of("run", 3)
+            for attempt in (
+                store.append("run", 2, [line(3)], head=head),
+                store.append("run", 2, [line(3)], head=head, durable=True),
+                store.read("run"),
+                store.head("run"),
+                store.list_runs(RunQuery()),
+                store.claim("run"),
+                store.renew(),
+                store.post("run", Signal(id="s", kind="cancel")),
+                store.signals(["run"]),
+                store.put_blob("run", "a", b""),
+                store.get_blob("run", "a"),
+                store.put_snapshot("run", 1, b""),
+                store.erase("run", lambda stored: stored, head=head),
+                store.delete("run"),
+                store.gc(),
+            ):
+                assert isinstance(await outcome(attempt), StoreError)
+            await store.open()
+            assert await store.read("run") == [line(1), line(2)]
+            await write(store, "run", range(3, 4))
+            await store.close()
+            await other.open()
+            assert len(await other.read("run")) == 3
+            await other.close()
+
+        asyncio.run(test())
+
+    def test_closing_waits_for_what_was_begun(self, place: Place) -> None:
+        """Appends under way when the store is closed are answered, and what was answered well is there."""
+
+        async def test() -> None:
+            store, other = place.store(), place.store()
+            await store.open()
+            tasks = [asyncio.ensure_future(write(store, f"run-{n}", range(1, 4), durable=n % 2 == 0)) for n in range(20)]
+            await asyncio.sleep(0)
+            await store.close()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await other.open()
+            for n, result in enumerate(results):
+                assert result is None, f"an append that was handed over before closing gave {result!r}"
+                assert len(await other.read(f"run-{n}")) == 3
+            await other.close()
+
+        asyncio.run(test())
+
+    def test_everything_is_there_after_reopening(self, place: Place) -> None:
+        """A new store at the same place, in another event loop, has records, heads, signals, blobs and snapshots."""
+        if not place.persistent:
+            pytest.skip("this store promises nothing beyond its process")
+
+        async def before(store: EventStore) -> None:
+            for name in ("run", "other"):
+                await write(store, name, range(1, 4))
+                await write(store, name, range(4, 6), durable=True, consumed=["spent"])
+                await store.post(name, Signal(id="s", kind="reply", payload={"a": 1}))
+                await store.put_blob(name, "a/b", b"1")
+                await store.put_snapshot(name, 4, b"4")
+
+        async def after(store: EventStore) -> None:
+            assert await store.read("run") == [line(n) for n in range(1, 6)]
+            assert await store.list_runs(RunQuery()) == [head_of("run", 5), head_of("other", 5)]
+            await store.post("run", Signal(id="spent", kind="reply"))
+            assert await store.signals(["run"]) == {"run": [Signal(id="s", kind="reply", payload={"a": 1})]}
+            assert await store.list_blobs("run") == ["a/b"]
+            assert await store.get_snapshot("run") == (4, b"4")
+            await write(store, "run", range(6, 7))
+
+        run_on(place, before)
+        run_on(place, after)
+
+    def test_processes_that_append_at_once_lose_and_double_nothing(self, place: Place) -> None:
+        """Three processes count up in one run, each retrying on `Conflict`: every number is there once, in order."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        body = (
+            "from detent.core.errors import Conflict\n"
+            "    from detent.testing.conformance.store import head_of, line\n"
+            "    print('ready', flush=True); input()\n"
+            "    mine = 0\n"
+            "    while mine < 25:\n"
+            "        seq = len(await store.read('run'))\n"
+            "        try:\n"
+            "            await store.append('run', seq, [line(seq + 1), line(seq + 2)], head=head_of('run', seq + 2), durable=mine % 5 == 0)\n"
+            "            mine += 1\n"
+            "        except Conflict: pass\n"
+            "    print('done', flush=True)"
+        )
+        children = [child_of(place, body) for _ in range(3)]
+        try:
+            for child in children:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"ready\n"
+            for child in children:
+                assert child.stdin is not None
+                child.stdin.write(b"go\n")
+                child.stdin.flush()
+            for child in children:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"done\n"
+                assert child.wait() == 0
+        finally:
+            for child in children:
+                end(child)
+
+        async def check(store: EventStore) -> None:
+            assert await store.read("run") == [line(n) for n in range(1, 151)]
+            assert await store.head("run") == head_of("run", 150)
+
+        run_on(place, check)
+
+    def test_what_a_killed_process_had_committed_is_there(self, place: Place) -> None:
+        """Every append that was answered survives SIGKILL, and no part of one that was not."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        body = (
+            "from detent.testing.conformance.store import head_of, line\n"
+            "    for seq in range(0, 10**6, 3):\n"
+            "        await store.append('run', seq, [line(seq + k) for k in (1, 2, 3)], head=head_of('run', seq + 3))\n"
+            "        print(seq + 3, flush=True)"
+        )
+        child = child_of(place, body)
+        assert child.stdout is not None
+        answered = [int(child.stdout.readline()) for _ in range(20)][-1]
+        child.send_signal(signals.SIGKILL)
+        answered = max([answered, *(int(rest) for rest in child.stdout.read().split(b"\n")[:-1] if rest)])
+        end(child)
+
+        async def check(store: EventStore) -> None:
+            lines = await store.read("run")
+            assert len(lines) >= answered
+            assert len(lines) % 3 == 0
+            assert lines == [line(n) for n in range(1, len(lines) + 1)]
+            await write(store, "run", range(len(lines) + 1, len(lines) + 2))
+
+        run_on(place, check)

@@ -1,0 +1,163 @@
+"""What an `EventStore` promises of blobs and snapshots, of erasing, deleting and tidying up."""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from detent.core.errors import Conflict, RunBusy, RunNotFound
+from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.store_places import (
+    Place,
+    head_of,
+    line,
+    outcome,
+    run_on,
+    run_on_several,
+    write,
+)
+
+
+class PartsContract:
+    """Blobs and snapshots, erasing, deleting, tidying up."""
+
+    def test_blobs_are_kept_by_run_and_key(self, place: Place) -> None:
+        """Also before the run's first record; the last of a key stays; any text may be a key."""
+
+        async def body(store: EventStore) -> None:
+            keys = ["sha256:ab/cd", "..", ".", "a b", "ñ", "a%2Fb", "", "A" * 100, ".hidden", "a/../../b"]
+            for n, key in enumerate(keys):
+                await store.put_blob("run", key, bytes([n]) * n)
+            await store.put_blob("other", keys[0], b"other")
+            assert await store.list_blobs("run") == sorted(keys)
+            assert [await store.get_blob("run", key) for key in keys] == [bytes([n]) * n for n in range(len(keys))]
+            await store.put_blob("run", keys[0], b"\x00new\xff" * 1000)
+            assert await store.get_blob("run", keys[0]) == b"\x00new\xff" * 1000
+            await store.delete_blob("run", keys[0])
+            await store.delete_blob("run", "never there")
+            assert await store.get_blob("run", keys[0]) is None
+            assert await store.get_blob("other", keys[0]) == b"other"
+            assert await store.list_blobs("run") == sorted(keys[1:])
+            assert await store.head("run") is None
+
+        run_on(place, body)
+
+    def test_the_latest_snapshot_is_kept(self, place: Place) -> None:
+        """One a run: a later one replaces it, an earlier one does not."""
+
+        async def body(store: EventStore) -> None:
+            await write(store, "run", range(1, 10))
+            await store.put_snapshot("run", 5, b"\n5\x00")
+            assert await store.get_snapshot("run") == (5, b"\n5\x00")
+            await store.put_snapshot("run", 3, b"3")
+            assert await store.get_snapshot("run") == (5, b"\n5\x00")
+            await store.put_snapshot("run", 9, b"")
+            assert await store.get_snapshot("run") == (9, b"")
+
+        run_on(place, body)
+
+    def test_erasing_keeps_the_number_of_records_and_nothing_of_their_content(self, place: Place) -> None:
+        """Every line is its tombstone, the head is the new one, and blobs, snapshot and inbox are empty; other runs are as they were."""
+
+        async def body(store: EventStore) -> None:
+            for name in ("run", "other"):
+                await write(store, name, range(1, 6))
+                await write(store, name, range(6, 9), consumed=["spent"])
+                await store.put_blob(name, "a", b"secret")
+                await store.put_snapshot(name, 5, b"secret")
+                await store.post(name, Signal(id="s", kind="reply", payload={"text": "secret"}))
+            erased = head_of("run", 8, status="completed", goal="")
+            await store.erase("run", lambda stored: b'{"was":%d}' % len(stored), head=erased)
+            assert await store.read("run") == [b'{"was":%d}' % len(line(n)) for n in range(1, 9)]
+            assert await store.head("run") == erased
+            assert (await store.get_blob("run", "a"), await store.list_blobs("run")) == (None, [])
+            assert await store.get_snapshot("run") is None
+            assert list(await store.signals(["run", "other"])) == ["other"]
+            await write(store, "run", range(9, 10))
+            await store.post("run", Signal(id="spent", kind="reply"))
+            assert await store.signals(["run"]) == {}
+            assert await store.read("other") == [line(n) for n in range(1, 9)]
+            assert await store.get_blob("other", "a") == b"secret"
+            with pytest.raises(RunNotFound):
+                await store.erase("unknown", lambda stored: stored, head=erased)
+
+        run_on(place, body)
+
+    def test_erasing_that_fails_half_way_erases_nothing(self, place: Place) -> None:
+        """A tombstone function that raises leaves the run as it was."""
+
+        def tombstone(stored: bytes) -> bytes:
+            if stored == line(4):
+                _fail()
+            return b"{}"
+
+        async def body(store: EventStore) -> None:
+            await write(store, "run", range(1, 6))
+            await store.put_blob("run", "a", b"1")
+            assert isinstance(await outcome(store.erase("run", tombstone, head=head_of("run", 5, goal="x"))), ZeroDivisionError)
+            assert await store.read("run") == [line(n) for n in range(1, 6)]
+            assert await store.head("run") == head_of("run", 5)
+            assert await store.list_blobs("run") == ["a"]
+
+        run_on(place, body)
+
+    def test_deleting_removes_the_run_and_all_that_belongs_to_it(self, place: Place) -> None:
+        """Nothing of it is left when a run of that name begins anew; other runs are as they were; an unknown run is an error."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "other"):
+                await write(first, name, range(1, 6))
+                await write(second, name, range(6, 7), consumed=["spent"])
+                await first.put_blob(name, "a", b"1")
+                await first.put_snapshot(name, 5, b"1")
+                await first.post(name, Signal(id="s", kind="cancel"))
+            await first.claim("run")
+            await first.delete("run")
+            assert await second.read("run") == []
+            assert await second.head("run") is None
+            assert [head.run_id for head in await second.list_runs(RunQuery())] == ["other"]
+            with pytest.raises(RunNotFound):
+                await first.delete("run")
+            await second.claim("run")
+            assert isinstance(await outcome(second.append("run", 6, [line(7)], head=head_of("run", 7))), Conflict)
+            await write(second, "run", range(1, 2))
+            assert await first.read("run") == [line(1)]
+            assert (await first.list_blobs("run"), await first.get_snapshot("run")) == ([], None)
+            await first.post("run", Signal(id="spent", kind="cancel"))
+            assert [signal.id for signal in (await second.signals(["run"]))["run"]] == ["spent"]
+            assert await first.read("other") == [line(n) for n in range(1, 7)]
+            assert await first.list_blobs("other") == ["a"]
+
+        run_on_several(place, body)
+
+    def test_tidying_up_removes_nothing_that_is_in_use(self, place: Place) -> None:
+        """After `gc` every record, signal, blob, snapshot and claim is there."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "gone"):
+                await write(first, name, range(1, 200))
+                await first.post(name, Signal(id="s", kind="cancel"))
+                await first.put_blob(name, "a", b"1" * 100_000)
+            await first.put_blob("not-yet-begun", "a", b"1")
+            await first.put_snapshot("run", 5, b"1")
+            await first.claim("run")
+            await second.claim("other")
+            await second.delete("gone")
+            assert await second.gc() >= 0
+            assert await second.read("run") == [line(n) for n in range(1, 200)]
+            assert list(await second.signals(["run"])) == ["run"]
+            assert await second.get_blob("run", "a") == b"1" * 100_000
+            assert await second.get_snapshot("run") == (5, b"1")
+            assert await second.get_blob("not-yet-begun", "a") == b"1"
+            assert isinstance(await outcome(second.claim("run")), RunBusy)
+            assert isinstance(await outcome(first.claim("other")), RunBusy)
+            await write(first, "run", range(200, 201))
+
+        run_on_several(place, body)
+
+
+def _fail() -> NoReturn:
+    raise ZeroDivisionError

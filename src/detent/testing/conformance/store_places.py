@@ -1,0 +1,94 @@
+"""Where the stores of a contract test come from, and what its tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from detent.core.records import RunHead
+from detent.ports import EventStore
+
+START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+LEASE_S = 30.0
+"""After so many seconds without a sign of life, a holder on another host counts as dead."""
+
+
+class Place:
+    """Where the stores of one test keep their runs.
+
+    `persistent`: the runs are there when all stores were closed and a new one is made. `child`: Python source that binds `store` to a store
+    at this place, for tests with several processes; None where no other process can reach it.
+    """
+
+    persistent: bool = True
+    child: str | None = None
+
+    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+        """Return another store at this place, not opened yet: with this wall clock for leases, and as if on this host."""
+        raise NotImplementedError
+
+
+def head_of(run_id: str, records: int = 0, **fields: Any) -> RunHead:
+    """Return a listing entry."""
+    known: dict[str, Any] = {"run_id": run_id, "goal_id": run_id, "records": records, "created_at": START, "updated_at": START}
+    return RunHead(**{**known, **fields})
+
+
+def line(number: int, text: str = "") -> bytes:
+    """Return a record line."""
+    return msgspec.json.encode({"n": number, "text": text})
+
+
+async def write(store: EventStore, run_id: str, numbers: range, **options: Any) -> None:
+    """Append records with these numbers after as many as the first says, less one."""
+    lines = [line(number) for number in numbers]
+    await store.append(run_id, numbers[0] - 1, lines, head=head_of(run_id, numbers[-1]), **options)
+
+
+def run_on(place: Place, body: Callable[[EventStore], Awaitable[None]]) -> None:
+    """Run the body of a test with one open store."""
+    run_on_several(place, body, count=1)
+
+
+def run_on_several(place: Place, body: Callable[..., Awaitable[None]], *, count: int = 2) -> None:
+    """Run the body of a test with several open stores."""
+
+    async def test() -> None:
+        stores = [place.store() for _ in range(count)]
+        for store in stores:
+            await store.open()
+        try:
+            await body(*stores)
+        finally:
+            for store in stores:
+                await store.close()
+
+    asyncio.run(test())
+
+
+async def outcome(attempt: Awaitable[Any]) -> Exception | None:
+    """Return the error of an attempt, None if it went well."""
+    try:
+        await attempt
+    except Exception as error:  # noqa: BLE001 - foreign code: what a store raises is what is looked at
+        return error
+    return None
+
+
+def child_of(place: Place, body: str) -> subprocess.Popen[bytes]:
+    """Start a process that opens a store at this place and runs `body`, which is source code inside an async function."""
+    source = f"import asyncio\n{place.child}\nasync def main():\n    await store.open()\n    {body}\n    await store.close()\nasyncio.run(main())"
+    return subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a process that is still there, and close its pipes."""
+    with child:
+        child.kill()

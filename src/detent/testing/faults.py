@@ -1,0 +1,173 @@
+"""Stores that fail on purpose, to see what a run makes of it.
+
+inner = open_store("sqlite:///runs.db")
+engine = Engine(store=CrashingStore(inner, at=3, when="after"), ...)   # dies after its third write has taken effect
+...
+await inner.close()                                                   # the dead process gives its locks up
+await Engine(store=open_store("sqlite:///runs.db"), ...).resume(run_id)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+from detent.core.records import RunHead
+from detent.ports import EventStore, RunQuery, Signal
+
+T = TypeVar("T")
+When = Literal["before", "after"]
+
+WRITES = ("append", "claim", "put_blob")
+"""The operations that a `CrashingStore` counts unless it is told otherwise."""
+
+
+class Crash(BaseException):
+    """The process is dead. No `Exception`, so that no handler for foreign code takes it for a failure that it may survive."""
+
+
+class CrashingStore:
+    """A store around another one that raises at operation number `at` (from 1) of the kinds `operations`.
+
+    `when` says whether the operation takes effect first. What is raised is `error()`. A store that crashed is dead: every later call
+    raises the same and does nothing, as after the end of its process; with `once` it works again instead, as after a passing failure.
+    `at=0` never crashes and only counts. `done` lists the counted operations that took effect. The inner store is not closed by a dead
+    one: close it where the operating system would have ended the process.
+    """
+
+    def __init__(
+        self,
+        inner: EventStore,
+        *,
+        at: int = 0,
+        when: When = "before",
+        operations: Sequence[str] = WRITES,
+        error: Callable[[], BaseException] = Crash,
+        once: bool = False,
+    ) -> None:
+        for operation in operations:
+            if not callable(getattr(inner, operation, None)):
+                raise ValueError(f"a store has no operation {operation!r}; name methods of EventStore")
+        self.inner, self.at, self.when, self.once = inner, at, when, once
+        self.operations = frozenset(operations)
+        self.calls = 0
+        self.done: list[str] = []
+        self.crashed = False
+        self._error = error
+
+    @property
+    def url(self) -> str:
+        """The URL of the store within."""
+        return self.inner.url
+
+    @property
+    def dead(self) -> bool:
+        """Whether it crashed for good."""
+        return self.crashed and not self.once
+
+    async def _do(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        if self.dead:
+            raise self._error()
+        if operation not in self.operations:
+            return await call()
+        self.calls += 1
+        now = self.calls == self.at
+        if now and self.when == "before":
+            self.crashed = True
+            raise self._error()
+        answer = await call()
+        self.done.append(operation)
+        if now:
+            self.crashed = True
+            raise self._error()
+        return answer
+
+    async def open(self) -> None:
+        """Open the store within."""
+        await self._do("open", self.inner.open)
+
+    async def close(self) -> None:
+        """Close the store within; a dead store does nothing."""
+        if not self.dead:
+            await self._do("close", self.inner.close)
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+    ) -> None:
+        """See `EventStore.append`."""
+        await self._do("append", lambda: self.inner.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed))
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """See `EventStore.read`."""
+        return await self._do("read", lambda: self.inner.read(run_id, after=after, limit=limit))
+
+    async def head(self, run_id: str) -> RunHead | None:
+        """See `EventStore.head`."""
+        return await self._do("head", lambda: self.inner.head(run_id))
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        """See `EventStore.list_runs`."""
+        return await self._do("list_runs", lambda: self.inner.list_runs(query))
+
+    async def claim(self, run_id: str) -> None:
+        """See `EventStore.claim`."""
+        await self._do("claim", lambda: self.inner.claim(run_id))
+
+    async def release(self, run_id: str) -> None:
+        """See `EventStore.release`."""
+        await self._do("release", lambda: self.inner.release(run_id))
+
+    async def renew(self) -> list[str]:
+        """See `EventStore.renew`."""
+        return await self._do("renew", self.inner.renew)
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """See `EventStore.post`."""
+        await self._do("post", lambda: self.inner.post(run_id, signal))
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """See `EventStore.signals`."""
+        return await self._do("signals", lambda: self.inner.signals(run_ids))
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """See `EventStore.put_blob`."""
+        await self._do("put_blob", lambda: self.inner.put_blob(run_id, key, data))
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """See `EventStore.get_blob`."""
+        return await self._do("get_blob", lambda: self.inner.get_blob(run_id, key))
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        """See `EventStore.list_blobs`."""
+        return await self._do("list_blobs", lambda: self.inner.list_blobs(run_id))
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        """See `EventStore.delete_blob`."""
+        await self._do("delete_blob", lambda: self.inner.delete_blob(run_id, key))
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """See `EventStore.put_snapshot`."""
+        await self._do("put_snapshot", lambda: self.inner.put_snapshot(run_id, seq, data))
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        """See `EventStore.get_snapshot`."""
+        return await self._do("get_snapshot", lambda: self.inner.get_snapshot(run_id))
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """See `EventStore.erase`."""
+        await self._do("erase", lambda: self.inner.erase(run_id, tombstone, head=head))
+
+    async def delete(self, run_id: str) -> None:
+        """See `EventStore.delete`."""
+        await self._do("delete", lambda: self.inner.delete(run_id))
+
+    async def gc(self) -> int:
+        """See `EventStore.gc`."""
+        return await self._do("gc", self.inner.gc)

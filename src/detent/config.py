@@ -1,14 +1,17 @@
-"""Agents and engines as data: what a program or a file says, with defaults and merge."""
+"""Agents and engines as data: what a program or a file says, with defaults and merge.
+
+Nothing here reads a file or makes a part: `loading` does the first, `assembly` the second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget
+from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
 
 
@@ -64,3 +67,81 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             output_schema=self.output_schema,
             meta=self.meta,
         )
+
+
+# The engine -------------------------------------------------------------------------------------------------------------------
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where runs are kept. The other fields are options of the stores that have them."""
+
+    url: str | None = None
+    busy_timeout_s: float | None = None
+    lease_s: float | None = None
+
+
+class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The directory whose workspace tools agents may list; `allow_delete` lets apply_patch remove and move files, and makes it destructive."""
+
+    root: str | None = None
+    allow_delete: bool | None = None
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`ceiling`: the most iterations that a budget may ask for; `max_concurrent_runs`: how many runs an engine advances at once."""
+
+    ceiling: int | None = None
+    max_concurrent_runs: int | None = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line shows of a run in progress: `verbosity` 0 (a line a call), 1 (its input and output), 2 (every record)."""
+
+    verbosity: int | None = None
+    progress: bool | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
+
+    `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
+    "module:attribute" or "./file.py:attribute"; a class is called without arguments.
+    """
+
+    store: StoreConfig = StoreConfig()
+    workspace: WorkspaceConfig = WorkspaceConfig()
+    limits: LimitsConfig = LimitsConfig()
+    budget: Budget = Budget()
+    output: OutputConfig = OutputConfig()
+    agent: str | None = None
+    agents: dict[str, str] | None = None
+    tools: tuple[str, ...] | None = None
+    planner: str | None = None
+    policy: str | None = None
+    observers: tuple[str, ...] | None = None
+    redact: tuple[str, ...] | None = None
+
+    def over(self, base: Config) -> Config:
+        """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""
+        return over(self, base)
+
+
+PartT = TypeVar("PartT", bound=msgspec.Struct)
+
+PARTS = (StoreConfig, WorkspaceConfig, LimitsConfig, OutputConfig, Budget)
+
+DEFAULTS = Config(
+    store=StoreConfig(url="sqlite:///.detent/runs.db"),
+    limits=LimitsConfig(ceiling=CEILING),
+    output=OutputConfig(verbosity=0, progress=True),
+)
+"""What holds without any file, variable or option; bounds are those of `core.budget.DEFAULT`."""
+
+
+def over(part: PartT, base: PartT) -> PartT:
+    """Return `part` with every field that is None taken from `base`; parts inside are merged in the same way. 0 and false are kept."""
+    merged: dict[str, Any] = {}
+    for name in part.__struct_fields__:
+        mine, theirs = getattr(part, name), getattr(base, name)
+        merged[name] = over(mine, theirs) if isinstance(mine, PARTS) else theirs if mine is None else mine
+    return type(part)(**merged)

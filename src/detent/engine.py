@@ -22,7 +22,7 @@ import msgspec
 
 from detent.advancing import Advancing, Parts, digests_of, load, tools_of
 from detent.clock import RandomIds, SystemClock, new_run_id
-from detent.config import Agent
+from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import CEILING, DEFAULT, Budget, checked, exhausted
 from detent.core.codec import read_log, tombstone
@@ -114,6 +114,16 @@ class Engine:
             digest=schema_digest,
         )
         self._opened = False
+
+    @classmethod
+    def from_config(cls, config: str | Path | Config | None = None, **overrides: Any) -> Engine:
+        """Make an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the parts that were made.
+
+        Raises `ConfigError` naming the part that could not be made.
+        """
+        from detent.assembly import engine_options
+
+        return cls(**engine_options(config, overrides))
 
     # Life -----------------------------------------------------------------------------------------------------------------------
 

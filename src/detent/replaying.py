@@ -8,6 +8,7 @@ from detent.advancing import Parts, make_run
 from detent.core import events as e
 from detent.core.errors import Divergence, IllegalEvent
 from detent.core.records import Record
+from detent.core.state import describe
 from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
 from detent.kernel.runner import advance
 from detent.results import Difference, Replay
@@ -22,12 +23,12 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
         while journal.next is not None:
             before = journal.cursor
             await world.signals(fresh=True)
-            if journal.next is None:
+            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `signals` moved the cursor
                 break
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")
             try:
-                await advance(make_run(journal, world, parts), parts.kernel)  # type: ignore[arg-type]
+                await advance(make_run(journal, world, parts), parts.kernel)
             except Unwind:
                 journal.accept()
                 continue
@@ -40,6 +41,6 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
         return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
     except IllegalEvent as error:
         expected = journal.next
-        difference = Difference(sequence=journal.cursor + 1, expected=type(expected).__name__, actual=str(error))
+        difference = Difference(sequence=journal.cursor + 1, expected=describe(expected) if expected else "the end", actual=str(error))
         return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
     return Replay(run_id=run_id, identical=True, divergence=None, records=journal.cursor)

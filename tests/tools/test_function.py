@@ -254,6 +254,7 @@ def test_a_message_names_each_bad_argument_and_what_was_expected() -> None:
     assert "forecast:" in said
     assert "argument 'city' is missing" in said
     assert "unknown argument 'day'; did you mean 'days'?" in said
+    assert said.endswith("Nothing was executed; correct the arguments and call again")
     assert "argument 'unit': Input should be a valid string (got integer)" in said
     assert "5000111" not in said
 

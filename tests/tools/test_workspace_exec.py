@@ -136,7 +136,12 @@ def test_what_cannot_be_started_is_an_error(workspace: Workspace, tmp_path: Path
     (tmp_path / "plain").write_text("no program")
     (tmp_path / "empty").write_text("")
     (tmp_path / "empty").chmod(0o755)
-    for command, code in (("no-such-program", "command_not_found"), ("./plain", "permission_denied"), ("./sub", "permission_denied"), ("./empty", "not_executable")):
+    for command, code in (
+        ("no-such-program", "command_not_found"),
+        ("./plain", "permission_denied"),
+        ("./sub", "permission_denied"),
+        ("./empty", "not_executable"),
+    ):
         with refused(code) as caught:
             asyncio.run(execute(workspace, command))
         assert command in str(caught.value)
@@ -148,7 +153,17 @@ def test_what_cannot_be_started_is_an_error(workspace: Workspace, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"command": ""}, {"args": ["a\0"]}, {"args": ["\ud800"]}, {"timeout_s": 0}, {"timeout_s": 601}, {"env": {"": "x"}}, {"env": {"a=b": "x"}}, {"env": {"a": "\0"}}]
+    "wrong",
+    [
+        {"command": ""},
+        {"args": ["a\0"]},
+        {"args": ["\ud800"]},
+        {"timeout_s": 0},
+        {"timeout_s": 601},
+        {"env": {"": "x"}},
+        {"env": {"a=b": "x"}},
+        {"env": {"a": "\0"}},
+    ],
 )
 def test_arguments_that_cannot_be_passed_are_refused(workspace: Workspace, wrong: dict[str, Any]) -> None:
     """Before anything is started."""
@@ -167,8 +182,16 @@ def test_a_timeout_kills_the_whole_group_and_keeps_the_output(workspace: Workspa
 
 def test_what_a_program_leaves_running_is_killed_when_it_ends(workspace: Workspace, tmp_path: Path) -> None:
     """Children that hold the output open do not hold up the result, and do not stay."""
-    done = run(workspace, FORKING.replace("time.sleep(600 if", "while len(open(pipe).read().split() if os.path.exists(pipe) else []) < 4: time.sleep(0.01)\ntime.sleep(600 if"
-    ), "pids", "go", timeout_s=60)
+    done = run(
+        workspace,
+        FORKING.replace(
+            "time.sleep(600 if",
+            "while len(open(pipe).read().split() if os.path.exists(pipe) else []) < 4: time.sleep(0.01)\ntime.sleep(600 if",
+        ),
+        "pids",
+        "go",
+        timeout_s=60,
+    )
     assert (done.timed_out, done.code, done.stdout) == (False, 0, "started\n")
     await_death([int(pid) for pid in (tmp_path / "pids").read_text().split()])
 

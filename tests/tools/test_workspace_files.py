@@ -87,7 +87,17 @@ def test_a_cut_never_splits_a_character(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"start": 0}, {"start": 3, "end": 2}, {"end": 0}, {"head": 0}, {"tail": 0}, {"head": 1, "tail": 1}, {"head": 1, "start": 1}, {"max_bytes": 0}, {"max_bytes": 11}],
+    [
+        {"start": 0},
+        {"start": 3, "end": 2},
+        {"end": 0},
+        {"head": 0},
+        {"tail": 0},
+        {"head": 1, "tail": 1},
+        {"head": 1, "start": 1},
+        {"max_bytes": 0},
+        {"max_bytes": 11},
+    ],
 )
 def test_ranges_that_make_no_sense_are_refused(workspace: Workspace, wrong: dict[str, int]) -> None:
     """R39: start >= 1, end >= start, one way of choosing at a time."""
@@ -178,7 +188,12 @@ def test_write_makes_directories_and_says_the_new_version(workspace: Workspace) 
     """R45: what it returns is what read_file returns."""
     written = files.write_file(workspace, "new/dir/f", "text")
     read = reading.read_file(workspace, "new/dir/f")
-    assert (written.hash, written.mtime_unix_ms, written.size_bytes, written.created) == (read.hash, read.mtime_unix_ms, read.size_bytes, True)
+    assert (written.hash, written.mtime_unix_ms, written.size_bytes, written.created) == (
+        read.hash,
+        read.mtime_unix_ms,
+        read.size_bytes,
+        True,
+    )
     assert files.write_file(workspace, "new/dir/f", "text").created is False
 
 
@@ -217,7 +232,15 @@ def test_shrinking_under_60_percent_needs_force(workspace: Workspace, new: int, 
 
 @pytest.mark.parametrize(
     "marker",
-    ["...existing code...", "... omitted ...", "Omitted for brevity", "// Omitted", "/* Omitted", "TODO: add rest", "# ... existing code ..."],
+    [
+        "...existing code...",
+        "... omitted ...",
+        "Omitted for brevity",
+        "// Omitted",
+        "/* Omitted",
+        "TODO: add rest",
+        "# ... existing code ...",
+    ],
 )
 def test_placeholders_need_force(workspace: Workspace, marker: str) -> None:
     """R45: text that stands for text left out would destroy the file."""
@@ -314,13 +337,21 @@ def test_one_field_that_does_not_match_refuses_the_change(workspace: Workspace, 
     """R52: each field alone, beside two that match; the error has path, expected and actual; nothing is written."""
     put(workspace, "old")
     read = reading.read_file(workspace, "f")
-    right: dict[str, Any] = {"expected_hash": read.hash, "expected_mtime_unix_ms": read.mtime_unix_ms, "expected_size_bytes": read.size_bytes}
+    right: dict[str, Any] = {
+        "expected_hash": read.hash,
+        "expected_mtime_unix_ms": read.mtime_unix_ms,
+        "expected_size_bytes": read.size_bytes,
+    }
     wrong = {**right, field: "0" * 64 if field == "expected_hash" else right[field] + 1}
     with refused("precondition_failed") as caught:
         change(workspace, wrong)
     details = caught.value.details
     assert details is not None
-    assert (details["path"], details["actual"]["hash"], details["expected"][field.removeprefix("expected_")]) == ("f", read.hash, wrong[field])
+    assert (details["path"], details["actual"]["hash"], details["expected"][field.removeprefix("expected_")]) == (
+        "f",
+        read.hash,
+        wrong[field],
+    )
     assert content(workspace) == b"old"
     if change is CHANGES["create_file"]:
         with refused("already_exists"):
@@ -422,7 +453,10 @@ def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> N
         seen = reading.read_file(workspace, "f").hash
         writers = [
             subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(tmp_path), seen, f"written by {i}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", WRITER, str(tmp_path), seen, f"written by {i}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for i in range(4)
         ]
@@ -467,7 +501,12 @@ def test_no_append_and_no_replacement_is_lost_between_threads(tmp_path: Path) ->
 def test_a_lock_that_is_not_free_is_not_executed(tmp_path: Path) -> None:
     """Somebody holds the directory: `NotExecuted` after the wait, nothing changed; the same when the call was cancelled."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import fcntl,os,sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2); print(1, flush=True); input()", str(tmp_path)],
+        [
+            sys.executable,
+            "-c",
+            "import fcntl,os,sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2); print(1, flush=True); input()",
+            str(tmp_path),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -199,7 +199,11 @@ def test_a_pattern_cannot_take_for_ever() -> None:
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 def test_limits_out_of_range_are_refused(workspace: Workspace, limit: int) -> None:
     """An error, not a silent other limit."""
-    for call in (lambda: listing.list_dir(workspace, limit=limit), lambda: listing.find_files(workspace, limit=limit), lambda: listing.glob(workspace, "*", max_results=limit)):
+    for call in (
+        lambda: listing.list_dir(workspace, limit=limit),
+        lambda: listing.find_files(workspace, limit=limit),
+        lambda: listing.glob(workspace, "*", max_results=limit),
+    ):
         with refused("invalid_arguments"):
             call()
     with refused("invalid_arguments"):
@@ -293,7 +297,10 @@ def test_context_lines_are_complete_also_for_the_last_match(text: Workspace) -> 
 
 
 @given(
-    lines=st.lists(st.sampled_from(["x", "y", "xy", ""]), max_size=15), before=st.integers(0, 3), after=st.integers(0, 3), limit=st.integers(1, 6)
+    lines=st.lists(st.sampled_from(["x", "y", "xy", ""]), max_size=15),
+    before=st.integers(0, 3),
+    after=st.integers(0, 3),
+    limit=st.integers(1, 6),
 )
 def test_search_is_what_a_loop_over_the_lines_gives(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], before: int, after: int, limit: int
@@ -311,7 +318,15 @@ def test_search_is_what_a_loop_over_the_lines_gives(
 
 def test_wrong_searches_are_errors(text: Workspace) -> None:
     """R40: empty query, wrong expression, line breaks in a literal, numbers out of range."""
-    for query, options in (("", {}), ("a\nb", {}), ("a", {"max_matches": 0}), ("a", {"max_matches": 201}), ("a", {"before": 21}), ("a", {"after": -1}), ("\0", {})):
+    for query, options in (
+        ("", {}),
+        ("a\nb", {}),
+        ("a", {"max_matches": 0}),
+        ("a", {"max_matches": 201}),
+        ("a", {"before": 21}),
+        ("a", {"after": -1}),
+        ("\0", {}),
+    ):
         with refused("invalid_arguments"):
             search.search_in_file(text, "f", query, **options)
     for query in ("(", "[z-a]", "*", "(?P<x>a)(?P<x>b)"):

@@ -151,7 +151,16 @@ def test_a_bad_section_anywhere_changes_no_file(workspace: Workspace) -> None:
         assert "n" not in os.listdir(workspace.root)
 
 
-@pytest.mark.parametrize("text", ["", "hello", "*** Begin Patch\n*** End Patch", "*** Begin Patch\n*** Delete File: a.txt", enveloped("*** Delete File: a.txt") + "\nmore"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "*** Begin Patch\n*** End Patch",
+        "*** Begin Patch\n*** Delete File: a.txt",
+        enveloped("*** Delete File: a.txt") + "\nmore",
+    ],
+)
 def test_what_is_no_patch_is_refused(workspace: Workspace, text: str) -> None:
     """Without begin, end or content; text after the end."""
     with refused("invalid_patch"):
@@ -291,6 +300,18 @@ def test_adding_files_writes_exactly_their_lines(tmp_path_factory: pytest.TempPa
     sections = ["\n".join([f"*** Add File: {path}", *("+" + line for line in lines)]) for path, lines in texts.items()]
     apply_patch(workspace, enveloped(*sections))
     assert tree(workspace.root) == {path: "".join(line + "\n" for line in lines).encode() for path, lines in texts.items()}
+
+
+def test_locks_are_taken_in_one_order_whatever_the_order_of_the_patch(tmp_path: Path, workspace: Workspace) -> None:
+    """Two patches over the same directories, named in opposite order, cannot each hold what the other waits for."""
+    orders: list[list[str]] = []
+    for names in (("a.txt", "sub/d.txt"), ("sub/d.txt", "a.txt")):
+        locks: list[str] = []
+        hooked = Workspace(tmp_path, before=lambda step, path, locks=locks: locks.append(path) if step == "lock" else None)
+        apply_patch(hooked, enveloped(*(f"*** Update File: {name}\n@@\n+x\n*** End of File" for name in names)))
+        orders.append(locks)
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == ["a.txt", "sub/d.txt"]
 
 
 def test_two_processes_patching_in_opposite_order_do_not_block_each_other(tmp_path: Path, workspace: Workspace) -> None:

@@ -58,7 +58,9 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("use", ALL.values(), ids=ALL)
-@pytest.mark.parametrize("path", ["../outside/secret.txt", "/etc/passwd", "a/../../outside/secret.txt", "here.txt/..", "./../outside", "//etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["../outside/secret.txt", "/etc/passwd", "a/../../outside/secret.txt", "here.txt/..", "./../outside", "//etc/passwd"]
+)
 def test_parent_and_absolute_paths_are_refused_by_every_tool(workspace: Workspace, outside: Path, use: Use, path: str) -> None:
     """The error is `outside_workspace`, names the rule, and nothing outside changes."""
     before = contents(outside)
@@ -152,7 +154,9 @@ def test_a_file_swapped_for_a_link_before_the_append_is_not_followed(tmp_path: P
 
 @pytest.mark.parametrize("use", ON_FILES.values(), ids=ON_FILES)
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
-def test_what_is_no_regular_file_is_refused_without_hanging(workspace: Workspace, use: Use, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_regular_file_is_refused_without_hanging(
+    workspace: Workspace, use: Use, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Opening a pipe would wait for its other end; it is refused by its kind."""
     root = Path(workspace.root)
     monkeypatch.chdir(root)

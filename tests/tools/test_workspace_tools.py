@@ -16,7 +16,9 @@ from detent.tools.workspace import workspace_tools
 READING = ("read_file", "stat_file", "search_in_file", "list_dir", "find_files", "glob")
 
 
-def call(root: Path, name: str, args: dict[str, Any], *, attempt: int = 1, cancelled: Cancellation | None = None, **options: Any) -> ToolOutcome:
+def call(
+    root: Path, name: str, args: dict[str, Any], *, attempt: int = 1, cancelled: Cancellation | None = None, **options: Any
+) -> ToolOutcome:
     tool = {tool.spec.name: tool for tool in workspace_tools(root, **options)}[name]
     context = ToolContext(run_id="r", call_id="c", tool=tool.spec, host=Host(), idempotency_key="k", attempt=attempt, cancelled=cancelled)
 
@@ -66,7 +68,11 @@ def test_a_session_of_calls_does_what_it_says(tmp_path: Path) -> None:
     assert value(call(tmp_path, "create_file", {"path": "d/f", "content": "one\ntwo\n"}))["created"] is True
     read = value(call(tmp_path, "read_file", {"path": "d/f", "start": 2}))
     assert (read["content"], read["lines"], read["total_lines"]) == ("two\n", 1, 2)
-    precondition = {"expected_hash": read["hash"], "expected_mtime_unix_ms": read["mtime_unix_ms"], "expected_size_bytes": read["size_bytes"]}
+    precondition = {
+        "expected_hash": read["hash"],
+        "expected_mtime_unix_ms": read["mtime_unix_ms"],
+        "expected_size_bytes": read["size_bytes"],
+    }
     changed = value(call(tmp_path, "replace_in_file", {"path": "d/f", "old": "two", "new": "TWO", "precondition": precondition}))
     assert changed["replacements"] == 1
     stale = call(tmp_path, "append_file", {"path": "d/f", "content": "x", "precondition": precondition})

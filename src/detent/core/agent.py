@@ -29,18 +29,13 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     instructions: str = ""
     model: str = ""
-    small_model: str = ""
     strategy: str = "reactive"
-    kernel: str = "react"
     tools: tuple[str, ...] = ()
     budget: Budget = Budget()
     on_deny: Literal["observe", "fail"] = "observe"
     on_reject: Literal["observe", "stop"] = "observe"
     on_unknown: Literal["wait", "tell"] = "wait"
     profile: dict[str, Any] = {}
-    actions: tuple[str, ...] = ()
-    meta_tools: tuple[str, ...] = ()
-    policy: dict[str, Any] = {}
     rules: tuple[dict[str, Any], ...] = ()
     redact: tuple[str, ...] = ()
     output_schema: dict[str, Any] | None = None

@@ -29,9 +29,9 @@ UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, Seq):
-        return list(value)  # type: ignore[arg-type]
+        return list(value)
     if isinstance(value, Map):
-        return dict(value)  # type: ignore[arg-type]
+        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} is not JSON data")
 
 
@@ -50,7 +50,7 @@ def _dec_hook(kind: Any, value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 _sorted = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic")
 _envelopes = msgspec.json.Decoder(Envelope)
-_events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)  # type: ignore[arg-type]
+_events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 encode = _encoder.encode
 """Any event, envelope or plain data as JSON bytes."""
@@ -101,7 +101,7 @@ def _event(body: bytes, version: int) -> AnyEvent:
     data: dict[str, Any] = msgspec.json.decode(body)
     for step in range(version, VERSION):
         data = UPCASTERS[step](data)
-    return msgspec.convert(data, AnyEvent)  # type: ignore[arg-type]
+    return msgspec.convert(data, AnyEvent)
 
 
 def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[Record]:

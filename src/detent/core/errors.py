@@ -196,7 +196,13 @@ class StoreFull(StoreError):
 
 
 class PlannerFailed(DetentError):
+    """No plan can be had; `reason` is the run's reason for ending (one of `settle.REASONS`)."""
+
     code = "planner_error"
+
+    def __init__(self, message: str, *, reason: str = "planner_error") -> None:
+        self.reason = reason
+        super().__init__(message)
 
 
 class MalformedPlan(PlannerFailed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import msgspec
 
@@ -577,8 +577,9 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
         if item.error.code == "policy_denied" and state.agent.on_deny == "fail":
             return {"ended": "policy_denied", "error": item.error.message, "output": None}
     elif call.ends_turn:
-        answer = item.content
-        return {"ended": "done_tool", "output": answer.get("answer") if isinstance(answer, dict) else answer, "error": ""}
+        answer: Any = item.content
+        output = cast("dict[str, Any]", answer).get("answer") if isinstance(answer, dict) else answer
+        return {"ended": "done_tool", "output": output, "error": ""}
     elif call.provenance == "text":
         return {"ended": "final_answer", "output": item.content, "error": ""}
     return {}

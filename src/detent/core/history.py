@@ -7,8 +7,8 @@ views behave as immutable values and a step costs the same at 100,000 as at 100 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -28,7 +28,7 @@ class Seq(Sequence[T]):
         """Return a sequence with `item` at the end."""
         items = self._items if len(self._items) == self._length else self._items[: self._length]
         items.append(item)
-        longer: Seq[T] = Seq.__new__(Seq)
+        longer = cast("Seq[T]", Seq.__new__(Seq))
         longer._items, longer._length = items, self._length + 1
         return longer
 
@@ -53,34 +53,16 @@ class Seq(Sequence[T]):
             yield self._items[i]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Seq) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        if not isinstance(other, Seq):
+            return NotImplemented
+        theirs = cast("Seq[Any]", other)
+        return len(self) == len(theirs) and all(a == b for a, b in zip(self, theirs, strict=True))
 
     def __hash__(self) -> int:
         return hash((Seq, self._length))
 
     def __repr__(self) -> str:
         return f"Seq({list(self)!r})"
-
-
-class Mapped(Sequence[T]):
-    """A read-only view of a sequence in which each item is seen through `function`; nothing is copied until it is read."""
-
-    __slots__ = ("_function", "_source")
-
-    def __init__(self, source: Sequence[Any], function: Callable[[Any], T]) -> None:
-        self._source, self._function = source, function
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            return [self._function(item) for item in self._source[index]]
-        return self._function(self._source[index])
 
 
 class Map(Mapping[K, V], Generic[K, V]):
@@ -100,7 +82,7 @@ class Map(Mapping[K, V], Generic[K, V]):
         if len(index) != self._length:
             index = {k: entry for k, entry in index.items() if entry[0] < self._length}
         index[key] = (self._length, value)
-        larger: Map[K, V] = Map.__new__(Map)
+        larger = cast("Map[K, V]", Map.__new__(Map))
         larger._index, larger._length = index, self._length + 1
         return larger
 
@@ -124,7 +106,10 @@ class Map(Mapping[K, V], Generic[K, V]):
         return self._length
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Map) and len(self) == len(other) and all(other.get(k, _MISSING) == v for k, v in self.items())
+        if not isinstance(other, Map):
+            return NotImplemented
+        theirs = cast("Map[Any, Any]", other)
+        return len(self) == len(theirs) and all(theirs.get(k, _MISSING) == v for k, v in self.items())
 
     def __hash__(self) -> int:
         return hash((Map, self._length))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -51,26 +51,18 @@ async def act(state: KernelState, context: KernelContext) -> KernelState:
 
 def _decide(call: CallState, context: KernelContext) -> None:
     """Put on record whether `call` may run; a refused call gets its observation at once."""
-    tool = context.tools.get(call.tool)
-    if tool is None:
-        known = ", ".join(sorted(context.tools)) or "none"
-        return _refuse(call, context, "tool_not_found", f"there is no tool {call.tool!r} here; offered: {known}")
     try:
-        args = _checked(call, tool, context)
+        frozen = _frozen(call, context)
     except InvalidArguments as error:
-        return _refuse(call, context, error.error_code, str(error), error.details)
-    missing = [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]
-    if missing:
-        return _refuse(call, context, "missing_scopes", f"{call.tool} needs scopes that this host has not: {', '.join(missing)}")
-    frozen = Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
+        _refuse(call, context, error.error_code, str(error), error.details)
+        return
     for guard in context.guards:
         block = _guarded(guard, frozen, context)
         if block is not None:
             context.record(e.GuardBlocked(call=call.call_id, guard=getattr(guard, "__name__", type(guard).__name__), reason=block.reason))
-            return _refuse(call, context, "guard_blocked", block.reason)
+            _refuse(call, context, "guard_blocked", block.reason)
+            return
     verdict = _verdict(frozen, call, context)
-    if verdict.decision == "require_approval" and call.approved:
-        verdict = Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})")
     context.record(
         e.PolicyDecided(
             call=call.call_id,
@@ -88,6 +80,19 @@ def _decide(call: CallState, context: KernelContext) -> None:
         context.record(_request(frozen, verdict, context))
 
 
+def _frozen(call: CallState, context: KernelContext) -> Call:
+    """Return the call as it will be decided and run; raise `InvalidArguments` with the code of what is wrong with it."""
+    tool = context.tools.get(call.tool)
+    if tool is None:
+        known = ", ".join(sorted(context.tools)) or "none"
+        raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
+    args = _checked(call, tool, context)
+    missing = [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]
+    if missing:
+        raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
+    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
+
+
 def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
     """Return parsed and validated arguments; put on record where they differ from what was asked for."""
     args = call.args
@@ -98,8 +103,7 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
             raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
     if not isinstance(args, dict):
         raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
-    given: dict[str, Any] = args
-    args = tool.check(given)
+    args = tool.check(cast("dict[str, Any]", args))
     if args != call.args:
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
         context.record(e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
@@ -114,12 +118,16 @@ def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
 
 
 def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
-    if call.provenance == "text" and not frozen.tool.read_only:
-        return Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
+    """Return what the policy says; a call found in text asks first unless it only reads, and a person's approval settles that."""
     try:
-        return context.run.policy.decide(frozen, context.run.state)
+        verdict = context.run.policy.decide(frozen, context.run.state)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+    if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
+        verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
+    if verdict.decision == "require_approval" and call.approved:
+        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})")
+    return verdict
 
 
 def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
@@ -267,8 +275,8 @@ def _error(outcome: ToolOutcome) -> e.ToolError:
 
 def _is_blank(result: msgspec.Raw) -> bool:
     value = msgspec.json.decode(result) if result else None
-    if isinstance(value, dict) and "answer" in value:
-        value = value["answer"]
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("answer", value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 

@@ -34,7 +34,7 @@ class BoundReached(Exception):
 
 
 class Interrupted(Exception):
-    """The planner was interrupted; the turn ends without a plan."""
+    """The planner was interrupted, by a cancellation or because the time is up; the turn ends without a plan."""
 
 
 class World(Protocol):
@@ -145,7 +145,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
         if state.budget.max_total_s is not None and state.started_at and state.updated_at:
             left.append(state.budget.max_total_s - (state.updated_at - state.started_at).total_seconds())
-        return max(0.001, min(left)) if left else None
+        return max(0.001, min(left) + 0.001) if left else None
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now."""

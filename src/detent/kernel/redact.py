@@ -10,7 +10,7 @@ import hmac
 import re
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from detent.core.errors import ConfigError
 
@@ -41,8 +41,8 @@ class Redactor:
     def fields(self, args: Any, names: Sequence[str]) -> Any:
         """Return `args` with the top-level fields `names` replaced whole, and matches elsewhere."""
         if names and isinstance(args, dict):
-            hidden = {k: self._whole(v) if k in names else v for k, v in args.items()}
-            return self.data(hidden)
+            given = cast("dict[str, Any]", args)
+            return self.data({k: self._whole(v) if k in names else v for k, v in given.items()})
         return self.data(args)
 
     def _whole(self, value: Any) -> Any:
@@ -61,9 +61,9 @@ def walk(value: Any, text: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, dict):
-        return {k: walk(v, text) for k, v in value.items()}
+        return {k: walk(v, text) for k, v in cast("dict[str, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [walk(v, text) for v in value]
+        return [walk(v, text) for v in cast("list[Any]", value)]
     return value
 
 

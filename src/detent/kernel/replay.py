@@ -155,10 +155,8 @@ class ReplayWorld:
             case e.PlanRejected(problem=problem, raw=raw, usage=usage):
                 raise MalformedPlan(problem, raw=raw, usage=usage)
             case e.PassFinished(reason=reason, error=error):
-                failed = PlannerFailed(error)
-                failed.reason = reason  # type: ignore[attr-defined]
-                raise failed
-            case e.CancelRequested():
+                raise PlannerFailed(error, reason=reason)
+            case e.CancelRequested() | e.TurnStarted():
                 raise Interrupted
             case _:
                 raise journal.diverged("a call of the planner")

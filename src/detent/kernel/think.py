@@ -37,9 +37,8 @@ async def think(state: KernelState, context: KernelContext) -> KernelState:
         except (BoundReached, Divergence):
             raise
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
-            reason = getattr(error, "reason", "planner_error")
-            said = str(error) if isinstance(error, PlannerFailed) else f"{type(error).__name__}: {error}"
-            context.record(PassFinished(status="failed", reason=reason, error=said))
+            failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
+            context.record(PassFinished(status="failed", reason=failed.reason, error=str(failed)))
         else:
             problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
             if event is None:

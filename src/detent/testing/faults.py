@@ -47,7 +47,7 @@ class CrashingStore:
     ) -> None:
         for operation in operations:
             if not callable(getattr(inner, operation, None)):
-                raise ValueError(f"a store has no operation {operation!r}; name methods of EventStore")
+                raise ValueError(f"a store has no operation {operation!r}; name methods of EventStore")  # noqa: TRY004 - a wrong name
         self.inner, self.at, self.when, self.once = inner, at, when, once
         self.operations = frozenset(operations)
         self.calls = 0

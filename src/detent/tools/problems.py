@@ -141,4 +141,5 @@ def listed(found: Sequence[str]) -> str:
 
 def joined(found: Sequence[str], *, tool: str) -> str:
     """Return the message: the tool, its problems, and that nothing ran."""
-    return f"{tool}: {listed(found)}. Nothing was executed; correct the arguments and call again"
+    said = listed(found)
+    return f"{tool}: {said}{'' if said.endswith('?') else '.'} Nothing was executed; correct the arguments and call again"

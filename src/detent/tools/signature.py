@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _KINDS = inspect.Parameter
+_MAKERS = (__name__, "detent.tools.function")
 
 
 class Signature:
@@ -199,7 +200,7 @@ def _hints_in_a_function(function: Callable[..., Any]) -> dict[str, Any] | None:
     ):
         return None
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("detent.tools."):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _MAKERS:
         frame = frame.f_back
     try:
         return _resolve(function, frame.f_locals)

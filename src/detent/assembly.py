@@ -1,0 +1,83 @@
+"""Making an engine's parts from a configuration, in order: store, workspace, tools, planner, policy, observers (rows T7, T8).
+
+A part that cannot be made names itself: "failed to create store: ...". Parts that the caller gives replace those that were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.config import DEFAULTS, Config
+from detent.core.budget import CEILING
+from detent.core.errors import ConfigError
+from detent.loading import load_config, load_part, load_tool
+
+
+def engine_options(config: str | Path | Config | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `Engine` that `config` and then `given` say; raise `ConfigError` naming the part that failed."""
+    if config is None:
+        config = Config()
+    elif not isinstance(config, Config):
+        config = load_config(config)
+    config = config.over(DEFAULTS)
+    made: dict[str, Any] = {}
+    for part, make in _PARTS.items():
+        try:
+            made[part] = make(config)
+        except Exception as error:  # noqa: BLE001 - foreign code: a plugin's class may raise anything
+            said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"failed to create {part}: {said}") from error
+    if "workspace" in given:
+        made["workspace"] = []
+    if "tools" in given:
+        made["tools"] = list(given["tools"])
+    made["tools"] = [*made.pop("workspace"), *made["tools"]]
+    limits = config.limits
+    options = {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
+    return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+
+
+def _store(config: Config) -> Any:
+    from detent.stores.urls import open_store
+
+    said = msgspec.structs.asdict(config.store)
+    url = said.pop("url")
+    return open_store(url, **{name: value for name, value in said.items() if value is not None})
+
+
+def _workspace(config: Config) -> list[Any]:
+    if config.workspace.root is None:
+        return []
+    from detent.tools.workspace import workspace_tools
+
+    return list(workspace_tools(config.workspace.root, allow_delete=bool(config.workspace.allow_delete)))
+
+
+def _tools(config: Config) -> list[Any]:
+    return [load_tool(path, "tools") for path in config.tools or ()]
+
+
+def _planner(config: Config) -> Any:
+    return load_part(config.planner, "planner") if config.planner else None
+
+
+def _policy(config: Config) -> Any:
+    return load_part(config.policy, "policy") if config.policy else None
+
+
+def _observers(config: Config) -> tuple[Any, ...]:
+    return tuple(load_part(path, "observers") for path in config.observers or ())
+
+
+_PARTS: dict[str, Callable[[Config], Any]] = {
+    "store": _store,
+    "workspace": _workspace,
+    "tools": _tools,
+    "planner": _planner,
+    "policy": _policy,
+    "observers": _observers,
+}

@@ -1,0 +1,267 @@
+"""The contract can fail: each store here breaks one promise, and the suite says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from detent.core.errors import Conflict, RunBusy
+from detent.core.records import RunHead
+from detent.ports import EventStore, RunQuery, Signal
+from detent.stores.ram import RamStore
+from detent.testing.conformance.store import Place, StoreContract
+
+
+class BrokenStore(RamStore):
+    """A store in memory whose siblings are broken in the same way."""
+
+    def sibling(self) -> BrokenStore:
+        other = type(self)()
+        other._shelf = self._shelf
+        other._runs = self._shelf.runs
+        return other
+
+
+class LosesUpdates(BrokenStore):
+    """Looks first and writes later: two writers may both believe that they were first."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        count = len(await self.read(run_id))
+        if count != expected_seq:
+            raise Conflict(run_id, expected_seq, count)
+        await asyncio.sleep(0)
+        await super().append(run_id, len(await self.read(run_id)), records, **options)
+
+
+class IgnoresTheSequence(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        await super().append(run_id, len(await self.read(run_id)), records, **options)
+
+
+class AppendsOneByOne(BrokenStore):
+    """Readers see parts of an append."""
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        consumed: Sequence[str] = (),
+        durable: bool = False,
+    ) -> None:
+        for number, record in enumerate(records):
+            part = msgspec.structs.replace(head, records=expected_seq + number + 1)
+            await super().append(run_id, expected_seq + number, [record], head=part, consumed=consumed)
+            await asyncio.sleep(0)
+
+
+class ForgetsConsumed(BrokenStore):
+    async def append(
+        self, run_id: str, expected_seq: int, records: Sequence[bytes], *, consumed: Sequence[str] = (), **options: Any
+    ) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class ConsumesOnConflict(BrokenStore):
+    async def append(
+        self, run_id: str, expected_seq: int, records: Sequence[bytes], *, consumed: Sequence[str] = (), **options: Any
+    ) -> None:
+        for signal_id in consumed:
+            self._run(run_id).inbox.pop(signal_id, None)
+        await super().append(run_id, expected_seq, records, consumed=consumed, **options)
+
+
+class FailsTogether(BrokenStore):
+    """One run's conflict fails the next append of another run."""
+
+    failed = False
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        if self.failed:
+            self.failed = False
+            raise Conflict(run_id, expected_seq, expected_seq)
+        try:
+            await super().append(run_id, expected_seq, records, **options)
+        except Conflict:
+            self.failed = True
+            raise
+
+
+class SharesItsLists(BrokenStore):
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        if after or limit is not None:
+            return await super().read(run_id, after=after, limit=limit)
+        return self._run(run_id).records if await self.head(run_id) else []
+
+
+class CountsFromZero(BrokenStore):
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        return await super().read(run_id, after=max(0, after - 1), limit=limit)
+
+
+class MangleText(BrokenStore):
+    """Decodes and encodes records again."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        again = [msgspec.json.encode(msgspec.json.decode(record)) for record in records]
+        await super().append(run_id, expected_seq, again, **options)
+
+
+class RepeatsTheLastOfAPage(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        found = await super().list_runs(msgspec.structs.replace(query, after=None, limit=None))
+        start = next((index for index, head in enumerate(found) if head.run_id == query.after), 0)
+        return found[start:] if query.limit is None else found[start : start + query.limit]
+
+
+class LimitsBeforeItFilters(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        first = await super().list_runs(RunQuery(limit=query.limit, after=query.after))
+        there = {head.run_id for head in await super().list_runs(msgspec.structs.replace(query, limit=None))}
+        return [head for head in first if head.run_id in there]
+
+
+class ListsOldestFirst(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        return (await super().list_runs(query))[::-1]
+
+
+class ShowsOtherTenants(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        return await super().list_runs(msgspec.structs.replace(query, tenant=query.tenant or None))
+
+
+class KeepsTheFirstHead(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, head: RunHead, **options: Any) -> None:
+        first = await self.head(run_id)
+        await super().append(
+            run_id, expected_seq, records, head=head if first is None else msgspec.structs.replace(first, records=head.records), **options
+        )
+
+
+class GrantsClaimsTwice(BrokenStore):
+    async def claim(self, run_id: str) -> None:
+        try:
+            await super().claim(run_id)
+        except RunBusy:
+            return
+
+
+class ReleasesForOthers(BrokenStore):
+    async def release(self, run_id: str) -> None:
+        self._shelf.claims.pop(run_id, None)
+
+
+class KeepsClaimsWhenClosed(BrokenStore):
+    async def close(self) -> None:
+        claims = dict(self._shelf.claims)
+        await super().close()
+        self._shelf.claims.update(claims)
+
+
+class TakesSignalsTwice(BrokenStore):
+    async def post(self, run_id: str, signal: Signal) -> None:
+        self._run(run_id).consumed.discard(signal.id)
+        await super().post(run_id, signal)
+
+
+class TakesSignalsForNobody(BrokenStore):
+    async def post(self, run_id: str, signal: Signal) -> None:
+        if await self.head(run_id) is not None:
+            await super().post(run_id, signal)
+
+
+class KeepsAnyoldSnapshot(BrokenStore):
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        self._run(run_id).snapshot = seq, data
+
+
+class ErasesRecordsOnly(BrokenStore):
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        run = self._run(run_id)
+        run.records, run.head = [tombstone(line) for line in run.records], head
+
+
+class ErasesAsItGoes(BrokenStore):
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        run = self._run(run_id)
+        run.head = head
+        for index, line in enumerate(run.records):
+            run.records[index] = tombstone(line)
+        await super().erase(run_id, lambda line: line, head=head)
+
+
+class LeavesBlobsBehind(BrokenStore):
+    async def delete(self, run_id: str) -> None:
+        blobs = self._shelf.blobs.pop(run_id, {})
+        await super().delete(run_id)
+        self._shelf.blobs[run_id] = blobs
+
+
+class CollectsTooMuch(BrokenStore):
+    async def gc(self) -> int:
+        self._shelf.blobs.clear()
+        return 0
+
+
+class WorksWhenClosed(BrokenStore):
+    async def close(self) -> None:
+        return
+
+
+class BrokenPlace(Place):
+    persistent = False
+
+    def __init__(self, kind: type[BrokenStore]) -> None:
+        self._first = kind()
+
+    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+        return self._first.sibling()
+
+
+REJECTED = {
+    LosesUpdates: "test_of_many_appends_at_one_place_exactly_one_wins",
+    IgnoresTheSequence: "test_an_append_with_a_wrong_sequence_is_refused_and_changes_nothing",
+    AppendsOneByOne: "test_an_append_is_all_or_nothing",
+    ForgetsConsumed: "test_signals_wait_in_order_until_an_append_consumes_them",
+    ConsumesOnConflict: "test_an_append_with_a_wrong_sequence_is_refused_and_changes_nothing",
+    FailsTogether: "test_one_runs_conflict_fails_no_other",
+    SharesItsLists: "test_what_is_returned_is_the_callers_own",
+    CountsFromZero: "test_records_come_back_byte_equal_and_in_order",
+    MangleText: "test_large_and_unusual_records_come_back_byte_equal",
+    RepeatsTheLastOfAPage: "test_pages_join_to_the_whole_listing",
+    LimitsBeforeItFilters: "test_pages_join_to_the_whole_listing",
+    ListsOldestFirst: "test_every_filter_leaves_out_what_it_should",
+    ShowsOtherTenants: "test_every_filter_leaves_out_what_it_should",
+    KeepsTheFirstHead: "test_the_head_is_the_one_of_the_last_append",
+    GrantsClaimsTwice: "test_of_claims_at_once_exactly_one_is_granted",
+    ReleasesForOthers: "test_a_claim_keeps_other_stores_out_until_it_is_released",
+    KeepsClaimsWhenClosed: "test_closing_releases_all_claims",
+    TakesSignalsTwice: "test_posting_an_id_again_is_one_signal_even_after_it_was_consumed",
+    TakesSignalsForNobody: "test_posting_to_an_unknown_run_is_an_error",
+    KeepsAnyoldSnapshot: "test_the_latest_snapshot_is_kept",
+    ErasesRecordsOnly: "test_erasing_keeps_the_number_of_records_and_nothing_of_their_content",
+    ErasesAsItGoes: "test_erasing_that_fails_half_way_erases_nothing",
+    LeavesBlobsBehind: "test_deleting_removes_the_run_and_all_that_belongs_to_it",
+    CollectsTooMuch: "test_tidying_up_removes_nothing_that_is_in_use",
+    WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
+}
+
+
+@pytest.mark.parametrize(("kind", "test"), REJECTED.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_the_suite_rejects_a_store_that_is_broken(kind: type[BrokenStore], test: str) -> None:
+    """The test that is about the broken promise fails."""
+    with pytest.raises((AssertionError, Conflict, pytest.fail.Exception)):
+        getattr(StoreContract(), test)(BrokenPlace(kind))
+
+
+@pytest.mark.parametrize("test", sorted(set(REJECTED.values())))
+def test_the_same_test_accepts_a_store_that_is_sound(test: str) -> None:
+    """What rejects the broken stores is what was broken in them."""
+    getattr(StoreContract(), test)(BrokenPlace(BrokenStore))

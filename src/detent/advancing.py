@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
-from detent.core.events import AnyEvent, RunResumed
+from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -22,9 +22,9 @@ from detent.kernel.context import Run, World
 from detent.kernel.hooks import KernelHooks, fire, noop_hooks
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.kernel.live import Control, LiveWorld
 from detent.kernel.profile import compression_for, make_profile
 from detent.kernel.runner import advance
+from detent.live import Control, LiveWorld
 from detent.ports import Chunk, Clock, EventStore, Ids, Planner, Policy, Signal, Tool, Toolbox, ToolSpec
 from detent.watcher import Watcher
 
@@ -84,10 +84,16 @@ class Advancing:
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
-        """Take the claim; raise `RunBusy`."""
-        await self.parts.store.claim(self.run_id)
+        """Take the claim; raise `RunBusy`, also when this engine itself is advancing the run."""
+        if self.parts.watcher.control(self.run_id) is not None:
+            raise RunBusy(self.run_id, "this engine")
         self.control.attach()
         self.parts.watcher.add(self.run_id, self.control)
+        try:
+            await self.parts.store.claim(self.run_id)
+        except BaseException:
+            self.parts.watcher.remove(self.run_id)
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -123,11 +129,16 @@ class Advancing:
         return journal.state
 
     async def resume(self, *events: AnyEvent, turns: int | None = None) -> RunState:
-        """Load the run and take it on; `events` (inputs) are recorded first. A run that has nothing to do is left as it is."""
+        """Load the run and take it on; `events` (inputs) are recorded first. A run that has nothing to do is left as it is.
+
+        A run that is opened again starts without the signals that were left over.
+        """
         parts = self.parts
-        records = await load(parts.store, self.run_id)
-        state = fold(records)
-        self.control.deliver([*due(state, parts.clock), *(await parts.store.signals([self.run_id])).get(self.run_id, [])])
+        state = fold(await load(parts.store, self.run_id))
+        left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
+        reopened = any(isinstance(event, RunReopened) for event in events)
+        if not reopened:
+            self.control.deliver([*due(state, parts.clock), *left])
         idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
         if idle:
             return state
@@ -138,6 +149,8 @@ class Advancing:
         if not state.terminal:
             journal.record(RunResumed(worker=parts.worker, running_ms=state.running_ms, changed=changed))
         journal.record(*events)
+        for signal in left if reopened else ():
+            journal.consume(signal.id)
         begin = getattr(self.planner, "begin_run", None)
         if begin is not None:
             begin(self.run_id)

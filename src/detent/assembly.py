@@ -28,7 +28,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     for part, make in _PARTS.items():
         try:
             made[part] = make(config)
-        except Exception as error:  # noqa: BLE001 - foreign code: a plugin's class may raise anything
+        except Exception as error:  # foreign code: a plugin's class may raise anything
             said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             raise ConfigError(f"failed to create {part}: {said}") from error
     if "workspace" in given:

@@ -24,7 +24,6 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     instructions: str = ""
     model: str = ""
-    small_model: str = ""
     strategy: str = "reactive"
     tools: Sequence[Any] = ()
     rules: Sequence[dict[str, Any]] = ()
@@ -54,7 +53,6 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             name=self.name,
             instructions=self.instructions,
             model=self.model,
-            small_model=self.small_model,
             strategy=self.strategy,
             tools=self.tool_names(),
             rules=tuple(self.rules),

@@ -14,7 +14,7 @@ import signal as signals
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -44,8 +44,8 @@ from detent.core.state import RunState
 from detent.kernel.hooks import KernelHooks, noop_hooks
 from detent.kernel.journal import Journal, Sink, head_of
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.redact import Redactor
 from detent.ports import Chunk, Clock, EventStore, Ids, Observer, Plan, Planner, Policy, RunQuery, Signal, View
+from detent.redact import Redactor
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.watcher import Watcher
@@ -113,6 +113,7 @@ class Engine:
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
         )
+        self._advancing: set[asyncio.Task[RunState]] = set()
         self._opened = False
 
     @classmethod
@@ -142,6 +143,7 @@ class Engine:
     async def close(self) -> None:
         """Stop watching and close the store; runs in progress are suspended first."""
         self.suspend("the engine is closing")
+        await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
         if self._opened:
             self._opened = False
@@ -209,7 +211,7 @@ class Engine:
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
-        from detent.kernel.live import KEY_BLOB, blob_of
+        from detent.live import KEY_BLOB, blob_of
 
         key = os.urandom(32)
         await self.store.put_blob(run_id, KEY_BLOB, key)
@@ -236,7 +238,7 @@ class Engine:
         return asyncio.run(main())
 
     @contextlib.contextmanager
-    def _suspended_by_signals(self) -> Iterator[None]:
+    def _suspended_by_signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -303,7 +305,8 @@ class Engine:
                 run_id, f"run {run_id!r} is {state.status}; only a failed or stopped run is opened again", reason_code="not_reopenable"
             )
         merged = checked(budget or Budget(), ceiling=self.ceiling).over(state.budget)
-        bound = exhausted(merged, state.usage, running_s=state.running_ms / 1000)
+        total_s = (self._parts.clock.now() - state.started_at).total_seconds() if state.started_at else 0.0
+        bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
         if bound is not None:
             raise NotAllowedNow(
                 run_id,
@@ -337,7 +340,10 @@ class Engine:
             ):
                 return await work(advancing)
 
-        state = await asyncio.create_task(main())
+        task = asyncio.create_task(main())
+        self._advancing.add(task)
+        task.add_done_callback(self._advancing.discard)
+        state = await task
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers)
         return result_of(state)
@@ -541,7 +547,7 @@ class Engine:
         return freed + await self.store.gc()
 
     @contextlib.asynccontextmanager
-    async def _claimed(self, run_id: str, host: Host | None) -> AsyncIterator[None]:
+    async def _claimed(self, run_id: str, host: Host | None) -> AsyncGenerator[None]:
         await self._open()
         await self._visible(run_id, host)
         if self._parts.watcher.control(run_id):

@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
-from detent.config import Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config import Agent, Config
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError
-from detent.kernel.redact import Redactor
+from detent.redact import Redactor
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -59,7 +59,6 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     instructions: str = ""
     model: str = ""
-    small_model: str = ""
     strategy: str = "reactive"
     tools: tuple[str, ...] = ()
     rules: str | list[dict[str, Any]] = ""
@@ -184,13 +183,13 @@ def _shown_path(path: Path) -> Path:
 
 def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") -> T:
     """Return `table` as a `kind`; raise `ConfigError` for an unknown key (naming the nearest) and for a value of another type."""
-    fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    fields: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in fields:
             raise ConfigError(f"{where}: {prefix}{key}: unknown key; {_nearest(key, fields)}")
         wanted = fields[key]
-        if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        if _is_part(wanted):
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {prefix}{key}: expected a table, found {_found(value)}")
             values[key] = take(cast("dict[str, Any]", value), wanted, where, f"{prefix}{key}.")
@@ -200,6 +199,10 @@ def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") 
         except msgspec.ValidationError:
             raise ConfigError(f"{where}: {prefix}{key}: expected {_expected(wanted)}, found {_found(value)}") from None
     return kind(**values)
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -225,9 +228,8 @@ def _expected(kind: Any) -> str:
 def _found(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    for kinds, name in (((dict,), "a table"), ((list,), "a list")):
-        if isinstance(value, kinds):
-            return f"{name}: {str(value)[:60]}"
+    if isinstance(value, (dict, list)):
+        return f"{'a table' if isinstance(value, dict) else 'a list'}: {str(cast(Any, value))[:60]}"
     return f"the text {value!r}" if isinstance(value, str) else f"{value!s}"
 
 
@@ -289,8 +291,7 @@ def config_from_environment(environment: Mapping[str, str]) -> Config:
 
 
 def _field_type(outer: list[str], key: str) -> Any:
-    parts: dict[str, type[msgspec.Struct]] = {"store": StoreConfig, "workspace": WorkspaceConfig, "output": OutputConfig, "budget": Budget}
-    kind = Config if not outer else parts.get(outer[0]) or type(getattr(Config(), outer[0]))
+    kind: Any = cast("Any", type(getattr(Config(), outer[0]))) if outer else Config
     return next(f.type for f in msgspec.structs.fields(kind) if f.name == key)
 
 
@@ -346,12 +347,12 @@ def load_object(path: str, where: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         raise ConfigError(f"{where}: {path!r}: {error}; install it, or write './file.py:{attribute}'") from error
-    except Exception as error:  # noqa: BLE001 - foreign code: a module may raise anything while it is imported
+    except Exception as error:  # foreign code: a module may raise anything while it is imported
         raise ConfigError(f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
+            names = [n for n in dir(found) if not n.startswith("_")]
             raise ConfigError(f"{where}: {path!r}: there is no {part!r} in {name}; {_nearest(part, names)}")
         found = getattr(found, part)
     return found

@@ -191,13 +191,14 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: `ok` (with `result`: JSON bytes), `failed` (known failure), `not_executed` (it did not happen), `fatal` (the run must end),
     `in_doubt` (nobody knows). `full` is the whole result where `result` is only a preview; the kernel sets `artifact`
-    when it has stored it.
+    when it has stored it. `final`: not to be tried again whatever its kind.
     """
 
     kind: Literal["ok", "failed", "not_executed", "fatal", "in_doubt"]
     result: bytes = b"null"
     full: bytes | None = None
     artifact: ArtifactRef | None = None
+    final: bool = False
     error_code: str = ""
     message: str = ""
     details: dict[str, Any] | None = None
@@ -268,7 +269,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal."""
 
     id: str
-    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile", "budget"]
+    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile"]
     by: str = ""
     payload: dict[str, Any] = {}
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from detent.core.errors import DetentError
-from detent.kernel.live import Control
+from detent.live import Control
 from detent.ports import EventStore
 
 POLL_S = 0.25

@@ -215,7 +215,7 @@ def test_cancelling_the_task_kills_the_group(workspace: Workspace, tmp_path: Pat
 def group(pgid: int) -> list[int]:
     """The processes of a group."""
     members: list[int] = []
-    for entry in os.listdir("/proc"):
+    for entry in [path.name for path in Path("/proc").iterdir()]:
         if entry.isdigit():
             try:
                 if os.getpgid(int(entry)) == pgid:
@@ -256,9 +256,9 @@ def test_no_descriptor_and_no_task_is_left(workspace: Workspace) -> None:
                 await execute(workspace, "no-such-program")
 
         await all_ways()
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         await all_ways()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())

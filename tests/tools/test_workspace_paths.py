@@ -37,6 +37,11 @@ ON_DIRECTORIES: dict[str, Use] = {
 ALL = {**ON_FILES, "stat_file": reading.stat_file, **ON_DIRECTORIES}
 
 
+def names(directory: str | Path) -> list[str]:
+    """What is directly in a directory, hidden or not."""
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     place = tmp_path / "outside"
@@ -85,7 +90,7 @@ def test_a_link_that_leads_outside_is_never_followed(workspace: Workspace, outsi
         use(workspace, link)
     assert caught.value.error_code in ("outside_workspace", "is_a_symlink")
     assert contents(outside) == before
-    assert sorted(os.listdir(outside)) == ["secret.txt"]
+    assert names(outside) == ["secret.txt"]
 
 
 @pytest.mark.parametrize("use", ON_DIRECTORIES.values(), ids=ON_DIRECTORIES)
@@ -131,7 +136,7 @@ def test_a_directory_swapped_for_a_link_while_writing_redirects_nothing(tmp_path
             (root / "dir").symlink_to(outside)
 
     files.write_file(Workspace(root, before=swap), "dir/new.txt", "mine")
-    assert sorted(os.listdir(outside)) == ["secret.txt"]
+    assert names(outside) == ["secret.txt"]
     assert (root / "moved" / "new.txt").read_text() == "mine"
 
 
@@ -192,9 +197,11 @@ def test_impossible_names_end_in_a_typed_error_or_an_answer(workspace: Workspace
     before = contents(Path(workspace.root))
     try:
         use(workspace, path)
-    except ToolFailed as error:
-        assert len(str(error)) < 700
-        assert error.error_code != "io_error"
+    except ToolFailed as raised:
+        error = raised
+    else:
+        error = None
+    assert error is None or (len(str(error)) < 700 and error.error_code != "io_error")
     assert contents(Path(workspace.root)) == before
 
 
@@ -231,4 +238,4 @@ def test_an_error_at_any_step_of_a_write_leaves_the_old_content(tmp_path: Path, 
     assert contents(tmp_path) == {"f": b"old"}
     with pytest.raises(ToolRaised):
         files.write_file(Workspace(tmp_path, before=fail), "new/deep/f", "new content")
-    assert sorted(os.listdir(tmp_path)) == ["f"]
+    assert names(tmp_path) == ["f"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -29,9 +29,9 @@ UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, Seq):
-        return list(value)
+        return list(cast("Seq[Any]", value))
     if isinstance(value, Map):
-        return dict(value)
+        return dict(cast("Map[Any, Any]", value))
     raise NotImplementedError(f"{type(value).__name__} is not JSON data")
 
 
@@ -156,3 +156,14 @@ def load_state(data: bytes, kind: type[StateT]) -> StateT:
         return msgspec.json.decode(_encoder.encode(outer["state"]), type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ValueError(f"this is not a serialised {kind.__name__}: {error}") from error
+
+
+def walk(value: Any, text: Callable[[str], str]) -> Any:
+    """Return JSON data with `text` applied to each string value; keys stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {k: walk(v, text) for k, v in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [walk(v, text) for v in cast("list[Any]", value)]
+    return value

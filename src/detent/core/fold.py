@@ -112,7 +112,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             note = Item(kind="note", iteration=before.iteration, text=message)
             return _with(state, replace(before, reflections=before.reflections + 1, steps=before.steps.append(note), guidance=(message,)))
         case e.NoteWritten(text=text):
-            return _note(state, scope, text)
+            state = _note(state, scope, text)
+            return _acted(state, scope) if event.author == "control" else state
         case e.ToolInDoubt(call=call, why=why):
             return _call(state, call, status="in_doubt", why=why)
         case e.ToolReconciled():
@@ -451,7 +452,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     now = replace(before, plan=event, steps=steps, calls=calls, guidance=(), partial=partial, status="acting" if calls else "observing")
     state = _with(state, now)
     for i, call in enumerate(event.dropped):
-        missed = CallState(call_id=f"{scope}.{iteration}.{i}", index=i, tool=call.tool, args=call.args)
+        missed = CallState(call_id=f"{scope}.{iteration}.{len(wanted) + i}", index=len(wanted) + i, tool=call.tool, args=call.args)
         error = e.ToolError(code="not_run", message="not run: a control action came with it, and control actions win")
         item = _item(missed, iteration, error=error)
         now = replace(now, steps=now.steps.append(item), results=now.results.append(item))
@@ -578,7 +579,7 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
             return {"ended": "policy_denied", "error": item.error.message, "output": None}
     elif call.ends_turn:
         answer: Any = item.content
-        output = cast("dict[str, Any]", answer).get("answer") if isinstance(answer, dict) else answer
+        output = cast("dict[str, Any]", answer).get("answer", answer) if isinstance(answer, dict) else answer
         return {"ended": "done_tool", "output": output, "error": ""}
     elif call.provenance == "text":
         return {"ended": "final_answer", "output": item.content, "error": ""}

@@ -1,67 +1,28 @@
 """What a phase may do: record, plan, execute, note, remember an effect.
 
 `KernelContext` is built once per pass and frozen; every kernel step gets the same object (rows S0-8, S0-10). Its data says what the pass
-works with, its methods are the only way to the journal, the planner and the tools. `plan` and `execute` themselves refuse past a
-bound (DESIGN law 4), whoever calls them.
-
-`World` is what differs between a live run and a replay: who plans, who runs tools, what time it is, which signals came.
+works with, its methods are the only way to the journal, the planner and the tools. `plan` and `execute` themselves refuse past a bound
+(DESIGN law 4), whoever calls them, and what they did in a turn they find again instead of doing it twice.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from detent.core.budget import Budget, Exhausted, remaining
-from detent.core.events import AnyEvent, EffectRecorded
+from detent.core.budget import Budget, remaining
+from detent.core.events import AnyEvent, EffectRecorded, Planned
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
+from detent.kernel.execution import carry_out
 from detent.kernel.hooks import KernelHooks
 from detent.kernel.journal import Journal
+from detent.kernel.outside import BoundReached, World
+from detent.kernel.planning import propose
 from detent.kernel.profile import ContextProfile, ResultCompression
-from detent.ports import Cancellation, Guard, Plan, Policy, Signal, Tool, ToolOutcome, ToolSpec, View
-
-
-class BoundReached(Exception):
-    """`plan` or `execute` was asked to go past a bound."""
-
-    def __init__(self, bound: Exhausted) -> None:
-        self.bound = bound
-        super().__init__(f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
-
-
-class Interrupted(Exception):
-    """The planner was interrupted, by a cancellation or because the time is up; the turn ends without a plan."""
-
-
-class World(Protocol):
-    """What is outside: live, or read from a log."""
-
-    async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
-
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
-
-    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None: ...
-
-    async def full(self, item: Item) -> Any: ...
-
-    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
-
-    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
-
-    async def pause(self, seconds: float) -> None: ...
-
-    def running_ms(self) -> float: ...
-
-    def interrupted(self) -> bool: ...
-
-    async def signals(self, *, fresh: bool) -> Sequence[Signal | AnyEvent]: ...
-
-    @property
-    def cancelled(self) -> Cancellation: ...
+from detent.ports import Guard, Plan, Policy, Tool, ToolOutcome, ToolSpec, View
 
 
 class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +78,16 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Make what was recorded last; see `Journal.commit`."""
         await self.run.journal.commit(durable=durable)
 
-    async def plan(self) -> Plan:
-        """Ask the planner; raise `BoundReached`, `MalformedPlan`, `PlannerFailed` or whatever the planner raises."""
-        self._refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+    async def plan(self) -> Planned | None:
+        """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
+        return await propose(self)
+
+    async def execute(self) -> None:
+        """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
+        await carry_out(self)
+
+    async def ask_planner(self) -> Plan:
+        """Ask the planner once and return its answer, redacted; raise whatever it raises. `plan` is what phases use."""
         run = self.run
         answer = await run.world.plan(self.view(), self.time_left())
         return await run.world.hide(answer, {s.name: s for s in self.specs})
@@ -128,8 +96,14 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Make one attempt of a call whose `ToolStarted` is recorded."""
         return await self.run.world.attempt(tool, call, self.time_left())
 
+    def refuse_past_plan_bound(self) -> None:
+        """Raise `BoundReached` when the planner may not be asked any more."""
+        self.run.world.proceed()
+        self._refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+
     def refuse_past_tool_bound(self) -> None:
         """Raise `BoundReached` when no further tool call is allowed."""
+        self.run.world.proceed()
         self._refuse_past_bound("tool_calls", "cost_usd")
 
     def _refuse_past_bound(self, *dimensions: str) -> None:
@@ -208,11 +182,3 @@ def make_context(run: Run, scope: str, *, task: str = "") -> KernelContext:
         scope=scope,
         specs=tuple(tool.spec for tool in run.tools.values()),
     )
-
-
-async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
-    """Await `work`, for at most `seconds` when given; raise `TimeoutError`."""
-    if seconds is None:
-        return await work
-    async with asyncio.timeout(seconds):
-        return await work

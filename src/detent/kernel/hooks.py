@@ -2,7 +2,7 @@
 
     on_thought      a plan was recorded                      (state, text)
     on_action       an attempt of a tool call begins         (state, tool, call id)
-    on_observation  a call has an outcome                    (state, result as JSON text or error, success)
+    on_observation  a call has an outcome                    (state, result as JSON text or error, success, call)
     on_done         the pass ended well                      (state)
     on_error        the pass ended badly                     (state, error)
 
@@ -18,7 +18,7 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.records import Record
-from detent.core.state import RunState
+from detent.core.state import CallState, RunState
 
 
 def _nothing(*_: Any) -> None:
@@ -47,12 +47,23 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
             return hooks.on_thought(pass_state, text)
         case e.ToolStarted(tool=tool, call=call):
             return hooks.on_action(pass_state, tool, call)
-        case e.ToolFinished(result=result, error=error):
-            shown = error.message if error else bytes(result).decode()
-            return hooks.on_observation(pass_state, shown, error is None)
+        case e.ToolFinished() | e.ToolReconciled():
+            call = state.call(event.call)
+            item = call.item if call is not None and _gave_outcome(event, call) else None
+            if item is None:
+                return None
+            shown = item.error.message if item.error else bytes(item.result).decode()
+            return hooks.on_observation(pass_state, shown, item.error is None, call)
         case e.PassFinished(status="done"):
             return hooks.on_done(pass_state)
         case e.PassFinished(error=error):
             return hooks.on_error(pass_state, error)
         case _:
             return None
+
+
+def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:
+    """Whether the outcome that `call` has came with this event: a late worker's word about a settled call changes nothing."""
+    if call.item is None or (isinstance(event, e.ToolReconciled) and event.outcome == "again"):
+        return False
+    return not (isinstance(event, e.ToolReconciled) and event.source == "late_worker") or call.item.result is event.result

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from detent.core.codec import decode_event, encode, read_log, seal
+from detent.core.codec import decode_event, encode, read_log, seal, walk
 from detent.core.errors import Conflict
 from detent.core.events import AnyEvent, RunStarted, ToolFinished, ToolInDoubt, ToolReconciled
 from detent.core.fold import evolve, fold
@@ -45,7 +45,7 @@ class Journal:
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
-        self._lock = asyncio.Lock()
+        self._lock, self._telling = asyncio.Lock(), asyncio.Lock()
         self._failed: set[int] = set()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
@@ -56,7 +56,10 @@ class Journal:
 
     def _record_one(self, event: AnyEvent, scope: str, at: Any) -> None:
         before = self.state
-        body = encode(event)
+        try:
+            body = encode(event)
+        except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
+            body = encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
         event = decode_event(body)
         seq, run_id = before.seq + 1, before.run_id
         goal = before.goal_id if before.goal_id != run_id else ""
@@ -94,6 +97,10 @@ class Journal:
             await self._tell()
 
     async def _tell(self) -> None:
+        async with self._telling:
+            await self._tell_in_order()
+
+    async def _tell_in_order(self) -> None:
         told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
         self._told = self._told[len(told) :]
         for record, state in told:

@@ -21,7 +21,7 @@ from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import CallState, Item, RunState
-from detent.kernel.context import Interrupted
+from detent.kernel.outside import Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFailed, e.MemoryRecalled)
@@ -119,6 +119,13 @@ class ReplayWorld:
         """Nothing interrupts a re-execution."""
         return False
 
+    def proceed(self) -> None:
+        """Nothing suspends a re-execution."""
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any:
+        """What the log holds is redacted already."""
+        return value
+
     def running_ms(self) -> float:
         """Replaced by what the log says."""
         return self._journal.state.running_ms
@@ -206,10 +213,9 @@ def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
         case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
             return _outcome(expected.result, expected.error, artifact, fatal=expected.fatal)
         case e.ToolInDoubt(call=name, why=why) if name == call.call_id:
-            return ToolOutcome(kind="in_doubt", message=why)
+            return ToolOutcome(kind="in_doubt", message=why, final=True)
         case e.ToolStarted(call=name, previous=previous) if name == call.call_id and previous is not None:
-            kind = "failed" if previous.code in ("timeout", "handler_error") else "not_executed"
-            return ToolOutcome(kind=kind, error_code=previous.code, message=previous.message, details=previous.details)
+            return ToolOutcome(kind="not_executed", error_code=previous.code, message=previous.message, details=previous.details)
         case _:
             return None
 
@@ -217,5 +223,5 @@ def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
 def _outcome(result: msgspec.Raw, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
     if error is not None:
         kind = "fatal" if fatal else "failed"
-        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details)
+        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details, final=True)
     return ToolOutcome(kind="ok", result=bytes(result), artifact=artifact)

@@ -7,20 +7,23 @@ A run is re-entered at any record boundary: the open turn is gone through again,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.budget import Budget
 from detent.core.codec import digest_of
 from detent.core.errors import DetentError, Divergence, RunError, StoreError
-from detent.core.settle import Reflect, Settled, Verdict, Wait, finish, reached, settle
-from detent.core.state import KernelState, RunState
-from detent.kernel.context import BoundReached, KernelContext, Run, make_context
+from detent.core.settle import Reflect, Settled, Verdict, Wait, finish, reached, settle, waits
+from detent.core.state import CLOSED, KernelState, RunState
+from detent.kernel.context import KernelContext, Run, make_context
 from detent.kernel.kernel import Kernel
+from detent.kernel.outside import BoundReached
 from detent.ports import Signal
+
+log = logging.getLogger("detent")
 
 REFLECTION = (
     "You have made no progress for {turns} turns: no new successful observation. Look at what was tried, do something different, "
@@ -29,12 +32,14 @@ REFLECTION = (
 
 
 async def advance(run: Run, kernel: Kernel, *, scope: str = "main", turns: int | None = None) -> None:
-    """Take the run on until it finishes, waits, or `turns` turns are done; its state says which."""
+    """Take the run on until it finishes, waits, or `turns` turns are done (0: only put on record what came); its state says which."""
     await _absorb(run, fresh=True)
-    if scope not in run.state.passes:
-        limits = Budget()
+    if scope not in run.state.passes and not run.state.terminal:
         digest = digest_of([kernel.name, kernel.version, run.state.goal])
-        run.journal.record(e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest), scope=scope)
+        run.journal.record(e.PassStarted(key=scope, kernel=kernel.name, digest=digest), scope=scope)
+    await run.journal.commit()
+    if turns == 0 or run.state.terminal:
+        return
     context = make_context(run, scope)
     while not run.state.terminal:
         verdict = await run_kernel(kernel, context, turns=turns)
@@ -57,6 +62,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
     run = context.run
     turn_over = context.state.iteration == 0
     while True:
+        run.world.proceed()
         await _absorb(run, fresh=False)
         verdict = _settle(run, context.state, turn_over=turn_over)
         if isinstance(verdict, Reflect):
@@ -73,11 +79,20 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
             context.record(e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
             if (late := _time(run, context.state)) is not None:
                 return late
+        before = run.state.seq
         verdict = await _turn(kernel, context)
         if verdict is not None:
             return verdict
         await run.journal.commit()
         turn_over = all(c.status == "finished" for c in context.state.calls.values())
+        if (
+            not turn_over
+            and not context.state.ended
+            and run.state.seq == before
+            and not (waits(run.state, context.state) or run.world.cancelled)
+        ):
+            stuck = ", ".join(c.call_id for c in context.state.calls.values() if c.status != "finished")
+            context.record(_failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them"))
 
 
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
@@ -93,9 +108,13 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
         if isinstance(error, RunError) and error.code == "suspended":
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-        if context.state.status not in ("done", "failed"):
-            context.record(e.PassFinished(status="failed", reason="kernel_error", error=said))
+        if context.state.status not in CLOSED:
+            context.record(_failed(said))
     return None
+
+
+def _failed(why: str) -> e.PassFinished:
+    return e.PassFinished(status="failed", reason="kernel_error", error=why)
 
 
 def _moved(state: RunState) -> bool:
@@ -116,10 +135,12 @@ def _time(run: Run, state: KernelState) -> Settled | None:
 
 
 def _close(run: Run, context: KernelContext, settled: Settled) -> None:
-    """Record the end of the pass and the one exit of the run."""
+    """Record the end of the pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    for call in context.state.calls.values():
+        if call.status == "started" and not call.read_only:
+            context.record(e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
     event = finish(run.state, settled)
-    state = context.state
-    if state.status not in ("done", "failed"):
+    if context.state.status not in CLOSED:
         done = event.status == "completed"
         finished = e.PassFinished(
             status="done" if done else "failed", reason=settled.reason, output=event.output, error="" if done else settled.error
@@ -136,9 +157,29 @@ async def _absorb(run: Run, *, fresh: bool) -> bool:
     came = await run.world.signals(fresh=fresh)
     for signal in came:
         if isinstance(signal, Signal):
-            run.journal.record(*events_of(signal, run.state), scope=scope_of(signal, run.state))
-            run.journal.consume(signal.id)
+            await _take(signal, run)
     return bool(came)
+
+
+async def _take(signal: Signal, run: Run) -> None:
+    """Put one signal on record; one that cannot be read is dropped and reported."""
+    try:
+        signal = await _scrubbed(signal, run)
+        run.journal.record(*events_of(signal, run.state), scope=scope_of(signal, run.state))
+    except (LookupError, TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
+        log.warning("run %s: signal %s (%s) is dropped, it cannot be read: %s", run.state.run_id, signal.id, signal.kind, error)
+    run.journal.consume(signal.id)
+
+
+async def _scrubbed(signal: Signal, run: Run) -> Signal:
+    """Return the signal with sensitive values of a reply, or of other arguments, replaced."""
+    told = signal.payload
+    if signal.kind == "reply":
+        return msgspec.structs.replace(signal, payload={**told, "reply": await run.world.scrub(told.get("reply"))})
+    if signal.kind == "approval" and told.get("args") is not None:
+        tool = run.tools.get(run.state.approvals[told["call"]].tool) if told["call"] in run.state.approvals else None
+        return msgspec.structs.replace(signal, payload={**told, "args": await run.world.scrub(told["args"], tool.spec if tool else None)})
+    return signal
 
 
 def scope_of(signal: Signal, state: RunState) -> str:
@@ -169,8 +210,8 @@ def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
             if known is None or known.status != "open":
                 return ()
             return (e.SubagentJoined(child=child, status=told.get("status", ""), output=told.get("output"), signal=signal.id),)
-        case "budget":
-            return (e.BudgetChanged(budget=Budget(**told.get("budget", {})), by=signal.by),)
+        case _:
+            assert_never(signal.kind)
 
 
 def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
@@ -191,6 +232,8 @@ def _reconcile(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
     call = state.call(told["call"])
     if call is None or call.status != "in_doubt":
         return ()
+    if told["outcome"] == "not_happened" and state.terminal:
+        return (e.ToolReconciled(call=call.call_id, outcome="not_happened", source="person", by=signal.by, signal=signal.id),)
     if told["outcome"] == "not_happened":
         return (e.ToolReconciled(call=call.call_id, outcome="again", source="person", by=signal.by, signal=signal.id),)
     result = msgspec.Raw(msgspec.json.encode(told.get("result")))

@@ -1,7 +1,8 @@
 """A bus: handlers for the classes of events that they care about, and for what the kernel's hooks say.
 
 As an observer it publishes every event of the log, with the run's state after it. With `Engine(hooks=bus_hooks(bus))` it also publishes
-`ReasoningStepCompleted`, `ToolCallCompleted` and `FinalAnswerProduced`, with the state of the pass.
+`ReasoningStepCompleted`, `ToolCallCompleted` and `FinalAnswerProduced`, with the state of the pass. Handlers are called in the order in
+which they subscribed, each before the next; one that fails is reported once and disturbs nobody.
 """
 
 from __future__ import annotations
@@ -15,10 +16,157 @@ from detent.core.codec import encode
 from detent.core.events import Event
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
-from detent.kernel.hooks import KernelHooks
 from detent.observers.notifications import FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted
 from detent.observers.reporting import Reporter
 from detent.ports import Chunk
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(event, RunState)` for an event of the log, `(notification, KernelState)` for a notification; plain or a coroutine function."""
+
+
+class _Subscription:
+    __slots__ = ("active", "handler", "kinds")
+
+    def __init__(self, handler: Handler, kinds: tuple[type, ...]) -> None:
+        self.handler, self.kinds, self.active = handler, kinds, True
+
+
+class EventBus:
+    """Hands events and notifications to those who asked for them. Use it as an observer, for its hooks, or both."""
+
+    def __init__(self) -> None:
+        self._subscriptions: tuple[_Subscription, ...] = ()
+        self._wanted: dict[type, tuple[_Subscription, ...]] = {}
+        self._reporter = Reporter()
+
+    def on(self, event_type: type, handler: Handler) -> Callable[[], None]:
+        """Call `handler` for events or notifications of this class; return a function that ends it.
+
+        `Event` and `Notification` stand for all of theirs. Raise `TypeError` for a class that is never published.
+        """
+        if not (isinstance(event_type, type) and issubclass(event_type, (Event, Notification))):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"{event_type!r} is never published; give a class of detent.core.events, or one of "
+                "ReasoningStepCompleted, ToolCallCompleted, FinalAnswerProduced"
+            )
+        return self._add(handler, (event_type,))
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        """Call `handler` for everything that is published; return a function that ends it."""
+        return self._add(handler, (Event, Notification))
+
+    def _add(self, handler: Handler, kinds: tuple[type, ...]) -> Callable[[], None]:
+        if not callable(handler):
+            raise TypeError(f"a handler must be callable with (event, state), got {handler!r}")
+        added = _Subscription(handler, kinds)
+        self._subscriptions = (*self._subscriptions, added)
+        self._wanted.clear()
+
+        def unsubscribe() -> None:
+            added.active = False
+            self._subscriptions = tuple(s for s in self._subscriptions if s is not added)
+            self._wanted.clear()
+            self._reporter.forget(added)
+
+        return unsubscribe
+
+    def publish(self, event: Event | Notification, state: Any) -> Awaitable[None] | None:
+        """Call the handlers of this event; the answer must be awaited when there is one (some handler is asynchronous)."""
+        kind = type(event)
+        wanted = self._wanted.get(kind)
+        if wanted is None:
+            wanted = self._wanted[kind] = tuple(s for s in self._subscriptions if issubclass(kind, s.kinds))
+        return self._from(wanted, 0, event, state) if wanted else None
+
+    def _from(self, wanted: tuple[_Subscription, ...], first: int, event: Any, state: Any) -> Awaitable[None] | None:
+        for number in range(first, len(wanted)):
+            subscription = wanted[number]
+            if subscription.active:
+                answer = self._reporter.call(subscription, subscription.handler, event, state)
+                if answer is not None:
+                    return self._after(wanted, number, answer, event, state)
+        return None
+
+    async def _after(self, wanted: tuple[_Subscription, ...], number: int, answer: Awaitable[Any], event: Any, state: Any) -> None:
+        await self._reporter.wait(wanted[number], answer)
+        rest = self._from(wanted, number + 1, event, state)
+        if rest is not None:
+            await rest
+
+    def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
+        """Publish the record's event."""
+        return None if record.event is None else self.publish(record.event, state)
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Chunks are not published; `StreamingObserver` has them."""
+
+
+class BusHooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The five kernel hooks, each publishing on a bus; has the shape of `KernelHooks`."""
+
+    on_thought: Callable[..., Any]
+    on_action: Callable[..., Any]
+    on_observation: Callable[..., Any]
+    on_done: Callable[..., Any]
+    on_error: Callable[..., Any]
+
+
+def bus_hooks(bus: EventBus | None) -> BusHooks:
+    """Return hooks that publish on `bus`; without a bus they do nothing (row S0-14).
+
+    thought, action and observation become one `ReasoningStepCompleted` each; the observation of a call that was executed also becomes
+    the one `ToolCallCompleted`, here and nowhere else (row S0-13); done becomes `FinalAnswerProduced`; error publishes nothing.
+    """
+    if bus is None:
+        return BusHooks(on_thought=_nothing, on_action=_nothing, on_observation=_nothing, on_done=_nothing, on_error=_nothing)
+
+    def on_thought(state: KernelState, text: str) -> Any:
+        return bus.publish(ReasoningStepCompleted(**_where(state), thought=text), state)
+
+    def on_action(state: KernelState, tool: str, call_id: str) -> Any:
+        call = state.calls.get(call_id)
+        action = encode({"tool": tool, "args": call.args if call else None}).decode()
+        return bus.publish(ReasoningStepCompleted(**_where(state), action=action), state)
+
+    async def on_observation(state: KernelState, text: str, _success: bool, call: CallState | None = None) -> None:
+        for notification in (ReasoningStepCompleted(**_where(state), observation=text), _completed(state, call)):
+            answer = bus.publish(notification, state) if notification is not None else None
+            if answer is not None:
+                await answer
+
+    def on_done(state: KernelState) -> Any:
+        return bus.publish(FinalAnswerProduced(**_where(state), answer=state.output, total_tokens=state.tokens), state)
+
+    return BusHooks(on_thought=on_thought, on_action=on_action, on_observation=on_observation, on_done=on_done, on_error=_nothing)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _where(state: KernelState) -> dict[str, Any]:
+    return {
+        "run_id": state.task_id,
+        "strategy": state.strategy,
+        "scope": state.scope,
+        "iteration": state.iteration,
+        "step": len(state.steps),
+    }
+
+
+def _completed(state: KernelState, call: CallState | None) -> ToolCallCompleted | None:
+    """Return what a call that was executed came to; None for one that was refused, which no tool has seen."""
+    if call is None or call.item is None or not call.item.executed:
+        return None
+    item = call.item
+    return ToolCallCompleted(
+        **_where(state),
+        call_id=call.call_id,
+        tool=call.tool,
+        args=item.args,
+        success=bool(item.ok),
+        result=bytes(item.result).decode() if item.result else None,
+        error_code=item.error.code if item.error else "",
+        error=item.error.message if item.error else "",
+        latency_ms=item.latency_ms,
+    )

@@ -27,7 +27,7 @@ from detent.ports import ToolContext
 from detent.tools import files, listing, process, reading, search
 from detent.tools import patch as patching
 from detent.tools.confine import Limits, Workspace
-from detent.tools.failures import refused_argument
+from detent.tools.done import done_tool
 from detent.tools.function import Tool, tool
 from detent.tools.writing import Precondition
 
@@ -66,23 +66,6 @@ def workspace_tools(
         _exec(root, inherit_env),
         done_tool(),
     ]
-
-
-def done_tool() -> AnyTool:
-    """Return the tool that ends the run with an answer."""
-
-    @tool(side_effect="none", ends_turn=True, trust="trusted", concurrency_safe=False)
-    async def done(answer: Any) -> dict[str, Any]:
-        """Finish: give the final answer. Call it alone or as the last call, and only when the work is done.
-
-        Args:
-            answer: the answer, usually text; not empty.
-        """
-        if answer is None or (isinstance(answer, str) and not answer.strip()):
-            raise refused_argument("answer is empty; say what the result is")
-        return {"status": "done", "answer": answer}
-
-    return done
 
 
 def _plain(result: msgspec.Struct) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _lock(descriptor: int, place: Place, wait_s: float, cancelled: Cancellation 
             if time.monotonic() >= give_up:
                 message = f"{shown(place.asked)} was not changed: another writer held its directory for {wait_s:g} s; the same call may succeed later"
                 raise NotExecuted(message, error_code="busy", details={"path": place.asked}) from None
-            time.sleep(LOCK_POLL_S)
+            time.sleep(LOCK_POLL_S)  # polls the lock: a blocking flock cannot be given up at a deadline
         except OSError as error:
             if error.errno in (errno.EBADF, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK):
                 message = (

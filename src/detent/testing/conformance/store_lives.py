@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -37,24 +39,25 @@ class LifeContract:
             await store.close()
             await store.close()
             head = head_of("run", 3)
-            for attempt in (
-                store.append("run", 2, [line(3)], head=head),
-                store.append("run", 2, [line(3)], head=head, durable=True),
-                store.read("run"),
-                store.head("run"),
-                store.list_runs(RunQuery()),
-                store.claim("run"),
-                store.renew(),
-                store.post("run", Signal(id="s", kind="cancel")),
-                store.signals(["run"]),
-                store.put_blob("run", "a", b""),
-                store.get_blob("run", "a"),
-                store.put_snapshot("run", 1, b""),
-                store.erase("run", lambda stored: stored, head=head),
-                store.delete("run"),
-                store.gc(),
-            ):
-                assert isinstance(await outcome(attempt), StoreError)
+            attempts: tuple[Callable[[], Awaitable[Any]], ...] = (
+                lambda: store.append("run", 2, [line(3)], head=head),
+                lambda: store.append("run", 2, [line(3)], head=head, durable=True),
+                lambda: store.read("run"),
+                lambda: store.head("run"),
+                lambda: store.list_runs(RunQuery()),
+                lambda: store.claim("run"),
+                store.renew,
+                lambda: store.post("run", Signal(id="s", kind="cancel")),
+                lambda: store.signals(["run"]),
+                lambda: store.put_blob("run", "a", b""),
+                lambda: store.get_blob("run", "a"),
+                lambda: store.put_snapshot("run", 1, b""),
+                lambda: store.erase("run", lambda stored: stored, head=head),
+                lambda: store.delete("run"),
+                store.gc,
+            )
+            for attempt in attempts:
+                assert isinstance(await outcome(attempt()), StoreError)
             await store.open()
             assert await store.read("run") == [line(1), line(2)]
             await write(store, "run", range(3, 4))

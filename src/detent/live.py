@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from detent.core.actions import ToolCall
+from detent.core.errors import PlannerFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
-from detent.kernel.context import Interrupted, within
-from detent.kernel.redact import Redactor, placeholders, resolve
+from detent.kernel.outside import Interrupted
 from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
+from detent.redact import Redactor, placeholders, resolve
 
 GRACE_S = 5.0
 KEY_BLOB = "redaction-key"
@@ -132,6 +133,11 @@ class LiveWorld:
         """Whether a `CancelledError` that just arrived means that the run was cancelled; it is then spent."""
         return self.control.interrupted()
 
+    def proceed(self) -> None:
+        """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
+        if self.control.stop:
+            raise asyncio.CancelledError
+
     def running_ms(self) -> float:
         """How long the run has been advanced, here and before, without waits and downtime."""
         return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
@@ -155,9 +161,10 @@ class LiveWorld:
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""
         started = self.running_ms()
+        task = asyncio.current_task()
         with self.control.during(0):
             try:
-                return await within(deadline_s, self._planner.plan(view))
+                return await _within(deadline_s, self._planner.plan(view))
             except TimeoutError:
                 if deadline_s is None or self.running_ms() < started + deadline_s * 1000:
                     raise
@@ -165,21 +172,26 @@ class LiveWorld:
             except asyncio.CancelledError:
                 if self.control.interrupted():
                     raise Interrupted from None
+                if task is not None and not task.cancelling():
+                    raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None
                 raise
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
         context = self._context(tool, call, deadline_s)
         args = await self._resolved(call.args)
+        started = self._clock.monotonic()
         with self.control.during():
             try:
-                return await tool.run(args, context)
+                outcome = await tool.run(args, context)
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
-                if tool.spec.read_only or tool.spec.idempotent:
-                    return ToolOutcome(kind="failed", error_code="aborted", message="interrupted: the run was cancelled")
-                return ToolOutcome(kind="in_doubt", error_code="aborted", message="the run was cancelled while the call was running")
+                known = tool.spec.read_only or tool.spec.idempotent
+                outcome = ToolOutcome(
+                    kind="failed" if known else "in_doubt", error_code="aborted", message="interrupted: the run was cancelled"
+                )
+        return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
 
     async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
         """Ask the tool what became of an earlier attempt."""
@@ -231,21 +243,28 @@ class LiveWorld:
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
         """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
-        sensitive = any(isinstance(a, ToolCall) and a.tool in specs and specs[a.tool].sensitive for a in getattr(plan, "actions", ()))
+        if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
+            return plan
+        sensitive = any(isinstance(a, ToolCall) and a.tool in specs and specs[a.tool].sensitive for a in plan.actions)
         if not sensitive and not self._patterns:
             return plan
         redactor = await self.redactor()
         actions: list[Any] = []
         for action in plan.actions:
             if isinstance(action, ToolCall):
-                names = specs[action.tool].sensitive if action.tool in specs else ()
-                args = action.args
-                if names and isinstance(args, str):
-                    args = msgspec.json.decode(args)
-                actions.append(msgspec.structs.replace(action, args=redactor.fields(args, names)))
+                actions.append(msgspec.structs.replace(action, args=redactor.arguments(action.args, specs.get(action.tool))))
             else:
                 actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
         hidden = msgspec.structs.replace(plan, actions=tuple(actions), text=redactor.text(plan.text), thinking=redactor.text(plan.thinking))
+        await self._keep_secrets(redactor)
+        return hidden
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any:
+        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders."""
+        if not self._patterns and (spec is None or not spec.sensitive):
+            return value
+        redactor = await self.redactor()
+        hidden = redactor.data(value) if spec is None else redactor.arguments(value, spec)
         await self._keep_secrets(redactor)
         return hidden
 
@@ -301,3 +320,11 @@ def blob_of(placeholder: str) -> str:
 def fresh_args(args: Any) -> Any:
     """Return a copy of arguments that a tool may change."""
     return msgspec.json.decode(msgspec.json.encode(args)) if args else {}
+
+
+async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    """Await `work`, for at most `seconds` when given; raise `TimeoutError`."""
+    if seconds is None:
+        return await work
+    async with asyncio.timeout(seconds):
+        return await work

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, cast
 
+import msgspec
+
+from detent.core.codec import walk
 from detent.core.errors import ConfigError
+from detent.ports import ToolSpec
 
 PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
 
@@ -38,11 +42,17 @@ class Redactor:
         """Return JSON data with every match in its strings replaced."""
         return walk(value, self.text) if self._patterns else value
 
-    def fields(self, args: Any, names: Sequence[str]) -> Any:
-        """Return `args` with the top-level fields `names` replaced whole, and matches elsewhere."""
+    def arguments(self, args: Any, spec: ToolSpec | None) -> Any:
+        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere; text is parsed first."""
+        names = spec.sensitive if spec else ()
+        if names and isinstance(args, str):
+            try:
+                args = msgspec.json.decode(args)
+            except msgspec.DecodeError:
+                return self._hide(args)  # a field in there may be sensitive
         if names and isinstance(args, dict):
             given = cast("dict[str, Any]", args)
-            return self.data({k: self._whole(v) if k in names else v for k, v in given.items()})
+            args = {k: self._whole(v) if k in names else v for k, v in given.items()}
         return self.data(args)
 
     def _whole(self, value: Any) -> Any:
@@ -54,17 +64,6 @@ class Redactor:
         name = f"<secret:{hmac.new(self._key, value.encode(), sha256).hexdigest()[:24]}>"
         self.found[name] = value
         return name
-
-
-def walk(value: Any, text: Callable[[str], str]) -> Any:
-    """Return JSON data with `text` applied to each string value; keys stay."""
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, dict):
-        return {k: walk(v, text) for k, v in cast("dict[str, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [walk(v, text) for v in cast("list[Any]", value)]
-    return value
 
 
 def placeholders(value: Any) -> set[str]:

@@ -1,0 +1,1 @@
+"""The command line: `detent.cli.main:run`."""

@@ -1,0 +1,26 @@
+"""The options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
+CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]
+Store = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help="ram:, file:DIR or sqlite:///PATH. Default: sqlite:///.detent/runs.db")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
+Workspace = Annotated[Path | None, typer.Option("--workspace", metavar="DIR", help="The directory that workspace tools are confined to.")]
+AgentFile = Annotated[
+    str | None, typer.Option("--agent", metavar="FILE", help="An agent file, or a name in [agents]. Default: ./agent.toml")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; twice: every record.")]
+Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="A bound, such as max_tool_calls=20. Repeatable.")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the log. Default: the user of this machine.")]
+NoResume = Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not take the run on here.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

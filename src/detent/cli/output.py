@@ -1,0 +1,131 @@
+"""Where the command line writes, and how it exits (DESIGN 9).
+
+Answers and documents go to stdout, everything that is said about them to stderr. With `--json` stdout holds exactly one JSON document.
+Text from runs is shown with its control characters made visible, so that a tool's output cannot steer the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from detent.core import errors as e
+from detent.core.codec import encode
+
+COMPLETED, FAILED, USAGE, WAITING, STOPPED, SUSPENDED = range(6)
+"""The exit codes."""
+
+_STATUS = {"completed": COMPLETED, "failed": FAILED, "stopped": STOPPED, "running": SUSPENDED}
+_USAGE = (e.ConfigError, e.RunNotFound, e.RunContextMismatch, e.NotAllowedNow, e.ToolsMissing, e.RunErased)
+_SUSPENDED = (e.Suspended, e.RunBusy, e.StoreBusy, e.StoreFull, e.Conflict)
+STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "magenta"}
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def code_of_status(status: str) -> int:
+    """Return the exit code of a run that stands like this."""
+    return WAITING if status.startswith("waiting") else _STATUS[status]
+
+
+def code_of_error(error: BaseException) -> int:
+    """Return the exit code of a command that ended with this error."""
+    if isinstance(error, _USAGE):
+        return USAGE
+    return SUSPENDED if isinstance(error, _SUSPENDED) else FAILED
+
+
+def clean(text: str) -> str:
+    """Return `text` with control characters (all but newline and tab) written as escapes."""
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+
+
+def plain(value: Any) -> Any:
+    """Return structs, dates and owned sequences as plain JSON data."""
+    return msgspec.json.decode(encode(value))
+
+
+def as_text(value: Any) -> str:
+    """Return a value as people read it: text as it is, anything else as JSON."""
+    return clean(value) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
+def shortened(text: str, limit: int | None) -> str:
+    """Return `text` on one line, at most `limit` characters (None: all of it, with its lines)."""
+    if limit is None:
+        return text
+    line = text.strip().replace("\n", "⏎ ").replace("\t", " ")
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+class Output:
+    """Writes for one command; `json` says whether a document is wanted."""
+
+    def __init__(self, *, json_wanted: bool = False) -> None:
+        self.json = json_wanted
+
+    def say(self, text: str = "", style: str = "") -> None:
+        """Write a line about what happens to stderr."""
+        _write(sys.stderr, text, style)
+
+    def show(self, text: str = "", style: str = "") -> None:
+        """Write a line of the answer to stdout; nothing with `--json`."""
+        if not self.json:
+            _write(sys.stdout, text, style)
+
+    def document(self, data: Any) -> None:
+        """Write the one document, if it is wanted."""
+        if self.json:
+            sys.stdout.write(json.dumps(plain(data), ensure_ascii=False, indent=2) + "\n")
+            sys.stdout.flush()
+
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
+        """Write aligned columns to stdout; the last is cut at the width of a terminal, and whole in a pipe."""
+        lines = [tuple(head), *(tuple(clean(cell).replace("\n", " ") for cell in row) for row in rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        room = _width() if sys.stdout.isatty() else None
+        for number, line in enumerate(lines):
+            text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            style = "bold" if number == 0 else styles[number - 1] if styles else ""
+            self.show(text if room is None or len(text) <= room else f"{text[: room - 1]}…", style)
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _write(stream: Any, text: str, style: str) -> None:
+    """Write one line, coloured where the stream is a terminal and NO_COLOR is not set; a reader that went away is no error."""
+    try:
+        if style and coloured(stream):
+            from rich.style import Style
+
+            text = "\n".join(Style.parse(style).render(line) for line in text.split("\n"))
+        stream.write(_encodable(f"{text}\n", stream))
+        stream.flush()
+    except BrokenPipeError:
+        raise SystemExit(0) from None
+
+
+def _encodable(text: str, stream: Any) -> str:
+    encoding = cast("str", getattr(stream, "encoding", None) or "utf-8")
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def coloured(stream: Any) -> bool:
+    """Whether colours may be used on the stream."""
+    import os
+
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style_of(status: str) -> str:
+    """Return the colour of a run's status."""
+    return STYLES["waiting" if status.startswith("waiting") else status]

@@ -1,0 +1,265 @@
+"""One command's configuration, engine and store: built-in < detent.toml < agent file < environment < options.
+
+A run that is taken on again needs its tools: which ones, in which workspace and imported from where stands in the log
+(`AgentSpec.meta`), so that `detent resume RUN` alone is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import getpass
+import os
+import shlex
+import signal as signals
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from detent.cli.output import Output
+from detent.config import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunNotFound, Suspended, UnknownName
+from detent.core.records import RunHead
+from detent.core.state import RunState
+from detent.engine import Engine
+from detent.loading import config_from_environment, find_config, load_agent, load_config, load_tool
+from detent.ports import RunQuery
+from detent.results import Result, result_of
+
+T = TypeVar("T")
+replace = msgspec.structs.replace
+AGENT_FILE = "agent.toml"
+
+
+class Session:
+    """What one command works with. Raises `ConfigError` for wrong files, variables and options."""
+
+    def __init__(
+        self,
+        *,
+        store: str | None = None,
+        config: Path | None = None,
+        workspace: Path | None = None,
+        agent: str | None = None,
+        verbose: int = 0,
+        json_wanted: bool = False,
+    ) -> None:
+        self.output = Output(json_wanted=json_wanted)
+        self.suffix = _suffix(store, config)
+        environment = config_from_environment(os.environ)
+        found = config or _config_of_environment() or find_config()
+        self.filed = load_config(found) if found is not None else Config()
+        given = Config(
+            store=StoreConfig(url=store or None),
+            workspace=WorkspaceConfig(root=str(workspace) if workspace is not None else None),
+            agent=agent or None,
+            output=OutputConfig(verbosity=verbose or None),
+        )
+        self.said = given.over(environment)
+        self.config = self.said.over(self.filed).over(DEFAULTS)
+        self.run_id = ""
+        self.stopped = ""
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), approver="caller")
+
+    # Engine -----------------------------------------------------------------------------------------------------------------------
+
+    def drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
+        """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`."""
+        return asyncio.run(self._drive(work))
+
+    async def _drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        results: list[T] = []
+
+        def stop(name: str) -> None:
+            self.stopped = self.stopped or name
+            self.engine.suspend(name)
+            if task is not None:
+                task.cancel()
+
+        for number in (signals.SIGINT, signals.SIGTERM):
+            loop.add_signal_handler(number, stop, number.name)
+        try:
+            async with self.engine:
+                results.append(await work(self.engine))
+        except asyncio.CancelledError:
+            if not self.stopped:
+                raise
+            if not results:
+                raise Suspended(self.run_id, self.stopped) from None
+        finally:
+            for number in (signals.SIGINT, signals.SIGTERM):
+                loop.remove_signal_handler(number)
+        return results[0]
+
+    @property
+    def there(self) -> bool:
+        """Whether the store exists; commands that only look do not create one."""
+        url = cast("str", self.config.store.url)
+        scheme, _, rest = url.partition(":")
+        return scheme == "ram" or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
+
+    def command(self, *words: str) -> str:
+        """Return the exact command line that does this next, in the same store."""
+        return " ".join(["detent", *(shlex.quote(word) for word in words)]) + self.suffix
+
+    # Runs -------------------------------------------------------------------------------------------------------------------------
+
+    async def find(self, asked: str) -> str:
+        """Return the id of the run that `asked` names: an id, a unique beginning of one, or `last`. Raise `RunNotFound`, `ConfigError`."""
+        self.run_id = await self._find(asked)
+        return self.run_id
+
+    async def _find(self, asked: str) -> str:
+        store = self.engine.store
+        if not self.there:
+            raise RunNotFound(asked, store.url)
+        if asked == "last":
+            newest = await store.list_runs(RunQuery(limit=1))
+            if not newest:
+                raise RunNotFound(asked, store.url)
+            return newest[0].run_id
+        if await self._known(asked):
+            return asked
+        found = [head.run_id for head in await store.list_runs(RunQuery()) if head.run_id.startswith(asked)] if asked else []
+        if not found:
+            raise RunNotFound(asked, store.url)
+        if len(found) > 1:
+            more = f", and {len(found) - 5} more" if len(found) > 5 else ""
+            raise ConfigError(f"{asked!r} is the beginning of {len(found)} run ids: {', '.join(found[:5])}{more}; write more of it")
+        return found[0]
+
+    async def _known(self, run_id: str) -> bool:
+        try:
+            return await self.engine.store.head(run_id) is not None
+        except CorruptLog:
+            return True
+
+    async def heads(self, query: RunQuery) -> list[RunHead]:
+        """Return the runs that the query asks for; none where there is no store yet."""
+        return await self.engine.list_runs(query) if self.there else []
+
+    async def state(self, asked: str) -> RunState:
+        """Return the state of the run that `asked` names."""
+        return await self.engine.load(await self.find(asked))
+
+    async def result(self, run_id: str) -> Result:
+        """Return how a run stands."""
+        return result_of(await self.engine.load(run_id))
+
+    async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
+        """Find the run and register the tools that its log names; with `agent_file`, those of that file. Raise `ConfigError`."""
+        state = await self.state(asked)
+        meta: dict[str, Any] = state.agent.meta
+        imports: Sequence[Any] = meta.get("tool_imports", ())
+        if agent_file is not None:
+            agent = load_agent(self._agent_path(agent_file))
+            if agent.name != state.agent.name:
+                raise RunContextMismatch(
+                    state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}]
+                )
+            meta = agent.meta
+            self.engine.tools.add_all(tool for tool in agent.tools if not isinstance(tool, str))
+        else:
+            self.engine.tools.add_all(load_tool(path, f"run {state.run_id!r}") for path in imports)
+        root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
+        self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in")
+        return state
+
+    def _add_workspace(self, names: Iterable[str], root: str, who: str) -> None:
+        from detent.tools.workspace import workspace_tools
+
+        missing = [name for name in names if name not in self.engine.tools]
+        if not missing:
+            return
+        if not Path(root).expanduser().is_dir():
+            raise ConfigError(f"{who} the workspace {root!r}, which is no directory; create it, or name another one with --workspace DIR")
+        tools = workspace_tools(root, allow_delete=bool(self.config.workspace.allow_delete))
+        self.engine.tools.add_all(tool for tool in tools if tool.name in missing)
+
+    # Agents -----------------------------------------------------------------------------------------------------------------------
+
+    def _agent_path(self, named: str) -> Path:
+        agents = self.config.agents or {}
+        path = Path(agents.get(named, named)).expanduser()
+        path = path / AGENT_FILE if path.is_dir() else path
+        if not path.exists() and named not in agents:
+            near = difflib.get_close_matches(named, agents, n=1)
+            hint = f"; did you mean the agent {near[0]!r}?" if near else ""
+            raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
+        return path
+
+    def agent(self) -> Agent:
+        """Return the agent to run, its tools registered, its workspace recorded; raise `ConfigError`."""
+        named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
+        if named is None:
+            raise ConfigError(
+                f"no agent was given, and there is no {AGENT_FILE} here\n"
+                "name one with --agent FILE, or let `detent init` write one to begin with"
+            )
+        path = self._agent_path(named)
+        agent = load_agent(path)
+        root = self.said.workspace.root or agent.meta.get("workspace") or self.config.workspace.root or "."
+        try:
+            self.engine.tools.add_all(tool for tool in agent.tools if not isinstance(tool, str))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: tools: {error}") from None
+        self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in")
+        for name in agent.tool_names():
+            if name not in self.engine.tools:
+                raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
+        self._check_planner(agent, path)
+        return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
+
+    def _known_tools(self) -> list[str]:
+        from detent.tools.workspace import workspace_tools
+
+        return sorted({*self.engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
+
+    def _check_planner(self, agent: Agent, path: Path) -> None:
+        if agent.rules or self.engine.planner is not None:
+            return
+        if agent.model:
+            raise ConfigError(
+                f"{path}: agent {agent.name!r} names the model {agent.model!r}, but this version of Detent has no planner for models\n"
+                'give it rules = "rules.yaml", planner = "module:attribute" in detent.toml, or use Engine(planner=...) from Python'
+            )
+        raise ConfigError(
+            f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
+            'give it rules = "rules.yaml"; `detent init` writes an example'
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """The bounds that the environment says; options come over them."""
+        return self.said.budget
+
+    @property
+    def verbosity(self) -> int:
+        """How much is shown of a run in progress."""
+        return self.config.output.verbosity or 0
+
+
+def _suffix(store: str | None, config: Path | None) -> str:
+    said = ["--store", store] if store else []
+    said += ["--config", str(config)] if config is not None else []
+    return "".join(f" {shlex.quote(word)}" for word in said)
+
+
+def _config_of_environment() -> Path | None:
+    named = os.environ.get("DETENT_CONFIG")
+    return Path(named) if named else None
+
+
+def operator() -> str:
+    """Return who is at this command line, for the log."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"

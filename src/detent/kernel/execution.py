@@ -1,0 +1,390 @@
+"""Execution: decide every call of the plan, then execute in order, then observe. The single path to any tool (DESIGN law 7).
+
+    decide:  parse → validate → scopes → freeze, digest, key → guards → policy → approval?
+    execute: consecutive read-only, concurrency-safe calls together; any other alone; an open approval or doubt holds back what follows
+
+Each decision and each outcome is a record of its own, so that whoever resumes goes on between any two of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
+from detent.core.codec import digest_of
+from detent.core.errors import Conflict, InvalidArguments
+from detent.core.state import CallState
+from detent.kernel.outside import BoundReached
+from detent.ports import Block, Call, Tool, ToolOutcome, Verdict
+
+if TYPE_CHECKING:
+    from detent.kernel.context import KernelContext
+
+RETRY_CODES = ("timeout", "handler_error")
+
+
+async def carry_out(context: KernelContext) -> None:
+    """Carry the turn's plan out as far as it can go now; raise `BoundReached`."""
+    plan = context.state.plan
+    if plan is None or context.state.ended:
+        return
+    if not context.state.calls:
+        if not context.state.acted:
+            await _control(plan.actions[0], context)
+        return
+    for call in list(context.state.calls.values()):
+        if call.status == "started":
+            await _settle(call, context)
+    for call in list(context.state.calls.values()):
+        if call.status == "planned" and not call.refused:
+            _decide(call, context)
+    if any(c in context.run.state.approvals for c in context.state.calls):
+        await context.commit(durable=True)
+    await _execute(context)
+
+
+# Decide -----------------------------------------------------------------------------------------------------------------------
+
+
+def _decide(call: CallState, context: KernelContext) -> None:
+    """Put on record whether `call` may run; a refused call gets its observation at once."""
+    try:
+        frozen = _frozen(call, context)
+    except InvalidArguments as error:
+        _refuse(call, context, error.error_code, str(error), error.details)
+        return
+    for guard in context.guards:
+        block = _guarded(guard, frozen, context)
+        if block is not None:
+            context.record(e.GuardBlocked(call=call.call_id, guard=getattr(guard, "__name__", type(guard).__name__), reason=block.reason))
+            _refuse(call, context, "guard_blocked", block.reason)
+            return
+    verdict = _verdict(frozen, call, context)
+    context.record(
+        e.PolicyDecided(
+            call=call.call_id,
+            decision=verdict.decision,
+            rule=verdict.rule,
+            reason=verdict.reason,
+            sources=verdict.sources,
+            facts=verdict.facts,
+            policy=context.run.policy.version if verdict.decision != "allow" else "",
+        )
+    )
+    if verdict.decision == "deny":
+        _refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
+    elif verdict.decision == "require_approval":
+        context.record(_request(frozen, verdict, context))
+
+
+def _frozen(call: CallState, context: KernelContext) -> Call:
+    """Return the call as it will be decided and run; raise `InvalidArguments` with the code of what is wrong with it."""
+    tool = context.tools.get(call.tool)
+    if tool is None:
+        known = ", ".join(sorted(context.tools)) or "none"
+        raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
+    args = _checked(call, tool, context)
+    missing = [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]
+    if missing:
+        raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
+    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
+
+
+def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
+    """Return parsed and validated arguments; put on record where they differ from what was asked for."""
+    args = call.args
+    if isinstance(args, str):
+        try:
+            args = msgspec.json.decode(args or "{}")
+        except msgspec.DecodeError as error:
+            raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
+    if not isinstance(args, dict):
+        raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
+    args = tool.check(cast("dict[str, Any]", args))
+    if args != call.args:
+        repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
+        context.record(e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
+    return args
+
+
+def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
+    try:
+        return guard(call, context.state, context.run.state)
+    except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
+        return Block(f"guard failed: {type(error).__name__}: {error}")
+
+
+def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
+    """Return what the policy says; a call found in text asks first unless it only reads, and a person's approval settles that."""
+    try:
+        verdict = context.run.policy.decide(frozen, context.run.state)
+    except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+    if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
+        verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
+    if verdict.decision == "require_approval" and call.approved:
+        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})")
+    return verdict
+
+
+def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
+    now = context.run.state.updated_at
+    expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
+    return e.ApprovalRequested(
+        call=call.call_id,
+        tool=call.tool.name,
+        digest=call.digest,
+        reason=verdict.reason,
+        approvers=verdict.approvers,
+        expires_at=expires,
+        policy=context.run.policy.version,
+        requested_at=now,
+    )
+
+
+def _refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+    context.record(e.ToolFinished(call=call.call_id, error=e.ToolError(code=code, message=message, details=details)))
+
+
+# Execute ----------------------------------------------------------------------------------------------------------------------
+
+
+async def _execute(context: KernelContext) -> None:
+    """Run what is allowed, in order, until something holds back the rest."""
+    together: list[CallState] = []
+    over = False  # a call that ends the turn has run
+    for call_id in list(context.state.calls):
+        call = context.state.calls[call_id]
+        if call.status == "finished":
+            over = over or call.ends_turn
+            continue
+        tool = context.tools.get(call.tool)
+        alone = tool is None or not (tool.spec.read_only and tool.spec.concurrency_safe) or tool.spec.ends_turn
+        if alone or call.status in ("asked", "in_doubt"):
+            await _run_group(together, context)
+            together = []
+        if context.state.ended or context.run.world.cancelled or call.status in ("asked", "in_doubt"):
+            break
+        call = context.state.calls[call_id]
+        if over:
+            _refuse(call, context, "not_run", "not run: the call before it ended the turn")
+        elif call.refused:
+            _refuse(call, context, call.refused, f"{call.refused}: {call.why}" if call.why else call.refused)
+        elif tool is None:
+            _refuse(call, context, "tool_not_found", f"there is no tool {call.tool!r} here any more")
+        elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in context.state.calls.values()):
+            over = True
+            _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
+        elif alone:
+            over = tool.spec.ends_turn
+            await _run_call(call, tool, context)
+        else:
+            together.append(call)
+    else:
+        await _run_group(together, context)
+
+
+async def _run_group(calls: list[CallState], context: KernelContext) -> None:
+    """Run calls together; where a bound allows only the first of them, these still get their observations."""
+    ready: list[CallState] = []
+    refused: BoundReached | None = None
+    for call in calls:
+        try:
+            _start(call, context.tools[call.tool], context, None)
+        except BoundReached as error:
+            refused = error
+            break
+        ready.append(call)
+    if len(ready) == 1:
+        await _attempts(ready[0], context)
+    elif ready:
+        try:
+            ended = await asyncio.gather(*(_attempts(call, context) for call in ready), return_exceptions=True)
+        except asyncio.CancelledError:
+            if not context.run.world.interrupted():
+                raise
+            ended = []
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+    if refused is not None:
+        raise refused
+
+
+async def _run_call(call: CallState, tool: Tool, context: KernelContext) -> None:
+    _start(call, tool, context, None)
+    await _attempts(call, context)
+
+
+def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.ToolError | None) -> None:
+    """Record the next attempt of `call`; raise `BoundReached` where the first one may not be made."""
+    spec = tool.spec
+    known = context.state.calls[call.call_id]
+    if known.attempt == 0:
+        context.refuse_past_tool_bound()
+    else:
+        context.run.world.proceed()
+    digest = digest_of([call.tool, call.args])
+    context.record(
+        e.ToolStarted(
+            call=call.call_id,
+            tool=call.tool,
+            key=call.key or digest_of([context.run.state.run_id, call.call_id, digest]),
+            digest=digest,
+            attempt=known.attempt + 1,
+            side_effect=spec.side_effect,
+            idempotent=spec.idempotent,
+            volatile=spec.volatile,
+            ends_turn=spec.ends_turn,
+            previous=previous,
+        )
+    )
+
+
+async def _attempts(call: CallState, context: KernelContext) -> None:
+    """Make attempts of a started call until it has an outcome; the intent is durable before anything that is not read-only (law 2)."""
+    tool, world = context.tools[call.tool], context.run.world
+    spec = tool.spec
+    effect = not spec.read_only or spec.cost_usd is not None
+    left = spec.retries
+    while True:
+        if effect:
+            await context.commit(durable=True)
+        outcome = await context.attempt(tool, context.state.calls[call.call_id])
+        if outcome.final or left == 0 or world.cancelled or not _may_repeat(outcome, spec.read_only or spec.idempotent):
+            break
+        left -= 1
+        await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)))
+        if world.cancelled:
+            break
+        _start(call, tool, context, _error(outcome))
+    await _finish(call, spec.ends_turn, outcome, context, effect=effect)
+
+
+def _may_repeat(outcome: ToolOutcome, harmless: bool) -> bool:
+    return outcome.kind == "not_executed" or (outcome.kind == "failed" and harmless and outcome.error_code in RETRY_CODES)
+
+
+async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
+    """Put the outcome on record; after an effect it is durable before anything else happens."""
+    event: e.ToolFinished | e.ToolInDoubt
+    if outcome.kind == "in_doubt":
+        event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
+    else:
+        outcome = await context.run.world.keep(call.call_id, outcome)
+        event = finished(call.call_id, outcome)
+        blank = ends_turn or call.provenance == "text"
+        if blank and event.error is None and _is_blank(event.result):
+            event = e.ToolFinished(
+                call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms
+            )
+    context.record(event)
+    if not effect:
+        return
+    try:
+        await context.commit(durable=True)
+    except Conflict:
+        await context.run.journal.late_outcome(event)
+        raise
+
+
+def finished(call_id: str, outcome: ToolOutcome) -> e.ToolFinished:
+    """Return the record of an outcome that is known."""
+    if outcome.kind != "ok":
+        return e.ToolFinished(call=call_id, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=round(outcome.latency_ms, 3))
+    return e.ToolFinished(
+        call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=round(outcome.latency_ms, 3)
+    )
+
+
+def _error(outcome: ToolOutcome) -> e.ToolError:
+    return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
+
+
+def _is_blank(result: msgspec.Raw) -> bool:
+    value = msgspec.json.decode(result) if result else None
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("answer", value)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+# In doubt ---------------------------------------------------------------------------------------------------------------------
+
+
+async def _settle(call: CallState, context: KernelContext) -> None:
+    """Settle a call whose attempt was open when its worker ended (DESIGN 5, in doubt)."""
+    tool = context.tools.get(call.tool)
+    if call.read_only or call.idempotent:
+        context.record(e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
+        return
+    known = await context.run.world.settle(tool, call) if tool is not None else None
+    if known is not None and known.kind == "not_executed":
+        context.record(e.ToolReconciled(call=call.call_id, outcome="again", source="reconcile"))
+    elif known is not None:
+        known = await context.run.world.keep(call.call_id, known)
+        done = finished(call.call_id, known)
+        context.record(e.ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error))
+    elif context.run.state.agent.on_unknown == "tell":
+        context.record(e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
+    else:
+        context.record(e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
+    await context.commit(durable=True)
+
+
+# Control actions --------------------------------------------------------------------------------------------------------------
+
+
+async def _control(action: Any, context: KernelContext) -> None:
+    """Carry out a control action that is neither an answer nor an end."""
+    state, run = context.state, context.run.state
+    name = f"{context.scope}.{state.iteration}"
+    match action:
+        case AskUser(question=question, expected=expected):
+            context.record(e.UserAsked(ask_id=name, question=question, expected=expected))
+            await context.commit(durable=True)
+        case PushGoal(goal=goal):
+            context.record(e.GoalPushed(goal_id=name, goal=goal))
+        case CompleteGoal(goal_id=goal_id, outcome=outcome):
+            wanted = goal_id or (run.goals[-1].goal_id if run.goals else "")
+            if any(g.goal_id == wanted for g in run.goals):
+                context.record(e.GoalCompleted(goal_id=wanted, outcome=outcome))
+            else:
+                _tell(context, f"There is no open goal {wanted!r} to complete.")
+        case Schedule(at=at, delay_s=delay):
+            due = _due(at, delay, context)
+            if due is None:
+                _tell(
+                    context,
+                    f"The schedule was not set: at={at!r} is no time (ISO 8601) and delay_s={delay} is none that can be waited for.",
+                )
+                return
+            context.record(e.ScheduleSet(timer_id=name, due=due))
+            await context.commit(durable=True)
+        case Thought() | FinalAnswer() | Stop() | Abstain():
+            return
+        case _:
+            _tell(context, f"{type(action).__name__} is not available in this run.")
+
+
+def _tell(context: KernelContext, text: str) -> None:
+    """Answer a control action with a note; the turn's action is then carried out."""
+    context.record(e.NoteWritten(text=text, author="control"))
+
+
+def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | None:
+    """Return the time a schedule means, from recorded time alone; None when it means none."""
+    now = context.run.state.updated_at
+    if now is None:
+        return None
+    try:
+        if delay_s is not None:
+            return now + timedelta(seconds=delay_s)
+        due = datetime.fromisoformat(at)
+    except (ValueError, OverflowError):
+        return None
+    return due if due.tzinfo is not None else due.replace(tzinfo=now.tzinfo)

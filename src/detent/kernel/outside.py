@@ -1,0 +1,57 @@
+"""What is outside the kernel, as one seam: who plans, who runs tools, what time it is, which signals came.
+
+`World` is all that differs between a live run (`live.LiveWorld`) and a re-execution against a log (`replay.ReplayWorld`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from detent.core.budget import Exhausted
+from detent.core.events import AnyEvent
+from detent.core.state import CallState, Item
+from detent.ports import Cancellation, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
+
+
+class BoundReached(Exception):
+    """`plan` or `execute` was asked to go past a bound."""
+
+    def __init__(self, bound: Exhausted) -> None:
+        self.bound = bound
+        super().__init__(f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
+
+
+class Interrupted(Exception):
+    """The planner was interrupted, by a cancellation or because the time is up; the turn ends without a plan."""
+
+
+class World(Protocol):
+    """What is outside: live, or read from a log."""
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None: ...
+
+    async def full(self, item: Item) -> Any: ...
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    def running_ms(self) -> float: ...
+
+    def interrupted(self) -> bool: ...
+
+    def proceed(self) -> None: ...
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any: ...
+
+    async def signals(self, *, fresh: bool) -> Sequence[Signal | AnyEvent]: ...
+
+    @property
+    def cancelled(self) -> Cancellation: ...

@@ -1,0 +1,129 @@
+"""Planning: ask the planner, check the form of its answer, record `Planned` or `PlanRejected` (1 + 2 attempts).
+
+Only the form is checked here: it decodes, holds one control action or calls, no blank answer. Unknown tools and bad arguments go on to
+`act` and become failed observations (DESIGN 6).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from detent.core.actions import Action, FinalAnswer, ToolCall
+from detent.core.budget import NOTHING
+from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed
+from detent.core.events import PassFinished, Planned, PlanRejected
+from detent.kernel.outside import BoundReached, Interrupted
+from detent.ports import Plan
+
+if TYPE_CHECKING:
+    from detent.kernel.context import KernelContext
+
+ATTEMPTS = 3
+
+_CALL = re.compile(r"(?P<tool>[A-Za-z0-9_-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
+
+
+async def propose(context: KernelContext) -> Planned | None:
+    """Return the turn's plan, asking the planner when there is none yet; None when there is none to be had in this turn.
+
+    Everything that the planner says is recorded, so a turn asks at most three times whoever calls this, and never again once it has a plan.
+    """
+    while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not context.run.world.cancelled:
+        context.refuse_past_plan_bound()
+        started = context.run.world.running_ms()
+        try:
+            answer = await context.ask_planner()
+        except Interrupted:
+            break
+        except (BoundReached, Divergence):
+            raise
+        except MalformedPlan as error:
+            context.record(_rejection(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started))
+        except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
+            failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
+            context.record(PassFinished(status="failed", reason=failed.reason, error=str(failed)))
+        else:
+            _record_answer(answer, context, started=started)
+        if context.run.state.usage.model_calls:
+            await context.commit()
+    return context.state.plan
+
+
+def _record_answer(answer: Any, context: KernelContext, *, started: float) -> None:
+    problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
+    if event is None:
+        usage = answer.usage if isinstance(answer, Plan) else NOTHING
+        context.record(_rejection(context, problem, raw=_shown(answer), usage=usage, started=started))
+    else:
+        context.record(event)
+
+
+def _rejection(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> PlanRejected:
+    elapsed = round(context.run.world.running_ms() - started, 3)
+    return PlanRejected(problem=problem, raw=raw[:4000], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
+
+
+def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[str, Planned | None]:
+    """Return ("", event) for a plan in good form, else the problem in words."""
+    if not isinstance(answer, Plan):
+        return f"expected a Plan, got {type(answer).__name__}", None
+    actions = answer.actions
+    if not actions:
+        return "it holds no action", None
+    strange = next((a for a in actions if not isinstance(a, Action)), None)  # type: ignore[redundant-expr]
+    if strange is not None:
+        return f"{type(strange).__name__} is not an action", None
+    calls = tuple(a for a in actions if isinstance(a, ToolCall))
+    controls = tuple(a for a in actions if not isinstance(a, ToolCall))
+    if len(controls) > 1:
+        return f"it holds {len(controls)} control actions ({', '.join(type(c).__name__ for c in controls)}); one is allowed", None
+    if any(not call.tool.strip() for call in calls):
+        return "a tool call names no tool", None
+    if controls and isinstance(controls[0], FinalAnswer):
+        content = controls[0].content
+        if content is None or (isinstance(content, str) and not content.strip()):
+            return "the final answer is blank", None
+    event = Planned(
+        actions=controls or calls,
+        text=answer.text,
+        thinking=answer.thinking,
+        usage=answer.usage,
+        model=answer.model,
+        latency_ms=latency_ms,
+        provider_data=answer.provider_data,
+        dropped=calls if controls else (),
+        embedded=embedded_call(controls[0], context) if controls else None,
+    )
+    try:
+        msgspec.json.encode(event)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return f"it is not JSON data: {error}", None
+    return "", event
+
+
+def embedded_call(action: Any, context: KernelContext) -> ToolCall | None:
+    """Return the call that a final answer consists of (whole, or its last line), when the tool is offered and the arguments fit (row S0-11)."""
+    if not isinstance(action, FinalAnswer) or not isinstance(action.content, str):
+        return None
+    text = action.content.strip()
+    for candidate in (text, text.splitlines()[-1].strip()):
+        match = _CALL.fullmatch(candidate)
+        if match is None or match["tool"] not in context.tools:
+            continue
+        try:
+            args = msgspec.json.decode(match["args"])
+            context.tools[match["tool"]].check(args)
+        except (msgspec.DecodeError, InvalidArguments):
+            continue
+        return ToolCall(tool=match["tool"], args=args)
+    return None
+
+
+def _shown(answer: Any) -> str:
+    try:
+        return msgspec.json.encode(answer).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return repr(answer)

@@ -1,0 +1,304 @@
+"""The SQLite store: locks of other processes, order, versions, what is in the file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, StoreBusy, StoreError
+from detent.core.records import RunHead
+from detent.ports import RunQuery
+from detent.stores.sqlite import SqliteStore
+from detent.stores.sqlite_schema import microseconds
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def head_of(run_id: str, records: int) -> RunHead:
+    return RunHead(run_id=run_id, goal_id=run_id, records=records, created_at=START, updated_at=START)
+
+
+def line(number: int) -> bytes:
+    return b'{"n":%d}' % number
+
+
+async def write(store: SqliteStore, run_id: str, numbers: range, *, durable: bool = False) -> None:
+    lines = [line(number) for number in numbers]
+    await store.append(run_id, numbers[0] - 1, lines, head=head_of(run_id, numbers[-1]), durable=durable)
+
+
+@contextlib.contextmanager
+def locked_by_another_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process is in the middle of a write transaction until a line is sent to it."""
+    source = (
+        f"import sqlite3; db = sqlite3.connect({str(path)!r}, isolation_level=None); db.execute('BEGIN IMMEDIATE');"
+        " print('locked', flush=True); input(); db.execute('ROLLBACK'); print('free', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_while_another_process_writes_appends_wait_in_order_and_the_loop_goes_on(tmp_path: Path) -> None:
+    """Batches go to the writer thread, later appends of the same runs follow them, and all are there when the lock is free."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 2))
+        with locked_by_another_process(path) as process:
+            tasks: list[asyncio.Future[None]] = []
+            for n in range(2, 30):
+                tasks.append(asyncio.ensure_future(write(store, "run", range(n, n + 1), durable=n % 7 == 0)))
+                tasks.append(asyncio.ensure_future(write(store, f"other-{n}", range(1, 3))))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert not any(task.done() for task in tasks)
+            assert await store.head("other-2") is None if not store._writer.has("other-2") else True
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            await asyncio.gather(*tasks)
+        assert await store.read("run") == [line(n) for n in range(1, 30)]
+        assert len(await store.list_runs(RunQuery())) == 29
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_lock_that_is_not_given_back_is_store_busy_and_nothing_was_recorded(tmp_path: Path) -> None:
+    """Each append of the batch gets `StoreBusy` after the timeout; when the lock is free, the store works on."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path, busy_timeout_s=0.05)
+        await store.open()
+        await write(store, "run", range(1, 2))
+        with locked_by_another_process(path):
+            for durable in (False, True):
+                attempts = [write(store, "run", range(2, 3), durable=durable), write(store, "other", range(1, 2)), store.claim("run")]
+                results = await asyncio.gather(*attempts, return_exceptions=True)
+                assert [type(result) for result in results] == [StoreBusy] * 3
+            assert await store.read("run") == [line(1)]
+        assert await store.head("other") is None
+        await write(store, "run", range(2, 3))
+        assert len(await store.read("run")) == 2
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_reading_what_is_queued_waits_for_it(tmp_path: Path) -> None:
+    """A read after a cancelled append that is still with the writer shows whether it happened."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 2))
+        for n in range(2, 12):
+            there = len(await store.read("run"))
+            task = asyncio.ensure_future(write(store, "run", range(there + 1, there + 2), durable=True))
+            for _ in range(n % 3):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            count = len(await store.read("run"))
+            assert len(await store.read("run")) == count
+            await write(store, "run", range(count + 1, count + 2))
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_the_same_turn_of_the_loop_is_one_transaction(tmp_path: Path) -> None:
+    """Fifty runs that are ready at once cost one commit."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        begun: list[str] = []
+        assert store._db is not None
+        store._db.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+        await asyncio.gather(*(write(store, f"run-{n}", range(1, 3)) for n in range(50)))
+        assert len(begun) == 1
+        store._db.set_trace_callback(None)
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_erased_content_is_nowhere_in_the_files(tmp_path: Path) -> None:
+    """Neither in the database nor in its write-ahead log, also where rows were moved about between pages."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        for turn in range(60):
+            for n in range(8):
+                text = b'{"text":"%b"}' % (b"MARK-%d-%d;" % (n, turn) * (1, 9, 60, 700)[(turn + n) % 4])
+                await store.append(f"run-{n}", turn, [text], head=head_of(f"run-{n}", turn + 1))
+        await store.put_blob("run-3", "k", b"MARK-3-" * 5000)
+        await store.erase("run-3", lambda _: b"{}", head=head_of("run-3", 60))
+        files = [file for file in tmp_path.iterdir() if file.is_file()]
+        assert [file.name for file in files if b"MARK-3-" in file.read_bytes()] == []
+        assert any(b"MARK-4-" in file.read_bytes() for file in files)
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_the_write_ahead_log_is_worked_off_while_the_store_is_open(tmp_path: Path) -> None:
+    """Its size stays near the limit, however much is written."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path, wal_limit_bytes=200_000)
+        await store.open()
+        for n in range(1, 1500):
+            await write(store, "run", range(n, n + 1))
+            await asyncio.sleep(0)
+            if n % 64 == 0:
+                await asyncio.get_running_loop().run_in_executor(None, store._checkpointer.join)
+        assert Path(f"{path}-wal").stat().st_size < 2_000_000
+        await store.close()
+        assert not Path(f"{path}-wal").exists()
+
+    asyncio.run(test())
+
+
+def test_what_is_on_disk_is_small(tmp_path: Path) -> None:
+    """Five records of 330 bytes take at most 2 KB, indexes and free space included."""
+    path = tmp_path / "runs.db"
+    record = b'{"text":"%b"}' % (b"x" * 319)
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        for n in range(1000):
+            await store.append("20260101-000000-tidy-abc123", n * 5, [record] * 5, head=head_of("20260101-000000-tidy-abc123", n * 5 + 5))
+        await store.close()
+
+    asyncio.run(test())
+    assert sum(file.stat().st_size for file in tmp_path.iterdir() if file.is_file()) <= 1000 * 2048
+
+
+def test_a_newer_store_and_foreign_files_are_refused_unchanged(tmp_path: Path) -> None:
+    """`NewerVersion`; `ConfigError` for another program's database; `StoreError` for what is no database."""
+    newer, foreign, text = tmp_path / "newer.db", tmp_path / "foreign.db", tmp_path / "text.db"
+
+    async def create() -> None:
+        store = SqliteStore(newer)
+        await store.open()
+        await store.close()
+
+    asyncio.run(create())
+    for path, statement in ((newer, "PRAGMA user_version=99"), (foreign, "CREATE TABLE mine (a)")):
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute(statement)
+    text.write_text("not a database, but long enough to look at: " * 50)
+    for path, error in ((newer, NewerVersion), (foreign, ConfigError), (text, StoreError)):
+        before = path.read_bytes()
+
+        async def test(path: Path = path, error: type[Exception] = error) -> None:
+            with pytest.raises(error):
+                await SqliteStore(path).open()
+
+        asyncio.run(test())
+        if path != foreign:
+            assert path.read_bytes() == before
+    with contextlib.closing(sqlite3.connect(foreign)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("mine",)]
+
+
+def test_a_missing_row_is_named(tmp_path: Path) -> None:
+    """`CorruptLog` says which record is gone."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 10))
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("DELETE FROM records WHERE data=?", (line(4),))
+        for after in (0, 2, 3):
+            with pytest.raises(CorruptLog) as caught:
+                await store.read("run", after=after)
+            assert caught.value.sequence == 4
+        assert await store.read("run", after=4) == [line(n) for n in range(5, 10)]
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_the_file_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    """Mode 0600 for the database and everything beside it; missing directories are created."""
+    path = tmp_path / "deep" / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await store.claim("run")
+        await write(store, "run", range(1, 3))
+        for file in path.parent.rglob("*"):
+            assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600), file
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_gc_gives_space_back(tmp_path: Path) -> None:
+    """After deleting, the file shrinks by what `gc` says."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await store.put_blob("run", "k", b"x" * 1_000_000)
+        await store.delete("run")
+        assert await store.gc() >= 900_000
+        assert path.stat().st_size < 200_000
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_times_are_kept_to_the_microsecond() -> None:
+    """Also far from now, where a float is not exact."""
+    for at in (START, datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)):
+        assert microseconds(at + timedelta(0)) - microseconds(at - timedelta(microseconds=1)) == 1
+
+
+def test_a_store_serves_one_event_loop_after_another(tmp_path: Path) -> None:
+    """An append that a dying loop left behind does not stop the next loop."""
+    store = SqliteStore(tmp_path / "runs.db")
+
+    async def first() -> None:
+        await store.open()
+        await write(store, "run", range(1, 2))
+        asyncio.ensure_future(write(store, "run", range(2, 3)))  # noqa: RUF006 - the loop ends before it runs
+
+    async def second() -> None:
+        there = len(await store.read("run"))
+        await write(store, "run", range(there + 1, there + 2))
+        assert len(await store.read("run")) == there + 1
+        await store.close()
+
+    asyncio.run(first())
+    asyncio.run(second())

@@ -137,7 +137,9 @@ class Advancing:
         state = fold(await load(parts.store, self.run_id))
         left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
         reopened = any(isinstance(event, RunReopened) for event in events)
-        if not reopened:
+        if reopened:
+            self.control.drop(left)
+        else:
             self.control.deliver([*due(state, parts.clock), *left])
         idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
         if idle:

@@ -53,6 +53,10 @@ class Control:
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
                 self._interrupt()
 
+    def drop(self, signals: Sequence[Signal]) -> None:
+        """Never hand these signals over."""
+        self._taken.update(signal.id for signal in signals)
+
     @property
     def waiting(self) -> bool:
         """Whether signals were delivered and not taken yet."""

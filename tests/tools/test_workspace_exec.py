@@ -67,10 +67,10 @@ def is_gone(pid: int) -> bool:
 def test_a_program_gives_output_code_and_time(workspace: Workspace) -> None:
     """R34: a code other than 0 is a normal result."""
     done = run(workspace, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
-    assert (done.stdout, done.stderr, done.code, done.succeeded, done.timed_out) == ("out\n", "err\n", 3, False, False)
+    assert (done.stdout, done.stderr, done.code, done.success, done.timed_out) == ("out\n", "err\n", 3, False, False)
     assert (done.stdout_truncated, done.stderr_truncated) == (False, False)
     assert done.duration_ms >= 0
-    assert run(workspace, "").succeeded is True
+    assert run(workspace, "").success is True
     assert run(workspace, "import os; os.kill(os.getpid(), 15)").code == -15
 
 
@@ -88,7 +88,7 @@ def test_output_caps_are_exact(workspace: Workspace, stream: str, over: int) -> 
     done = run(workspace, f"import sys; sys.{stream}.write('x' * {cap + over})")
     assert getattr(done, stream) == "x" * min(cap, cap + over)
     assert getattr(done, f"{stream}_truncated") is (over > 0)
-    assert done.succeeded
+    assert done.success
 
 
 def test_default_caps_are_32_and_16_kib() -> None:
@@ -174,7 +174,7 @@ def test_arguments_that_cannot_be_passed_are_refused(workspace: Workspace, wrong
 def test_a_timeout_kills_the_whole_group_and_keeps_the_output(workspace: Workspace, tmp_path: Path) -> None:
     """R34: children and grandchildren die with the program; what it had written is there."""
     done = run(workspace, FORKING, "pids", "stay", timeout_s=1.5)
-    assert (done.timed_out, done.succeeded, done.code, done.stdout) == (True, False, -9, "started\n")
+    assert (done.timed_out, done.success, done.code, done.stdout) == (True, False, -9, "started\n")
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 4
     await_death(pids)

@@ -95,7 +95,7 @@ def test_a_session_of_calls_does_what_it_says(tmp_path: Path) -> None:
 def test_a_program_that_fails_is_a_result_and_one_that_cannot_start_an_error(tmp_path: Path) -> None:
     """R34, through the pipeline."""
     done = value(call(tmp_path, "exec", {"command": "sh", "args": ["-c", "exit 4"]}))
-    assert (done["code"], done["succeeded"], done["timed_out"]) == (4, False, False)
+    assert (done["code"], done["success"], done["timed_out"]) == (4, False, False)
     assert value(call(tmp_path, "exec", {"command": "sleep", "args": ["600"], "timeout_s": 0.2}))["timed_out"] is True
     assert call(tmp_path, "exec", {"command": "no-such-program"}).error_code == "command_not_found"
 

@@ -65,7 +65,7 @@ class Session:
         self.stopped = ""
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), approver="caller")
+        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget))
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Theory of operation. Every event has one case. A case either changes the run, or the pass named by the record's scope, or both; nothing
 reads a clock or anything else than state and record. A batch of calls is observed in the order of call indices, whatever the order of
-completion: an outcome waits in its `CallState` until all calls before it have theirs (`_observe`). What ends a pass is noted in
+completion: an outcome waits in its `CallState` until all calls before it have theirs (`_flushed`). What ends a pass is noted in
 `KernelState.ended`; what it means for the run is decided by `settle` alone.
 """
 
@@ -425,6 +425,8 @@ def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
     return _with(state, replace(before, effects={**before.effects, key: event.value}))
 
 
+_DROPPED = e.ToolError(code="not_run", message="not run: a control action came with it, and control actions win")
+
 # Planning ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -442,21 +444,14 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     iteration = before.iteration
     steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
     wanted: tuple[ToolCall, ...] = (event.embedded,) if event.embedded else tuple(a for a in event.actions if isinstance(a, ToolCall))
-    calls = {
-        (call_id := f"{scope}.{iteration}.{i}"): CallState(
-            call_id=call_id, index=i, tool=call.tool, args=call.args, provenance="text" if event.embedded else "planner"
-        )
-        for i, call in enumerate(wanted)
-    }
-    partial = event.text or before.partial
-    now = replace(before, plan=event, steps=steps, calls=calls, guidance=(), partial=partial, status="acting" if calls else "observing")
-    state = _with(state, now)
-    for i, call in enumerate(event.dropped):
-        missed = CallState(call_id=f"{scope}.{iteration}.{len(wanted) + i}", index=len(wanted) + i, tool=call.tool, args=call.args)
-        error = e.ToolError(code="not_run", message="not run: a control action came with it, and control actions win")
-        item = _item(missed, iteration, error=error)
-        now = replace(now, steps=now.steps.append(item), results=now.results.append(item))
-        state = _with(state, now)
+    provenance = "text" if event.embedded else "planner"
+    calls: dict[str, CallState] = {}
+    for i, call in enumerate((*wanted, *event.dropped)):
+        call_id = f"{scope}.{iteration}.{i}"
+        known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
+        calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=_item(known, iteration, error=_DROPPED))
+    now = replace(before, plan=event, steps=steps, guidance=(), partial=event.text or before.partial, status="acting" if wanted else "observing")
+    state = _with(state, _flushed(now, calls))
     if event.embedded is not None:
         return state
     match event.actions[0]:
@@ -587,23 +582,24 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
 
 
 def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, **changes: Any) -> KernelState:
-    """Finish `call`, and move finished calls from the turn into transcript and results, in the order of their indices."""
-    calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
+    """Finish `call`; observations keep the order of call indices."""
+    now = _flushed(before, {**before.calls, call.call_id: replace(call, status="finished", item=item)})
+    return replace(
+        now,
+        turn_ok=before.turn_ok + ok,
+        turn_bad=before.turn_bad + (not ok and work),
+        status="observing" if now.observed == len(now.calls) and before.status == "acting" else before.status,
+        **changes,
+    )
+
+
+def _flushed(before: KernelState, calls: dict[str, CallState]) -> KernelState:
+    """Move the outcomes that no earlier call holds back into transcript and results."""
     steps, results, observed = before.steps, before.results, before.observed
     waiting = tuple(calls.values())
     while observed < len(waiting) and (ready := waiting[observed].item) is not None:
         steps, results, observed = steps.append(ready), results.append(ready), observed + 1
-    return replace(
-        before,
-        calls=calls,
-        steps=steps,
-        results=results,
-        observed=observed,
-        turn_ok=before.turn_ok + ok,
-        turn_bad=before.turn_bad + (not ok and work),
-        status="observing" if observed == len(waiting) and before.status == "acting" else before.status,
-        **changes,
-    )
+    return replace(before, calls=calls, steps=steps, results=results, observed=observed)
 
 
 def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
+from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
 from detent.core.state import CallState
@@ -33,7 +33,7 @@ async def carry_out(context: KernelContext) -> None:
     plan = context.state.plan
     if plan is None or context.state.ended:
         return
-    if not context.state.calls:
+    if plan.embedded is None and not isinstance(plan.actions[0], ToolCall):
         if not context.state.acted:
             await _control(plan.actions[0], context)
         return
@@ -383,7 +383,7 @@ def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | N
         return None
     try:
         if delay_s is not None:
-            return now + timedelta(seconds=delay_s)
+            return now + timedelta(seconds=delay_s) if delay_s >= 0 else None
         due = datetime.fromisoformat(at)
     except (ValueError, OverflowError):
         return None

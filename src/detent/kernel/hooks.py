@@ -64,6 +64,9 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:
     """Whether the outcome that `call` has came with this event: a late worker's word about a settled call changes nothing."""
-    if call.item is None or (isinstance(event, e.ToolReconciled) and event.outcome == "again"):
-        return False
-    return not (isinstance(event, e.ToolReconciled) and event.source == "late_worker") or call.item.result is event.result
+    item = call.item
+    if item is None or isinstance(event, e.ToolFinished):
+        return item is not None
+    if event.source == "late_worker":
+        return item.result is event.result if event.error is None else item.error is event.error
+    return event.outcome != "again"

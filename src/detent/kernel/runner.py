@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
@@ -211,7 +211,7 @@ def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
                 return ()
             return (e.SubagentJoined(child=child, status=told.get("status", ""), output=told.get("output"), signal=signal.id),)
         case _:
-            assert_never(signal.kind)
+            raise ValueError(f"there is no signal of kind {signal.kind!r}")
 
 
 def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:

@@ -62,7 +62,7 @@ class ConsoleObserver:
         self._write_json(
             time=envelope.at,
             level=level,
-            type="erased" if record.event is None else record.event.__struct_config__.tag,
+            type="erased" if record.event is None else str(record.event.__struct_config__.tag),
             run=envelope.run,
             goal=envelope.goal_id,
             parent=state.parent,

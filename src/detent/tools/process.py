@@ -35,7 +35,7 @@ CHUNK_BYTES = 65_536
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. `code` is its exit code, negative for a signal; `succeeded` means code 0 in time
+    """How a program ended. `code` is its exit code, negative for a signal; `success` means code 0 in time
     (not `success`: a result that says `success: false` is a failed call, and a program's exit code is not).
 
     The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped.
@@ -44,7 +44,7 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     stdout: str
     stderr: str
     code: int
-    succeeded: bool
+    success: bool
     timed_out: bool
     duration_ms: int
     stdout_truncated: bool
@@ -181,7 +181,7 @@ async def _finish(
         stdout=out.text(),
         stderr=err.text(),
         code=code if code is not None else process.returncode if process.returncode is not None else -signal.SIGKILL,
-        succeeded=ended and code == 0,
+        success=ended and code == 0,
         timed_out=not ended and not stopped,
         duration_ms=round((time.monotonic() - began) * 1000),
         stdout_truncated=out.truncated,

@@ -88,11 +88,14 @@ def preview(raw: bytes, *, limit_bytes: int) -> bytes:
 
 
 def reported_failure(raw: bytes) -> dict[str, Any] | None:
-    """Return the result when it says of itself that it failed (`"success": false`), else None."""
+    """Return the result when it says of itself that it failed (`"success": false` and a text `error`, which is the code), else None."""
     if b'"success":false' not in raw:
         return None
     value = msgspec.json.decode(raw)
-    return cast(dict[str, Any], value) if isinstance(value, dict) and cast(dict[str, Any], value).get("success") is False else None
+    if not isinstance(value, dict):
+        return None
+    told = cast("dict[str, Any]", value)
+    return told if told.get("success") is False and isinstance(told.get("error"), str) else None
 
 
 class ResultCheck:

@@ -1,0 +1,124 @@
+"""The entry point: the commands by name, and what becomes of their errors.
+
+A command returns its exit code. Every `DetentError` becomes one or two lines on stderr, or `{"error": ...}` with `--json`; a traceback
+is shown with `--debug` only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from detent.cli import looking, removing, running, starting
+from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
+from detent.core.errors import DetentError, Suspended
+
+GROUPS: dict[str, dict[str, Callable[..., int]]] = {
+    "Run": {"run": running.run, "resume": running.resume, "reopen": running.reopen, "cancel": running.cancel},
+    "Answer": {
+        "approvals": looking.approvals,
+        "approve": running.approve,
+        "deny": running.deny,
+        "reply": running.reply,
+        "reconcile": running.reconcile,
+    },
+    "Look": {
+        "list": looking.list_runs,
+        "show": looking.show,
+        "tail": looking.tail,
+        "verify": looking.verify,
+        "replay": looking.replay,
+        "export": looking.export,
+        "tools": looking.tools,
+    },
+    "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
+    "Begin": {"init": starting.init, "demo": starting.demo},
+}
+_CLICK_ERROR: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def make_app() -> typer.Typer:
+    """Return the command line with all its commands."""
+    app = typer.Typer(
+        name="detent",
+        help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
+        "3 waiting, 4 stopped, 5 suspended.",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_everywhere)
+    for group, commands in GROUPS.items():
+        for name, command in commands.items():
+            app.command(name, rich_help_panel=group)(command)
+    return app
+
+
+def _everywhere(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the command too.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from detent import __version__
+
+        sys.stdout.write(f"detent {__version__}\n")
+        raise typer.Exit(0)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    own = args[: args.index("--")] if "--" in args else args
+    debug = "--debug" in own or bool(os.environ.get("DETENT_DEBUG"))
+    args = [a for i, a in enumerate(args) if not (a == "--debug" and i < len(own))]
+    output = Output(json_wanted="--json" in own)
+    try:
+        code: Any = make_app()(args, prog_name="detent", standalone_mode=False)
+        return int(code or 0)
+    except (DetentError, OSError) as error:
+        if debug:
+            raise
+        return _failed(error, output)
+    except _CLICK_ERROR as error:
+        return _misused(error, output)
+    except (KeyboardInterrupt, typer.Abort):
+        output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
+        return SUSPENDED
+    except Exception as error:  # the last resort: whatever is wrong, people get a line and not a traceback
+        if debug:
+            raise
+        return _failed(error, output, hint="this should not happen; --debug shows where it comes from")
+
+
+def _failed(error: BaseException, output: Output, hint: str = "") -> int:
+    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, Suspended) and not error.run_id:
+        said = f"interrupted ({error.why}) before anything was recorded"
+    if output.json:
+        code = error.code if isinstance(error, DetentError) else "internal_error"
+        data: dict[str, Any] = {"code": code, "message": said}
+        if getattr(error, "run_id", ""):
+            data["run_id"] = getattr(error, "run_id", "")
+        sys.stdout.write(json.dumps({"error": data}, ensure_ascii=False) + "\n")
+    else:
+        output.say(said if isinstance(error, Suspended) else f"error: {said}", "red")
+    if hint:
+        output.say(hint)
+    return code_of_error(error)
+
+
+def _misused(error: Any, output: Output) -> int:
+    command = getattr(getattr(error, "ctx", None), "command_path", "detent")
+    said = error.format_message()
+    if output.json:
+        sys.stdout.write(json.dumps({"error": {"code": "usage", "message": said}}, ensure_ascii=False) + "\n")
+    elif said:
+        output.say(f"error: {said}", "red")
+        output.say(f"`{command} --help` shows how it is used")
+    return USAGE

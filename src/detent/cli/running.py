@@ -1,0 +1,352 @@
+"""Commands that take runs on: run, resume, reopen, cancel, and the answers approve, deny, reconcile, reply."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, cast
+
+import msgspec
+import typer
+
+from detent.cli import options as o
+from detent.cli.output import as_text, clean, code_of_status, shortened
+from detent.cli.progress import Progress
+from detent.cli.session import Session, operator
+from detent.cli.standing import report
+from detent.clock import RandomIds, SystemClock, new_run_id
+from detent.config import Agent
+from detent.core.errors import ConfigError
+from detent.engine import Engine
+from detent.loading import parse_budget
+from detent.results import Approval, Result, approvals_of
+
+Work = Callable[[Engine, Progress], Awaitable[Result]]
+
+
+def run(
+    goal: Annotated[list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)] = None,
+    agent: o.AgentFile = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    max_iterations: Annotated[int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")] = None,
+    budget: o.Bounds = None,
+    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")] = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Work on a goal until it is reached, or the run stops, or waits for somebody."""
+    session = Session(store=store, config=config, workspace=workspace, agent=agent, verbose=verbose, json_wanted=json_wanted)
+    text = " ".join(goal or ()).strip()
+    if not text:
+        raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] GOAL...")
+    if run_id is not None and not run_id.strip():
+        raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
+    pairs = [*(budget or ()), *([f"max_iterations={max_iterations}"] if max_iterations is not None else [])]
+    bounds = parse_budget(pairs).over(session.budget)
+    worker = session.agent()
+    variables = parse_variables(var or [], worker)
+    session.run_id = run_id or new_run_id(text, SystemClock().now(), RandomIds().token(6))
+
+    async def work(engine: Engine, progress: Progress) -> Result:
+        return await engine.run(worker, text, run_id=session.run_id, budget=bounds, variables=variables, observers=[progress])
+
+    return advance(session, work)
+
+
+def resume(
+    run: o.RunArgument,
+    agent: o.AgentFile = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+
+    async def work(engine: Engine, progress: Progress) -> Result:
+        state = await session.outfit(run, agent_file=agent)
+        return await engine.resume(state.run_id, observers=[progress])
+
+    return advance(session, work)
+
+
+def reopen(
+    run: o.RunArgument,
+    budget: o.Bounds = None,
+    why: o.Why = "",
+    by: o.By = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Open a failed or stopped run again; use so far is kept, so a bound that is reached must be raised."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    bounds = parse_budget(budget) if budget else None
+
+    async def work(engine: Engine, progress: Progress) -> Result:
+        state = await session.outfit(run)
+        return await engine.reopen(state.run_id, by=by or operator(), why=why, budget=bounds, observers=[progress])
+
+    return advance(session, work)
+
+
+def cancel(
+    run: o.RunArgument,
+    why: o.Why = "",
+    by: o.By = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """End a run: at once where it waits or is suspended, else through the process that advances it."""
+    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Result:
+        state = await session.outfit(run)
+        return await engine.cancel(state.run_id, by=by or operator(), why=why)
+
+    result = session.drive(work)
+    if result.state.terminal:
+        report(result, session)
+        return code_of_status(result.status)
+    if session.output.json:
+        report(result, session)
+    session.output.say(f"run {result.run_id} is told to end; the process that advances it stops within seconds")
+    return 0
+
+
+def approve(
+    run: o.RunArgument,
+    call: o.CallArgument,
+    args: Annotated[str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")] = None,
+    by: o.By = None,
+    no_resume: o.NoResume = False,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Approve exactly the call that waits, and take the run on."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    edited = _object(args, "--args") if args is not None else None
+
+    async def work(engine: Engine) -> Result:
+        state = await session.outfit(run)
+        return await engine.approve(state.run_id, call, by=by or operator(), args=edited, resume=False)
+
+    return _answered(session, work, run, said=f"approved call {call}", resume=not no_resume)
+
+
+def deny(
+    run: o.RunArgument,
+    call: o.CallArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the planner.")] = "",
+    by: o.By = None,
+    no_resume: o.NoResume = False,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Refuse a call that waits, and take the run on."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Result:
+        state = await session.outfit(run)
+        return await engine.deny(state.run_id, call, by=by or operator(), reason=reason, resume=False)
+
+    return _answered(session, work, run, said=f"denied call {call}", resume=not no_resume)
+
+
+def reconcile(
+    run: o.RunArgument,
+    call: o.CallArgument,
+    happened: Annotated[str | None, typer.Option("--happened", metavar="RESULT", help="It happened; RESULT is JSON, or text.")] = None,
+    did_not: Annotated[bool, typer.Option("--not", help="It did not happen; it is run now, with the same key.")] = False,
+    by: o.By = None,
+    no_resume: o.NoResume = False,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Settle a call of which nobody knows whether it happened, and take the run on."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    if (happened is None) == (not did_not):
+        raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
+
+    async def work(engine: Engine) -> Result:
+        state = await session.outfit(run)
+        result = _json_or_text(happened) if happened is not None else None
+        return await engine.reconcile(
+            state.run_id, call, happened=happened is not None, result=result, by=by or operator(), resume=False
+        )
+
+    return _answered(session, work, run, said=f"settled call {call}", resume=not no_resume)
+
+
+def reply(
+    run: o.RunArgument,
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON where the question expects it.", show_default=False)],
+    ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, where several are open.")] = "",
+    by: o.By = None,
+    no_resume: o.NoResume = False,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Answer the question that a run asked, and take it on."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Result:
+        state = await session.outfit(run)
+        asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)
+        said: Any = " ".join(text)
+        if asked is not None and asked.expected is not None and asked.expected.get("type") != "string":
+            said = _json_or_text(said)
+        return await engine.reply(state.run_id, said, by=by or operator(), ask_id=ask, resume=False)
+
+    return _answered(session, work, run, said="replied", resume=not no_resume)
+
+
+# Taking on ----------------------------------------------------------------------------------------------------------------------
+
+
+def advance(session: Session, work: Work) -> int:
+    """Do `work` with live progress, ask for approvals on a terminal, report, and return the exit code."""
+    result = _watched(session, work)
+    while result.status == "waiting_for_approval" and _attended(session) and (answers := _ask(session, result)):
+
+        async def answered(engine: Engine, progress: Progress, answers: dict[str, bool] = answers) -> Result:
+            for call, approved in answers.items():
+                decide = engine.approve if approved else engine.deny
+                await decide(session.run_id, call, by=operator(), resume=False)
+            return await engine.resume(session.run_id, observers=[progress])
+
+        result = _watched(session, answered)
+    report(result, session)
+    return code_of_status(result.status)
+
+
+def _watched(session: Session, work: Work) -> Result:
+    shown = session.config.output.progress is not False
+    with Progress(session.output, verbosity=session.verbosity, shown=shown) as progress:
+        return session.drive(lambda engine: work(engine, progress))
+
+
+def _answered(session: Session, work: Callable[[Engine], Awaitable[Result]], run: str, *, said: str, resume: bool) -> int:
+    """Record an answer; then take the run on, unless that is not wanted."""
+    result = session.drive(work)
+    if resume:
+
+        async def go_on(engine: Engine, progress: Progress) -> Result:
+            return await engine.resume(session.run_id, observers=[progress])
+
+        return advance(session, go_on)
+    if session.output.json:
+        report(result, session)
+    session.output.say(f"{said} of run {session.run_id}; it is taken up when the run goes on")
+    session.output.say(f"  next: {session.command('resume', session.run_id)}")
+    return 0
+
+
+def _attended(session: Session) -> bool:
+    return not session.output.json and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask(session: Session, result: Result) -> dict[str, bool]:
+    """Ask the person at the terminal about each call that waits; what is put off is left out."""
+    answers: dict[str, bool] = {}
+    for request in approvals_of(result.state):
+        answer = _ask_one(session, request)
+        if answer is not None:
+            answers[request.call_id] = answer
+    return answers
+
+
+def _ask_one(session: Session, request: Approval) -> bool | None:
+    say = session.output.say
+    say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
+    say(f"  {shortened(as_text(request.args), None)}")
+    while True:
+        sys.stderr.write("approve this call? [y]es / [n]o / [l]ater: ")
+        sys.stderr.flush()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            line = ""
+        match line.strip().lower():
+            case "y" | "yes":
+                return True
+            case "n" | "no":
+                return False
+            case "l" | "later":
+                return None
+            case _ if not line:
+                say()
+                return None
+            case _:
+                say("  y, n or l")
+
+
+# Values -------------------------------------------------------------------------------------------------------------------------
+
+
+def parse_variables(pairs: list[str], agent: Agent) -> dict[str, Any]:
+    """Return the variables that `K=V` texts say; raise `ConfigError`.
+
+    A variable that the agent file declares as text stays text. Any other value is JSON where it is written exactly as JSON writes it
+    (3, true, [1, 2]), else text: 007 and 1.10 stay as they are.
+    """
+    import difflib
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--var {pair!r}: write it as NAME=VALUE")
+        if key not in agent.variables and (near := difflib.get_close_matches(key, agent.variables, n=1)):
+            raise ConfigError(f"--var {key}: agent {agent.name!r} declares no such variable; did you mean {near[0]!r}?")
+        found[key] = text if isinstance(agent.variables.get(key), str) else _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value if json.dumps(value) == text else text
+    return value
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error}; give the arguments as one object, such as '{{\"path\": \"a.txt\"}}'") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} must be a JSON object with the arguments of the call, not {text}")
+    return cast("dict[str, Any]", value)

@@ -1,0 +1,111 @@
+"""How a run stands, as text and as data, with the exact command that takes it on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.cli.output import as_text, clean, shortened, style_of
+from detent.cli.session import Session
+from detent.core.state import RunState
+from detent.results import Result
+
+
+def document(result: Result, session: Session) -> dict[str, Any]:
+    """Return a result as the one JSON document of a command."""
+    state = result.state
+    return {
+        "run_id": result.run_id,
+        "status": result.status,
+        "reason": result.reason,
+        "output": result.output,
+        "partial": result.partial,
+        "error": result.error,
+        "iterations": result.iterations,
+        "usage": result.usage,
+        "dimension": state.dimension,
+        "limit": state.limit,
+        "used": state.used,
+        "in_doubt": state.in_doubt,
+        "approvals": [{"call_id": c, "tool": a.tool, "args": _args(state, c), "reason": a.reason} for c, a in state.approvals.items()],
+        "questions": [{"ask_id": a.ask_id, "question": a.question} for a in state.asks.values()],
+        "records": state.seq,
+        "digest": state.digest,
+        "next": next_commands(state, session),
+    }
+
+
+def report(result: Result, session: Session) -> None:
+    """Write the answer to stdout, how the run stands and what to do next to stderr; with `--json` the document alone."""
+    output = session.output
+    if output.json:
+        output.document(document(result, session))
+        return
+    if result.output is not None:
+        output.show(as_text(result.output).rstrip("\n"))
+    usage = result.usage
+    counts = f"{usage.iterations} iterations, {usage.tool_calls} calls" + (f", {usage.failures} failed" if usage.failures else "")
+    output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
+    if result.partial and result.output is None:
+        output.say(f"  best text so far: {shortened(clean(result.partial), 200)}")
+    for line in waits_for(result.state):
+        output.say(f"  {line}")
+    for command in next_commands(result.state, session):
+        output.say(f"  next: {command}")
+
+
+def headline(state: RunState) -> str:
+    """Return one line that says how the run stands and why."""
+    if state.status == "completed":
+        return f"completed ({state.reason})"
+    if state.terminal:
+        bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
+        return f"{state.status}: {state.reason}{bound}" + (f": {clean(state.error)}" if state.error else "")
+    return "suspended, to be resumed" if state.status == "running" else state.status.replace("_", " ")
+
+
+def waits_for(state: RunState) -> list[str]:
+    """Return what an unfinished run waits for, a line each."""
+    lines = [
+        f"approve? {clean(asked.tool)} {shortened(as_text(_args(state, call)), 200)}  (call {call}: {clean(asked.reason)})"
+        for call, asked in state.approvals.items()
+    ]
+    lines += [f"question: {clean(ask.question)}" for ask in state.asks.values()]
+    for call_id in state.in_doubt:
+        call = state.call(call_id)
+        what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {clean(call.why)}" if call else ""
+        lines.append(f"in doubt: call {call_id}: {what}; look whether it happened")
+    lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in state.timers.values()]
+    lines += [f"child run {child.child}: {child.status}" for child in state.children.values() if child.status == "open"]
+    if state.dead_letter and not state.terminal:
+        lines.append(f"given up by its workers: {clean(state.dead_letter)}")
+    return lines
+
+
+def next_commands(state: RunState, session: Session) -> list[str]:
+    """Return the exact commands that take the run on, the most likely first; none for a completed run."""
+    run, command = state.run_id, session.command
+    if state.status == "completed":
+        return []
+    if state.terminal:
+        again = command("reopen", run)
+        if state.dimension and state.reason in ("max_iterations", "budget_exhausted"):
+            again = command("reopen", run, "--budget", f"max_{state.dimension}={_more(state)}")
+        return [command("show", run), again]
+    found: list[str] = []
+    for call in state.in_doubt:
+        found += [command("reconcile", run, call, "--happened", "RESULT"), command("reconcile", run, call, "--not")]
+    for call in state.approvals:
+        found += [command("approve", run, call), command("deny", run, call)]
+    found += [command("reply", run, "TEXT") for _ in state.asks]
+    return found or [command("resume", run)]
+
+
+def _more(state: RunState) -> str:
+    """Return a bound that leaves room for as much again."""
+    most = max(state.limit or 0, state.used or 0)
+    return f"{most * 2:g}" if most else "N"
+
+
+def _args(state: RunState, call_id: str) -> Any:
+    call = state.call(call_id)
+    return call.args if call is not None else None

@@ -22,3 +22,8 @@ for name in [name for name in os.environ if name.startswith("DETENT_")]:
 
 # Processes that tests start see the same code as the tests, whether or not it is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a parameter without its address, so that every worker collects the same tests."""
+    return getattr(val, "__qualname__", type(val).__name__) if " at 0x" in repr(val) else None

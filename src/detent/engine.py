@@ -98,7 +98,7 @@ class Engine:
 
             self.tools.add_all(t for t in workspace_tools(workspace) if t.name not in self.tools)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
-        self._observers = tuple(observers)
+        self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
         self._parts = Parts(
             store=self.store,
@@ -263,21 +263,27 @@ class Engine:
         await self._visible(run_id, host)
         return await self._resume(run_id, turns=1)
 
-    async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncIterator[Record | Chunk | Result]:
-        """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last."""
-        queue: asyncio.Queue[Record | Chunk | None] = asyncio.Queue()
-        observer = _Queued(queue)
-        options["observers"] = [*options.get("observers", ()), observer]
-        task = asyncio.create_task(self.run(agent, goal, **options))
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-        try:
-            while (item := await queue.get()) is not None:
+    async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
+        """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last.
+
+        To leave early is harmless: the run goes on, until it ends, is cancelled (`cancel`) or this engine closes.
+        """
+        from detent.observers.streaming import StreamingObserver, follow
+
+        def run(observer: StreamingObserver) -> Coroutine[Any, Any, Result]:
+            return self.run(agent, goal, **{**options, "observers": (*options.get("observers", ()), observer)})
+
+        def read(run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
+            return self.store.read(run_id, after=after, limit=limit)
+
+        async with contextlib.aclosing(follow(run, read, own=self._hold)) as items:
+            async for item in items:
                 yield item
-            yield await task
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+
+    def _hold(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until it is done; closing the engine waits for it."""
+        self._advancing.add(task)
+        task.add_done_callback(self._advancing.discard)
 
     async def resume(self, run_id: str, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> Result:
         """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands."""
@@ -329,9 +335,11 @@ class Engine:
         observers: Sequence[Observer],
     ) -> Result:
         """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
-        told = (*self._observers, *observers)
-        sinks: list[Sink] = [o.on_record for o in told]
-        chunk = _fan_out(told) if told else None
+        if observers:
+            observers = (fan_out(observers),)
+        told = fan_out((*self._observers, *observers)) if observers or self._observers else None
+        sinks: list[Sink] = [told.on_record] if told else []
+        chunk = told.on_chunk if told else None
 
         async def main() -> RunState:
             async with (
@@ -341,8 +349,7 @@ class Engine:
                 return await work(advancing)
 
         task = asyncio.create_task(main())
-        self._advancing.add(task)
-        task.add_done_callback(self._advancing.discard)
+        self._hold(task)
         state = await task
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers)
@@ -620,23 +627,8 @@ class _NoPlanner:
         raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules, or Engine(planner=...)")
 
 
-class _Queued:
-    """The observer behind `stream`."""
+def fan_out(observers: Sequence[Observer]) -> Observer:
+    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `TypeError` for what is none."""
+    from detent.observers.composite import CompositeObserver
 
-    def __init__(self, queue: asyncio.Queue[Record | Chunk | None]) -> None:
-        self._queue = queue
-
-    def on_record(self, record: Record, state: RunState) -> None:
-        self._queue.put_nowait(record)
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        self._queue.put_nowait(chunk)
-
-
-def _fan_out(observers: Sequence[Observer]) -> Callable[[Chunk], None]:
-    def emit(chunk: Chunk) -> None:
-        for observer in observers:
-            with contextlib.suppress(Exception):
-                observer.on_chunk(chunk)
-
-    return emit
+    return CompositeObserver(*observers)

@@ -12,13 +12,14 @@ import pytest
 
 BODY = """
 import asyncio, os, resource, sys
+from pathlib import Path
 from datetime import UTC, datetime
 from detent.core.errors import StoreFull
 from detent.core.records import RunHead
 from detent.ports import Signal
 from detent.stores import open_store
 
-url, ballast, durable, step = sys.argv[1], sys.argv[2], sys.argv[3] == "durable", 40
+url, place, ballast, durable, step = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4] == "durable", 40
 
 def head(n):
     return RunHead(run_id="run", goal_id="run", records=n, created_at=datetime(2026, 1, 1, tzinfo=UTC), updated_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -46,6 +47,7 @@ async def main():
     assert await store.read("run") == [line(n) for n in range(seq)]
     assert (await store.head("run")).records == seq
     await store.close()
+    assert not list(Path(place).rglob("*.torn"))
     again = open_store(url)
     await again.open()
     assert await again.read("run") == [line(n) for n in range(seq)]
@@ -54,6 +56,7 @@ async def main():
     else:
         os.unlink(ballast)
     await again.append("run", seq, [line(seq)], head=head(seq + 1), durable=durable)
+    assert not list(Path(place).rglob("*.torn"))
     await again.post("run", Signal(id="s", kind="cancel"))
     assert await again.read("run") == [line(n) for n in range(seq + 1)]
     await again.close()
@@ -68,8 +71,10 @@ asyncio.run(main())
 URLS = ["file:{}/runs", "sqlite:///{}/runs.db"]
 
 
-def run(url: str, ballast: str, durability: str) -> None:
-    done = subprocess.run([sys.executable, "-c", BODY, url, ballast, durability], capture_output=True, text=True, timeout=100)
+def run(url: str, place: Path, ballast: str, durability: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BODY, url.format(place), str(place), ballast, durability], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("kept")
 
@@ -91,11 +96,11 @@ def test_a_full_disk_stops_the_append_and_keeps_what_was_there(small_disk: Path,
     """`StoreFull` each time, nothing half written; with room again the same log goes on."""
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (4 << 20))
-    run(url.format(small_disk), str(ballast), durability)
+    run(url, small_disk, str(ballast), durability)
 
 
 @pytest.mark.parametrize("durability", ["ordinary", "durable"])
 @pytest.mark.parametrize("url", URLS)
 def test_a_file_that_may_not_grow_stops_the_append_and_keeps_what_was_there(tmp_path: Path, url: str, durability: str) -> None:
     """The same where the limit is on the size of files."""
-    run(url.format(tmp_path), "limit", durability)
+    run(url, tmp_path, "limit", durability)

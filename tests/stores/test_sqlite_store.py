@@ -8,9 +8,11 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from detent.core.errors import ConfigError, CorruptLog, NewerVersion, StoreBusy,
 from detent.core.records import RunHead
 from detent.ports import RunQuery
 from detent.stores.sqlite import SqliteStore
+from detent.stores.sqlite_operations import Operation
 from detent.stores.sqlite_schema import microseconds
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,7 +71,6 @@ def test_while_another_process_writes_appends_wait_in_order_and_the_loop_goes_on
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             assert not any(task.done() for task in tasks)
-            assert await store.head("other-2") is None if not store._writer.has("other-2") else True
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
@@ -120,6 +122,69 @@ def test_reading_what_is_queued_waits_for_it(tmp_path: Path) -> None:
             count = len(await store.read("run"))
             assert len(await store.read("run")) == count
             await write(store, "run", range(count + 1, count + 2))
+        await store.close()
+
+    asyncio.run(test())
+
+
+class Gate(Operation):
+    """Keeps the writer thread busy, without any lock of the database, until it is opened."""
+
+    __slots__ = ("opened",)
+    alone = True
+
+    def __init__(self) -> None:
+        super().__init__("gate")
+        self.opened = threading.Event()
+        self.future = asyncio.get_running_loop().create_future()
+
+    def apply(self, db: sqlite3.Connection) -> None:
+        self.opened.wait()
+
+
+def test_nothing_overtakes_what_is_with_the_writer(tmp_path: Path) -> None:
+    """Appends and reads of a run wait for its earlier append in the writer thread; other runs go on."""
+
+    async def test() -> None:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        gate = Gate()
+        store._writer.submit([gate])
+        first = asyncio.ensure_future(write(store, "run", range(1, 2), durable=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(write(store, "run", range(2, 3)))
+        reading = asyncio.ensure_future(store.read("run"))
+        first.cancel()
+        await write(store, "other", range(1, 2))
+        assert not second.done()
+        assert not reading.done()
+        gate.opened.set()
+        await asyncio.gather(first, return_exceptions=True)
+        written = await asyncio.gather(second, return_exceptions=True)
+        assert len(await reading) in (0, 1, 2)
+        assert (len(await store.read("run")), written) in ((2, [None]), (0, written))
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_an_append_that_fails_half_way_leaves_nothing_and_fails_no_other(tmp_path: Path) -> None:
+    """A record that is no bytes is an error of its own append alone."""
+
+    async def test() -> None:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        bad: list[Any] = [line(1), None]
+        for durable in (False, True):
+            results = await asyncio.gather(
+                store.append("bad", 0, bad, head=head_of("bad", 2), durable=durable),
+                write(store, f"good-{durable}", range(1, 3)),
+                return_exceptions=True,
+            )
+            assert [type(result) for result in results] == [StoreError, type(None)]
+        assert await store.head("bad") is None
+        assert len(await store.list_runs(RunQuery())) == 2
         await store.close()
 
     asyncio.run(test())

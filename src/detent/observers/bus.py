@@ -66,7 +66,7 @@ class EventBus:
             added.active = False
             self._subscriptions = tuple(s for s in self._subscriptions if s is not added)
             self._wanted.clear()
-            self._reporter.forget(added)
+            self._reporter.forget(handler)
 
         return unsubscribe
 
@@ -82,13 +82,13 @@ class EventBus:
         for number in range(first, len(wanted)):
             subscription = wanted[number]
             if subscription.active:
-                answer = self._reporter.call(subscription, subscription.handler, event, state)
+                answer = self._reporter.call(subscription.handler, subscription.handler, event, state)
                 if answer is not None:
                     return self._after(wanted, number, answer, event, state)
         return None
 
     async def _after(self, wanted: tuple[_Subscription, ...], number: int, answer: Awaitable[Any], event: Any, state: Any) -> None:
-        await self._reporter.wait(wanted[number], answer)
+        await self._reporter.wait(wanted[number].handler, answer)
         rest = self._from(wanted, number + 1, event, state)
         if rest is not None:
             await rest

@@ -12,10 +12,13 @@ from detent.ports import Chunk, Observer
 
 
 class CompositeObserver:
-    """Tells its observers one after the other; None among them is left out, one that fails is reported once and told on."""
+    """Tells its observers one after the other; None among them is left out, one that fails is reported once and told on.
+
+    Raise `TypeError` for what is no observer.
+    """
 
     def __init__(self, *observers: Observer | None) -> None:
-        self.observers = tuple(o for o in observers if o is not None)
+        self.observers = tuple(_checked(o) for o in observers if o is not None)
         self._reporter = Reporter()
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
@@ -41,6 +44,13 @@ class CompositeObserver:
         """Tell everybody."""
         for observer in self.observers:
             self._reporter.call(observer, _on_chunk, observer, chunk)
+
+
+def _checked(observer: Observer) -> Observer:
+    for name in ("on_record", "on_chunk"):
+        if not callable(getattr(observer, name, None)):
+            raise TypeError(f"{observer!r} is no observer: it has no {name}; see detent.ports.Observer")
+    return observer
 
 
 def _on_record(observer: Observer, record: Record, state: RunState) -> Any:

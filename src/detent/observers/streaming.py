@@ -12,17 +12,22 @@ replaced by a `Gap` that says which are missing; they are in the log. `Engine.st
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from detent.core.codec import decode_event, encode
+from detent.core.codec import decode_event, encode, read_record
 from detent.core.events import DeadLettered, RunFinished, RunWaiting
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk
+
+T = TypeVar("T")
+
+log = logging.getLogger("detent")
 
 BATCH = 10
 FLUSH_S = 0.5
@@ -173,6 +178,45 @@ class StreamingObserver:
             finally:
                 self._reader = None
         return self._items.popleft()
+
+
+async def follow(
+    run: Callable[[StreamingObserver], Coroutine[Any, Any, T]],
+    read: Callable[[str, int, int], Awaitable[list[bytes]]],
+    *,
+    own: Callable[[asyncio.Task[T]], None] = lambda _: None,
+    limit: int = LIMIT,
+) -> AsyncGenerator[Record | Chunk | T]:
+    """Yield what `run(observer)` tells, every record without gaps (`read(run_id, after, limit)` finds them), and at last what it returns.
+
+    Who stops reading stops only reading: the run goes on (`own` is given its task), for an effect that was cut off would be in doubt. A
+    cancellation of the reader cancels the run, as it would have done without a stream.
+    """
+    observer = StreamingObserver(through_waits=True, limit=limit)
+    task = asyncio.create_task(run(observer))
+    own(task)
+    task.add_done_callback(lambda _: observer.close())
+    try:
+        async for item in observer:
+            if isinstance(item, Gap):
+                for line in await read(item.run_id, item.first - 1, item.last - item.first + 1):
+                    yield read_record(line)
+            else:
+                yield item
+        yield await task
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    finally:
+        await observer.aclose()
+        task.add_done_callback(_report)
+
+
+def _report(task: asyncio.Task[Any]) -> None:
+    """Say how a run ended that nobody was watching any more; who awaited it knows already."""
+    if not task.cancelled() and task.exception() is not None:
+        log.info("a run that was streamed ended with %r", task.exception())
 
 
 def _source(chunk: Chunk) -> tuple[str, str, str, int, str]:

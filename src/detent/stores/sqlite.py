@@ -134,14 +134,16 @@ class SqliteStore:
             self._writer.submit(operations)
             return
         if not self._writer.idle:
-            late = [operation for operation in operations if self._writer.has(operation.run_id)]
+            parts: tuple[list[Operation], list[Operation]] = ([], [])
+            for operation in operations:
+                parts[self._writer.has(operation.run_id)].append(operation)
+            operations, late = parts
             if late:
                 self._writer.submit(late)
-                operations = [operation for operation in operations if operation not in late]
-                if not operations:
-                    return
+            if not operations:
+                return
         try:
-            commit(self._db, operations)
+            commit(self._db, operations, self.path)
         except sqlite3.Error as error:
             if is_busy(error):
                 self._writer.submit(operations)

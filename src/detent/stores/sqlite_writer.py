@@ -23,7 +23,7 @@ from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, 
 log = logging.getLogger("detent.stores.sqlite")
 
 
-def commit(db: Db, operations: Sequence[Operation]) -> None:
+def commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
     """Apply all in one transaction; one that fails leaves its error with it and changes nothing. Raise when the database itself fails."""
     many = len(operations) > 1
     db.execute("BEGIN IMMEDIATE")
@@ -36,7 +36,7 @@ def commit(db: Db, operations: Sequence[Operation]) -> None:
             except Exception as error:
                 if isinstance(error, sqlite3.Error) and concerns_all(error):
                     raise
-                operation.error = error
+                operation.error = translate(error, path)
                 if not many:
                     db.execute("ROLLBACK")
                     return
@@ -215,7 +215,7 @@ class Writer:
         if operations[0].alone:
             operations[0].outcome = operations[0].apply(db)
         else:
-            commit(db, operations)
+            commit(db, operations, self._path)
 
     def _retry(self, action: Callable[[], Any]) -> Any:
         """Do it; again while a lock of another connection is in the way, until the busy timeout has passed."""

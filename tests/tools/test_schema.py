@@ -176,7 +176,6 @@ def test_another_draft_is_read_by_its_own_rules() -> None:
         ({"type": "object", "properties": {"a": {"pattern": "("}}}, r"properties\.a\.pattern"),
         ({"a": object()}, "no JSON"),
     ],
-    ids=repr,
 )
 def test_an_unsound_schema_is_refused_when_the_tool_is_made(schema: Any, said: str) -> None:
     """With the place of what is wrong."""

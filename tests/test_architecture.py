@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
-from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, tree, where
+from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, statements, tree, where
 
 ADAPTERS = ("strategies", "planners", "tools", "policies", "memories", "stores", "observers", "teams", "workers", "clock")
 NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "engine", "server", "evals", "testing")
@@ -176,11 +176,15 @@ def test_kernel_and_strategies_read_no_clock_chance_or_environment() -> None:
     assert wrong == []
 
 
+DECLARATIONS = ("actions.py", "events.py", "errors.py")
+"""Modules of the core that only declare data: their size is that of the closed lists in the design, not of behaviour."""
+
+
 def test_core_and_kernel_stay_small() -> None:
-    """Under 2,000 lines together. A line counts when it holds code: blank lines, lines of only a comment and docstrings do not."""
-    sizes = {path: code_lines(path) for path in modules(PACKAGE / "core", PACKAGE / "kernel")}
+    """Under 2,000 statements of behaviour together: every statement counts once however it is wrapped, declarations and docstrings not."""
+    sizes = {path: statements(path) for path in modules(PACKAGE / "core", PACKAGE / "kernel") if path.name not in DECLARATIONS}
     longest = ", ".join(f"{path.relative_to(PACKAGE)} {n}" for path, n in sorted(sizes.items(), key=lambda item: -item[1])[:6])
-    assert sum(sizes.values()) < 2_000, f"{sum(sizes.values())} lines of code; the longest: {longest}; push something out to a seam"
+    assert sum(sizes.values()) < 2_000, f"{sum(sizes.values())} statements; the longest: {longest}; push something out to a seam"
 
 
 def test_the_runner_stays_smaller_still() -> None:

@@ -14,7 +14,7 @@ import signal as signals
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -113,7 +113,7 @@ class Engine:
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
         )
-        self._advancing: set[asyncio.Task[RunState]] = set()
+        self._advancing: set[asyncio.Task[Any]] = set()
         self._opened = False
 
     @classmethod
@@ -270,8 +270,10 @@ class Engine:
         """
         from detent.observers.streaming import StreamingObserver, follow
 
+        others: tuple[Observer, ...] = tuple(options.pop("observers", ()))
+
         def run(observer: StreamingObserver) -> Coroutine[Any, Any, Result]:
-            return self.run(agent, goal, **{**options, "observers": (*options.get("observers", ()), observer)})
+            return self.run(agent, goal, observers=(*others, observer), **options)
 
         def read(run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
             return self.store.read(run_id, after=after, limit=limit)

@@ -43,7 +43,11 @@ class Progress:
         from rich.text import Text
 
         mark = "|/-\\"[int(time.monotonic() * 8) % 4]
-        return Text(f"{mark} {self._doing} · {time.monotonic() - self._since:.1f} s", style="cyan" if coloured(sys.stderr) else "", overflow="ellipsis")
+        return Text(
+            f"{mark} {self._doing} · {time.monotonic() - self._since:.1f} s",
+            style="cyan" if coloured(sys.stderr) else "",
+            overflow="ellipsis",
+        )
 
     # Observer ---------------------------------------------------------------------------------------------------------------------
 
@@ -59,7 +63,11 @@ class Progress:
             case e.RunStarted():
                 self._line(f"run {state.run_id}", "dim")
             case e.RunResumed():
-                self._line(f"run {state.run_id} goes on after {_steps(state)}" + (f"; changed since: {', '.join(event.changed)}" if event.changed else ""), "dim")
+                self._line(
+                    f"run {state.run_id} goes on after {_steps(state)}"
+                    + (f"; changed since: {', '.join(event.changed)}" if event.changed else ""),
+                    "dim",
+                )
             case e.TurnStarted():
                 self._now(f"iteration {iteration} · planning")
             case e.ToolStarted(tool=tool):

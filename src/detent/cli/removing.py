@@ -12,6 +12,7 @@ from detent.engine import Engine
 
 def erase(
     run: o.RunArgument,
+    *,
     why: o.Why = "",
     by: o.By = None,
     yes: o.Yes = False,
@@ -33,9 +34,7 @@ def erase(
     return 0
 
 
-def delete(
-    run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False
-) -> int:
+def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
     """Remove a run with all that belongs to it."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
     run_id = session.drive(lambda _: session.find(run))

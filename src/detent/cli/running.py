@@ -26,15 +26,22 @@ Work = Callable[[Engine, Progress], Awaitable[Result]]
 
 
 def run(
-    goal: Annotated[list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)] = None,
+    goal: Annotated[
+        list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)
+    ] = None,
+    *,
     agent: o.AgentFile = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
-    max_iterations: Annotated[int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")] = None,
+    max_iterations: Annotated[
+        int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")
+    ] = None,
     budget: o.Bounds = None,
     var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None,
-    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
+    ] = None,
     json_wanted: o.Json = False,
     verbose: o.Verbose = 0,
 ) -> int:
@@ -59,6 +66,7 @@ def run(
 
 def resume(
     run: o.RunArgument,
+    *,
     agent: o.AgentFile = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
@@ -78,6 +86,7 @@ def resume(
 
 def reopen(
     run: o.RunArgument,
+    *,
     budget: o.Bounds = None,
     why: o.Why = "",
     by: o.By = None,
@@ -100,6 +109,7 @@ def reopen(
 
 def cancel(
     run: o.RunArgument,
+    *,
     why: o.Why = "",
     by: o.By = None,
     store: o.Store = None,
@@ -127,7 +137,10 @@ def cancel(
 def approve(
     run: o.RunArgument,
     call: o.CallArgument,
-    args: Annotated[str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")] = None,
+    *,
+    args: Annotated[
+        str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")
+    ] = None,
     by: o.By = None,
     no_resume: o.NoResume = False,
     store: o.Store = None,
@@ -150,6 +163,7 @@ def approve(
 def deny(
     run: o.RunArgument,
     call: o.CallArgument,
+    *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the planner.")] = "",
     by: o.By = None,
     no_resume: o.NoResume = False,
@@ -172,6 +186,7 @@ def deny(
 def reconcile(
     run: o.RunArgument,
     call: o.CallArgument,
+    *,
     happened: Annotated[str | None, typer.Option("--happened", metavar="RESULT", help="It happened; RESULT is JSON, or text.")] = None,
     did_not: Annotated[bool, typer.Option("--not", help="It did not happen; it is run now, with the same key.")] = False,
     by: o.By = None,
@@ -190,16 +205,17 @@ def reconcile(
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
         result = _json_or_text(happened) if happened is not None else None
-        return await engine.reconcile(
-            state.run_id, call, happened=happened is not None, result=result, by=by or operator(), resume=False
-        )
+        return await engine.reconcile(state.run_id, call, happened=happened is not None, result=result, by=by or operator(), resume=False)
 
     return _answered(session, work, run, said=f"settled call {call}", resume=not no_resume)
 
 
 def reply(
     run: o.RunArgument,
-    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON where the question expects it.", show_default=False)],
+    text: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON where the question expects it.", show_default=False)
+    ],
+    *,
     ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, where several are open.")] = "",
     by: o.By = None,
     no_resume: o.NoResume = False,
@@ -346,7 +362,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error}; give the arguments as one object, such as '{{\"path\": \"a.txt\"}}'") from None
+        raise ConfigError(f'{where} is not JSON: {error}; give the arguments as one object, such as \'{{"path": "a.txt"}}\'') from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where} must be a JSON object with the arguments of the call, not {text}")
     return cast("dict[str, Any]", value)

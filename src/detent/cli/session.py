@@ -27,7 +27,7 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.loading import config_from_environment, find_config, load_agent, load_config, load_tool
-from detent.ports import RunQuery
+from detent.ports import RunQuery, ToolSpec
 from detent.results import Result, result_of
 
 T = TypeVar("T")
@@ -161,13 +161,11 @@ class Session:
         if agent_file is not None:
             agent = load_agent(self._agent_path(agent_file))
             if agent.name != state.agent.name:
-                raise RunContextMismatch(
-                    state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}]
-                )
+                raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
             meta = agent.meta
-            self.engine.tools.add_all(tool for tool in agent.tools if not isinstance(tool, str))
+            self._register(tool for tool in agent.tools if not isinstance(tool, str))
         else:
-            self.engine.tools.add_all(load_tool(path, f"run {state.run_id!r}") for path in imports)
+            self._register(load_tool(path, f"run {state.run_id!r}") for path in imports)
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
         self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in")
         return state
@@ -181,7 +179,10 @@ class Session:
         if not Path(root).expanduser().is_dir():
             raise ConfigError(f"{who} the workspace {root!r}, which is no directory; create it, or name another one with --workspace DIR")
         tools = workspace_tools(root, allow_delete=bool(self.config.workspace.allow_delete))
-        self.engine.tools.add_all(tool for tool in tools if tool.name in missing)
+        self._register(tool for tool in tools if tool.name in missing)
+
+    def _register(self, tools: Iterable[Any]) -> None:
+        self.engine.tools.add_all(list(tools))
 
     # Agents -----------------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Session:
         agent = load_agent(path)
         root = self.said.workspace.root or agent.meta.get("workspace") or self.config.workspace.root or "."
         try:
-            self.engine.tools.add_all(tool for tool in agent.tools if not isinstance(tool, str))
+            self._register(tool for tool in agent.tools if not isinstance(tool, str))
         except ConfigError as error:
             raise ConfigError(f"{path}: tools: {error}") from None
         self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in")
@@ -216,6 +217,18 @@ class Session:
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
         self._check_planner(agent, path)
         return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
+
+    def tool_specs(self) -> list[ToolSpec]:
+        """Return what is declared of each tool at hand: the workspace's, the configuration's, those of the agent file if there is one."""
+        from detent.tools.workspace import workspace_tools
+
+        root = self.config.workspace.root or "."
+        if self.config.agent is not None or Path(AGENT_FILE).is_file():
+            agent = load_agent(self._agent_path(self.config.agent or AGENT_FILE))
+            self._register(tool for tool in agent.tools if not isinstance(tool, str))
+        offered = workspace_tools(root, allow_delete=bool(self.config.workspace.allow_delete))
+        self._register(tool for tool in offered if tool.name not in self.engine.tools)
+        return self.engine.tools.list()
 
     def _known_tools(self) -> list[str]:
         from detent.tools.workspace import workspace_tools

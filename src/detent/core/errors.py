@@ -128,6 +128,8 @@ class ToolsMissing(RunError):
 
 
 class Suspended(RunError):
+    """Advancing stopped (Ctrl-C, SIGTERM, a store that is busy or full); `why` says so, and the run can be resumed."""
+
     code = "suspended"
     retryable = True
 
@@ -228,10 +230,14 @@ class ToolRaised(DetentError):
 
 
 class NotExecuted(ToolRaised):
+    """Raise it in a tool when the effect did not happen: the call may be tried again, whatever the tool."""
+
     code = "not_executed"
 
 
 class ToolFailed(ToolRaised):
+    """Raise it in a tool for a failure that is known: the planner is told, and nothing is in doubt."""
+
     code = "tool_failed"
 
 
@@ -241,5 +247,7 @@ class InvalidArguments(ToolRaised):
 
 
 class FatalToolError(ToolRaised):
+    """Raise it in a tool when the run must end at once."""
+
     code = "fatal_tool_error"
     default_error_code = "fatal_tool_error"

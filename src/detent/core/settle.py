@@ -7,7 +7,7 @@ exhausted bounds and stagnation, then waits in the order of `WAITING`.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import msgspec
 
@@ -154,25 +154,3 @@ def finish(run: RunState, settled: Settled) -> RunFinished:
         error="" if status == "completed" else error,
         in_doubt=run.in_doubt,
     )
-
-
-def exit_message(run: RunState) -> str:
-    """Return one sentence that says how the run stands, for people."""
-    match run.status:
-        case "completed":
-            return f"completed ({run.reason})"
-        case "failed" | "stopped":
-            return f"{run.status}: {run.reason}" + (f" ({run.error})" if run.error else "")
-        case "running":
-            return "running"
-        case (
-            "waiting_for_reconciliation"
-            | "waiting_for_approval"
-            | "waiting_for_user"
-            | "waiting_for_subagent"
-            | "waiting_for_schedule"
-            | "waiting_for_operator"
-        ):
-            return run.status.replace("_", " ")
-        case _:
-            assert_never(run.status)

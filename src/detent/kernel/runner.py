@@ -104,7 +104,7 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)
     except (StoreError, Divergence):
         raise
-    except Exception as error:
+    except Exception as error:  # foreign code: a phase may raise anything
         if isinstance(error, RunError) and error.code == "suspended":
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"

@@ -57,7 +57,7 @@ def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> 
             os.close(fd)
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(pause)
+            time.sleep(pause)  # polls the lock file, until the deadline
             pause = min(pause * 1.5, 0.02)
         except BaseException:
             os.close(fd)
@@ -179,7 +179,7 @@ def _dies_soon(path: Path) -> bool:
     namespace of this host, keeps it.
     """
     for _ in range(20):
-        time.sleep(0.001)
+        time.sleep(0.001)  # polls the lock of a process that is ending
         if is_dead(path):
             return True
     return False

@@ -33,7 +33,7 @@ def commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
                 db.execute("SAVEPOINT one")
             try:
                 operation.outcome, operation.error = operation.apply(db), None
-            except Exception as error:
+            except Exception as error:  # an operation's own failure (its Conflict, its full disk) is for whoever waits for it
                 if isinstance(error, sqlite3.Error) and concerns_all(error):
                     raise
                 operation.error = translate(error, path)
@@ -227,7 +227,7 @@ class Writer:
             except (sqlite3.Error, StillRead) as error:
                 if not (isinstance(error, StillRead) or is_busy(error)) or time.monotonic() >= deadline:
                     raise
-            time.sleep(pause)
+            time.sleep(pause)  # polls the database's write lock, in the writer thread
             pause = min(pause * 1.5, 0.02)
 
     def _translated(self, error: Exception) -> Exception:

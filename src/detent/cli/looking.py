@@ -1,0 +1,286 @@
+"""Commands that look and change nothing: list, show, tail, verify, replay, export, approvals, tools."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from detent.cli import options as o
+from detent.cli.output import as_text, clean, code_of_status, shortened, style_of
+from detent.cli.progress import Progress
+from detent.cli.rendering import render
+from detent.cli.session import Session
+from detent.cli.standing import headline, next_commands, waits_for
+from detent.cli.trace import make_trace
+from detent.core.codec import read_log
+from detent.core.errors import ConfigError, CorruptLog
+from detent.core.fold import evolve
+from detent.core.records import Record, RunHead
+from detent.core.state import TERMINAL, WAITING, RunState
+from detent.engine import Engine
+from detent.ports import RunQuery, ToolSpec
+from detent.results import Approval, Replay, Verification
+
+STATUSES = ("running", *WAITING, *TERMINAL)
+POLL_S = 0.2
+
+
+def list_runs(
+    *,
+    status: Annotated[
+        list[str] | None, typer.Option("--status", metavar="STATUS", help="running, waiting, completed, failed, ... Repeatable.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    goal: Annotated[
+        str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most N runs; 0 for all.", min=0)] = 50,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """List runs, newest first."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+    most = limit or None
+    query = RunQuery(
+        status=_statuses(status or []), tenant=tenant, agent=agent, since=_since(since) if since else None, limit=None if goal else most
+    )
+
+    async def work(_: Engine) -> list[RunHead]:
+        return await session.heads(query)
+
+    heads = session.drive(work) if session.there else []
+    if goal:
+        heads = [h for h in heads if h.goal_id == goal or goal.lower() in h.goal.lower()][:most]
+    session.output.document(heads)
+    if not heads:
+        session.output.say(f"no runs{' that fit' if session.there else ''} in {session.engine.store.url}")
+        return 0
+    rows = [(h.run_id, h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, h.goal or "(erased)") for h in heads]
+    session.output.table(("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL"), rows, [style_of(h.status) for h in heads])
+    if most is not None and len(heads) == most:
+        session.output.say(f"the newest {most}; --limit 0 shows all")
+    return 0
+
+
+def show(
+    run: o.RunArgument,
+    *,
+    iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Only this iteration.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Nothing is shortened.")] = False,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Show what a run did, iteration by iteration, and how and why it ended."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> tuple[list[Record], RunState]:
+        run_id = await session.find(run)
+        return await engine.records(run_id), await engine.load(run_id)
+
+    records, state = session.drive(work)
+    trace = make_trace(records)
+    if iteration is not None and all(turn.iteration != iteration for turn in trace.iterations):
+        raise ConfigError(f"run {trace.run_id!r} has {len(trace.iterations)} iterations; there is no number {iteration}")
+    if iteration is not None:
+        trace.iterations = [turn for turn in trace.iterations if turn.iteration == iteration]
+    session.output.document(trace)
+    if not session.output.json:
+        render(trace, state, session, full=full, only=iteration)
+    return 0
+
+
+def tail(run: o.RunArgument, store: o.Store = None, config: o.ConfigFile = None, verbose: o.Verbose = 0) -> int:
+    """Follow a run that another process advances, until it ends; exits like the run. Ctrl-C stops looking, not the run."""
+    session = Session(store=store, config=config, verbose=verbose)
+    progress = Progress(session.output, verbosity=session.verbosity, shown=True)
+
+    async def work(engine: Engine) -> RunState:
+        return await _follow(engine, await session.find(run), session, progress)
+
+    state = session.drive(work)
+    if state.output is not None:
+        session.output.show(as_text(state.output).rstrip("\n"))
+    session.output.say(f"{headline(state)} · run {state.run_id}", style_of(state.status))
+    return code_of_status(state.status)
+
+
+async def _follow(engine: Engine, run_id: str, session: Session, progress: Progress) -> RunState:
+    """Show the records of a run as they are committed; return its state when it has ended."""
+    state, told = RunState(run_id=run_id), ""
+    while True:
+        lines = await engine.store.read(run_id, after=state.seq)
+        for record in read_log(run_id, lines, previous=state.digest, after=state.seq):
+            state = evolve(state, record)
+            progress.on_record(record, state)
+        if state.terminal:
+            return state
+        if state.status != told and state.status.startswith("waiting"):
+            for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
+                session.output.say(f"  {line}", "magenta")
+        told = state.status
+        await asyncio.sleep(POLL_S)
+
+
+def verify(
+    run: o.RunArgument,
+    head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Check every digest of a run's log."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Verification:
+        return await engine.verify(await session.find(run), head=head)
+
+    found = session.drive(work)
+    session.output.document(found)
+    if found.ok:
+        kept = ", content erased" if found.erased else ""
+        session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
+        return 0
+    session.output.show(f"not sound at record {found.sequence}: {clean(found.problem)}", "red")
+    session.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
+    return 1
+
+
+def replay(
+    run: o.RunArgument, store: o.Store = None, workspace: o.Workspace = None, config: o.ConfigFile = None, json_wanted: o.Json = False
+) -> int:
+    """Execute a run's log again with the code at hand; nothing is called. Says where it first differs."""
+    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Replay:
+        state = await session.outfit(run)
+        return await engine.replay(state.run_id)
+
+    found = session.drive(work)
+    session.output.document(found)
+    if found.divergence is None:
+        session.output.show(f"identical: {found.records} records", "green")
+        return 0
+    session.output.show(f"differs at record {found.divergence.sequence}", "red")
+    session.output.show(f"  the log has      {shortened(clean(found.divergence.expected), 400)}")
+    session.output.show(f"  this code gives  {shortened(clean(found.divergence.actual), 400)}")
+    return 1
+
+
+def export(
+    run: o.RunArgument,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of stdout.")] = None,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+) -> int:
+    """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
+    session = Session(store=store, config=config)
+
+    async def work(engine: Engine) -> tuple[list[bytes], CorruptLog | None]:
+        return await _readable(engine, await session.find(run))
+
+    lines, damage = session.drive(work)
+    data = b"".join(line + b"\n" for line in lines)
+    if file is not None:
+        file.write_bytes(data)
+        session.output.say(f"wrote {len(lines)} records to {file}")
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    if damage is not None:
+        raise damage
+    return 0
+
+
+async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLog | None]:
+    """Return the lines of a run; of a damaged store those that come before the first that cannot be read, and what is wrong."""
+    try:
+        return await engine.store.read(run_id), None
+    except CorruptLog as error:
+        lines: list[bytes] = []
+        while True:
+            try:
+                line = await engine.store.read(run_id, after=len(lines), limit=1)
+            except CorruptLog:
+                return lines, error
+            if not line:
+                return lines, error
+            lines += line
+
+
+def approvals(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False)] = None,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """List the calls that wait for a person."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> list[Approval]:
+        return await engine.approvals(run_id=await session.find(run) if run is not None else None)
+
+    found = session.drive(work) if session.there or run is not None else []
+    session.output.document(found)
+    if not found:
+        session.output.say("no call waits for approval")
+    for asked in found:
+        session.output.show(f"{asked.run_id}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
+        session.output.show(f"  {shortened(as_text(asked.args), 400)}")
+        session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id)}")
+        session.output.show(f"  {session.command('deny', asked.run_id, asked.call_id)}")
+    return 0
+
+
+def tools(agent: o.AgentFile = None, workspace: o.Workspace = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+    """List the tools that there are: those of the workspace, and those of the agent file."""
+    session = Session(config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
+    specs = session.tool_specs()
+    session.output.document(specs)
+    rows = [(spec.name, spec.side_effect, _first_line(spec)) for spec in specs]
+    session.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
+    return 0
+
+
+def _first_line(spec: ToolSpec) -> str:
+    return spec.description.strip().split("\n")[0]
+
+
+# Values -------------------------------------------------------------------------------------------------------------------------
+
+
+def _statuses(asked: list[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in asked:
+        if name == "waiting":
+            found += WAITING
+        elif name in STATUSES:
+            found.append(name)
+        else:
+            near = difflib.get_close_matches(name, ["waiting", *STATUSES], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: waiting, {', '.join(STATUSES)}"
+            raise ConfigError(f"--status {name!r} is no status of a run; {hint}")
+    return tuple(found)
+
+
+def _since(text: str) -> datetime:
+    """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC."""
+    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip())
+    if match:
+        units: dict[str, Any] = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+        return datetime.now(UTC) - timedelta(**{units[match[2]]: int(match[1])})
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(f"--since {text!r} is no time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

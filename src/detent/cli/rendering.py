@@ -1,0 +1,131 @@
+"""A trace as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.cli.output import Output, as_text, clean, shortened, style_of
+from detent.cli.session import Session
+from detent.cli.standing import next_commands, waits_for
+from detent.cli.trace import Audit, Call, Iteration, Trace
+from detent.core.state import RunState
+
+SHORT = 240
+
+
+def render(trace: Trace, state: RunState, session: Session, *, full: bool, only: int | None = None) -> None:
+    """Write the trace to stdout: head, iterations (or the one numbered `only`), termination audit."""
+    out, limit = session.output, None if full else SHORT
+    out.show(f"run       {trace.run_id}", "bold")
+    out.show(f"goal      {shortened(clean(trace.goal), limit)}")
+    tenant = f" · tenant {clean(trace.tenant)}" if trace.tenant else ""
+    out.show(f"agent     {clean(trace.agent)}{tenant}")
+    out.show(f"started   {_at(trace.started_at)}")
+    if trace.variables:
+        out.show(f"variables {shortened(as_text(trace.variables), limit)}")
+    for line in trace.before:
+        out.show(f"          {shortened(clean(line), limit)}")
+    for turn in trace.iterations:
+        if only is None or turn.iteration == only:
+            _iteration(out, turn, limit)
+    out.show()
+    _audit(out, trace, limit)
+    for line in waits_for(state):
+        out.show(f"  waits     {line}")
+    for command in next_commands(state, session):
+        out.show(f"  next      {command}")
+
+
+def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
+    scope = f" · {clean(turn.scope)}" if turn.scope != "main" else ""
+    out.show()
+    out.show(f"iteration {turn.iteration}{scope} · {turn.at:%H:%M:%S.%f}"[:-3], "bold")
+    if turn.decision:
+        out.show(f"  decision  {shortened(clean(turn.decision), limit)}" + (f"  [{clean(turn.model)}]" if turn.model else ""))
+    for name, text in (("text", turn.text), ("thinking", turn.thinking)):
+        if text:
+            out.show(f"  {name:<9} {shortened(clean(text), limit)}")
+    for call in turn.calls:
+        _call(out, call, limit)
+    for line in turn.events:
+        out.show(f"  ·         {shortened(clean(line), limit)}")
+    figures = turn.state
+    tokens = f" · {figures['tokens']} tokens" if figures["tokens"] else ""
+    cost = f" · {figures['cost_usd']:.4f} USD" if figures["cost_usd"] else ""
+    out.show(
+        f"  state     {figures['status']} · {figures['tool_calls']} calls, {figures['failures']} failed · failed turns {figures['failed_turns']}"
+        f" · without progress {figures['without_progress']}{tokens}{cost}",
+        "dim",
+    )
+
+
+def _call(out: Output, call: Call, limit: int | None) -> None:
+    decided = f"{call.decision} by {call.rule}" if call.decision and call.rule else call.decision
+    facts = [fact for fact in (call.side_effect, decided, f"{call.latency_ms:.1f} ms" if call.attempts else "") if fact]
+    out.show(f"  tool      {clean(call.tool)}  {call.call_id}" + (f"  [{' · '.join(facts)}]" if facts else ""), "cyan")
+    out.show(f"    input   {shortened(as_text(call.args), limit)}")
+    if call.approval is not None:
+        out.show(f"    asked   {_approval(call.approval)}")
+    for note in call.notes:
+        out.show(f"    ·       {shortened(clean(note), limit)}")
+    if call.outcome == "ok":
+        stored = f"  ({call.artifact_bytes} bytes, stored apart)" if call.artifact_bytes is not None else ""
+        out.show(f"    output  {shortened(as_text(call.output), limit)}{stored}")
+    elif call.outcome:
+        out.show(f"    error   {call.outcome}: {shortened(clean(call.error), limit)}", "red")
+    else:
+        out.show("    output  none yet", "dim")
+
+
+def _approval(asked: dict[str, Any]) -> str:
+    said = f"requested {_at(asked.get('requested_at'))}"
+    if "decision" in asked:
+        by = f" by {clean(asked['by'])}" if asked["by"] else ""
+        said += f", {asked['decision']}{by} {_at(asked['at'])}"
+        said += f": {clean(asked['said'])}" if asked["said"] else ""
+    return said + (f" ({clean(asked['reason'])})" if asked.get("reason") else "")
+
+
+def _audit(out: Output, trace: Trace, limit: int | None) -> None:
+    audit = trace.audit
+    out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "how it stands", "bold")
+    out.show(f"  status    {audit.status.replace('_', ' ')}" + (f" · {audit.reason}" if audit.reason else ""), style_of(audit.status))
+    if audit.dimension:
+        out.show(
+            f"  bound     max_{audit.dimension}: limit {audit.limit:g}, used {audit.used:g}"
+            if audit.limit is not None and audit.used is not None
+            else f"  bound     max_{audit.dimension}"
+        )
+    if audit.error:
+        out.show(f"  error     {shortened(clean(audit.error), limit)}")
+    if trace.output is not None:
+        out.show("  output    " + shortened(as_text(trace.output), limit).rstrip("\n").replace("\n", "\n            "))
+    if trace.partial and trace.output is None:
+        out.show(f"  partial   {shortened(clean(trace.partial), limit)}")
+    _bounds(out, audit)
+    out.show(f"  in doubt  {', '.join(audit.in_doubt) or 'none'}")
+    for asked in audit.approvals:
+        out.show(f"  approval  {asked['call']} {clean(asked['tool'])}: {_approval(asked)}")
+    for taken in audit.resumptions:
+        changed = f"; changed since: {', '.join(taken['changed'])}" if taken["changed"] else ""
+        out.show(f"  resumed   {_at(taken['at'])} by {clean(taken['worker'])}{changed}")
+    for opened in audit.openings:
+        why = f": {clean(opened['why'])}" if opened["why"] else ""
+        bounds = f" with {as_text(opened['budget'])}" if opened["budget"] else ""
+        out.show(f"  reopened  {_at(opened['at'])} by {clean(opened['by']) or 'the operator'}{bounds}{why}")
+    out.show(f"  running   {audit.running_ms / 1000:.3f} s, without waits and downtime")
+    out.show(f"  log       {audit.records} records, head {audit.digest}")
+
+
+def _bounds(out: Output, audit: Audit) -> None:
+    used = [f"{b['bound'].removeprefix('max_')} {_figure(b['used'])}/{_figure(b['limit'])}" for b in audit.bounds]
+    for start in range(0, len(used), 4):
+        out.show(f"  {'used' if start == 0 else '':<9} {' · '.join(used[start : start + 4])}")
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _at(value: Any) -> str:
+    return f"{value:%Y-%m-%d %H:%M:%S} UTC" if value else "at an unknown time"

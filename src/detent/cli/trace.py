@@ -1,0 +1,335 @@
+"""A log as people go through it: per iteration the decision, the calls with input, output and error, and the state after it.
+
+Plain data made from verified records; `rendering` writes it down. Row R2: step number, model decision, tool invocation, tool input, tool
+output, error, state summary; row R9: every step, every call and the termination can be inspected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import AnyAction, ToolCall
+from detent.core.budget import FIELDS
+from detent.core.fold import evolve
+from detent.core.records import Record
+from detent.core.state import RunState
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """One call from its proposal to its outcome. `outcome` is "" while there is none."""
+
+    call_id: str
+    tool: str
+    args: Any
+    why: str = ""
+    side_effect: str = ""
+    decision: str = ""
+    rule: str = ""
+    decided: str = ""
+    approval: dict[str, Any] | None = None
+    attempts: int = 0
+    outcome: str = ""
+    output: Any = None
+    artifact_bytes: int | None = None
+    error: str = ""
+    latency_ms: float = 0.0
+    notes: list[str] = []
+
+
+class Iteration(msgspec.Struct, kw_only=True):
+    """One turn of a pass; `state` is the summary after its last record, `events` what else happened in it."""
+
+    iteration: int
+    scope: str
+    at: datetime
+    seq: int
+    decision: str = ""
+    text: str = ""
+    thinking: str = ""
+    model: str = ""
+    calls: list[Call] = []
+    events: list[str] = []
+    state: dict[str, Any] = {}
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """How the run stands and why: reason, bound with limit and use, open calls, who approved what, who took it on when."""
+
+    status: str
+    reason: str
+    error: str
+    dimension: str
+    limit: float | None
+    used: float | None
+    in_doubt: tuple[str, ...]
+    approvals: list[dict[str, Any]]
+    resumptions: list[dict[str, Any]]
+    openings: list[dict[str, Any]]
+    bounds: list[dict[str, Any]]
+    running_ms: float
+    records: int
+    digest: str
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """A whole run. `before` are events outside of iterations: the start, resumptions."""
+
+    run_id: str
+    goal: str
+    agent: str
+    tenant: str
+    started_at: datetime | None
+    variables: dict[str, Any]
+    before: list[str]
+    iterations: list[Iteration]
+    output: Any
+    partial: str
+    audit: Audit
+
+
+class _Reader:
+    """Goes through the records once."""
+
+    def __init__(self, run_id: str) -> None:
+        self.state = RunState(run_id=run_id)
+        self.iterations: list[Iteration] = []
+        self.open: dict[str, Iteration] = {}
+        self.calls: dict[str, Call] = {}
+        self.before: list[str] = []
+        self.approvals: dict[str, dict[str, Any]] = {}
+        self.resumptions: list[dict[str, Any]] = []
+        self.openings: list[dict[str, Any]] = []
+
+    def read(self, record: Record) -> None:
+        self.state = evolve(self.state, record)
+        envelope, event = record.envelope, record.event
+        if isinstance(event, e.TurnStarted):
+            turn = Iteration(iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, calls=[], events=[])
+            self.iterations.append(turn)
+            self.open[envelope.scope] = turn
+        elif isinstance(event, (e.Planned, e.PlanRejected)):
+            self._plan(self.open[envelope.scope], event)
+        elif not self._call(event, envelope.at):
+            self._other(event, envelope.at, envelope.scope)
+        turn = self.open.get(envelope.scope) or (self.iterations[-1] if self.iterations else None)
+        if turn is not None:
+            turn.state = summary(self.state, turn.scope)
+
+    def _plan(self, turn: Iteration, event: e.Planned | e.PlanRejected) -> None:
+        if isinstance(event, e.PlanRejected):
+            turn.events.append(f"plan rejected (attempt {event.attempt}): {event.problem}")
+            return
+        turn.decision = "; ".join(_said(action) for action in event.actions)
+        turn.text, turn.thinking, turn.model = event.text, event.thinking, event.model
+        if event.dropped:
+            turn.events.append(f"not run beside that: {', '.join(call.tool for call in event.dropped)}")
+        for call in self.state.passes[turn.scope].calls.values():
+            planned = event.embedded or event.actions[min(call.index, len(event.actions) - 1)]
+            shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[])
+            turn.calls.append(shown)
+            self.calls[call.call_id] = shown
+
+    def _call(self, event: Any, at: datetime) -> bool:
+        """Take up an event about one call; say whether it was one."""
+        call = self.calls.get(getattr(event, "call", ""))
+        if call is None:
+            return False
+        match event:
+            case e.PolicyDecided():
+                call.decision, call.rule, call.decided = event.decision, event.rule, event.reason
+            case e.ToolStarted():
+                call.attempts, call.side_effect = event.attempt, event.side_effect
+                if event.attempt > 1:
+                    call.notes.append(f"attempt {event.attempt}" + (f" after {event.previous.code}" if event.previous else ""))
+            case e.ToolFinished() | e.ToolReconciled():
+                self._outcome(call, event)
+            case e.ToolInDoubt():
+                call.outcome, call.error = "in doubt", event.why
+            case e.MetaToolAnswered():
+                call.outcome = "ok" if event.success else "failed"
+                call.output = event.content
+            case e.CallHealed():
+                call.tool, call.args = event.tool, event.args
+                call.notes.append(f"healed: {', '.join(event.repairs)}")
+            case e.GuardBlocked():
+                call.outcome, call.error = "refused", f"guard {event.guard}: {event.reason}"
+            case _:
+                self._approval(call, event, at)
+        return True
+
+    def _outcome(self, call: Call, event: e.ToolFinished | e.ToolReconciled) -> None:
+        if isinstance(event, e.ToolReconciled):
+            by = f" by {event.by}" if event.by else ""
+            call.notes.append(f"settled{by}: {event.outcome} ({event.source})")
+            if event.outcome == "again":
+                call.outcome = ""
+                return
+        else:
+            call.latency_ms = event.latency_ms
+            call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
+        call.outcome = "ok" if event.error is None else "failed"
+        call.error = f"{event.error.code}: {event.error.message}" if event.error else ""
+        call.output = msgspec.json.decode(event.result) if event.result else None
+
+    def _approval(self, call: Call, event: Any, at: datetime) -> None:
+        match event:
+            case e.ApprovalRequested():
+                call.approval = {"call": call.call_id, "tool": call.tool, "reason": event.reason, "requested_at": at}
+                self.approvals[call.call_id] = call.approval
+            case e.ApprovalResolved() | e.ApprovalEdited() | e.ApprovalExpired():
+                asked = self.approvals.setdefault(call.call_id, {"call": call.call_id, "tool": call.tool})
+                decision = (
+                    event.decision
+                    if isinstance(event, e.ApprovalResolved)
+                    else "edited"
+                    if isinstance(event, e.ApprovalEdited)
+                    else "expired"
+                )
+                asked |= {"decision": decision, "by": getattr(event, "by", ""), "at": at, "said": getattr(event, "reason", "")}
+                if isinstance(event, e.ApprovalEdited):
+                    call.args = event.args
+            case _:
+                call.notes.append(type(event).__name__)
+
+    def _other(self, event: Any, at: datetime, scope: str) -> None:
+        match event:
+            case e.RunResumed():
+                self.resumptions.append({"at": at, "worker": event.worker, "changed": event.changed})
+            case e.RunReopened():
+                budget = {} if event.budget is None else {f: v for f in FIELDS if (v := getattr(event.budget, f)) is not None}
+                self.openings.append({"at": at, "by": event.by, "why": event.why, "budget": budget})
+            case _:
+                pass
+        if (line := told(event)) is None:
+            return
+        turn = self.open.get(scope) or (self.iterations[-1] if self.iterations else None)
+        (turn.events if turn else self.before).append(line)
+
+
+def told(event: Any) -> str | None:  # noqa: PLR0911 - one case an event
+    """Return an event that is about no call in words; None for what is shown elsewhere."""
+    match event:
+        case e.RunResumed():
+            return f"resumed by {event.worker}" + (f"; changed since: {', '.join(event.changed)}" if event.changed else "")
+        case e.RunReopened():
+            return f"reopened by {event.by or 'the operator'}" + (f": {event.why}" if event.why else "")
+        case e.RunWaiting():
+            return event.status.replace("_", " ")
+        case e.RunFinished():
+            return f"{event.status}: {event.reason}" + (f": {event.error}" if event.error else "")
+        case e.UserAsked():
+            return f"asked: {event.question}"
+        case e.UserReplied():
+            return f"replied{f' by {event.by}' if event.by else ''}: {event.reply}"
+        case e.CancelRequested():
+            return f"cancel requested{f' by {event.by}' if event.by else ''}" + (f": {event.why}" if event.why else "")
+        case e.ScheduleSet():
+            return f"sleeps until {event.due:%Y-%m-%d %H:%M:%S} UTC"
+        case e.Reflected():
+            return f"reflection: {event.message}"
+        case e.NoteWritten():
+            return f"note by {event.author}: {event.text}"
+        case e.ModelCallFailed():
+            return f"model call failed: {event.error}"
+        case e.GoalPushed():
+            return f"sub-goal {event.goal_id}: {event.goal}"
+        case e.GoalCompleted():
+            return f"sub-goal {event.goal_id} completed: {event.outcome}"
+        case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Forked() | e.Erased() | e.SubagentSpawned() | e.SubagentJoined():
+            return type(event).__name__
+        case _:
+            return None
+
+
+def summary(state: RunState, scope: str) -> dict[str, Any]:
+    """Return the state in the few figures that decide how the run goes on."""
+    now = state.passes.get(scope)
+    return {
+        "status": state.status,
+        "iterations": state.usage.iterations,
+        "tool_calls": state.usage.tool_calls,
+        "failures": state.usage.failures,
+        "failed_turns": now.consecutive_failed_turns if now else 0,
+        "without_progress": now.turns_without_progress if now else 0,
+        "tokens": state.usage.total_tokens,
+        "cost_usd": state.usage.cost_usd,
+    }
+
+
+def make_trace(records: Sequence[Record]) -> Trace:
+    """Return the trace of a log; raise `RunErased`, `IllegalEvent`."""
+    reader = _Reader(records[0].envelope.run)
+    for record in records:
+        reader.read(record)
+    state = reader.state
+    audit = Audit(
+        status=state.status,
+        reason=state.reason,
+        error=state.error,
+        dimension=state.dimension,
+        limit=state.limit,
+        used=state.used,
+        in_doubt=state.in_doubt,
+        approvals=list(reader.approvals.values()),
+        resumptions=reader.resumptions,
+        openings=reader.openings,
+        bounds=list(_bounds(state)),
+        running_ms=state.running_ms,
+        records=state.seq,
+        digest=state.digest,
+    )
+    return Trace(
+        run_id=state.run_id,
+        goal=state.goal,
+        agent=state.agent.name,
+        tenant=state.host.tenant,
+        started_at=state.started_at,
+        variables=state.variables,
+        before=reader.before,
+        iterations=reader.iterations,
+        output=state.output,
+        partial=state.partial,
+        audit=audit,
+    )
+
+
+def _bounds(state: RunState) -> Iterable[dict[str, Any]]:
+    usage = state.usage
+    used: dict[str, float | None] = {
+        "max_iterations": usage.iterations,
+        "max_model_calls": usage.model_calls,
+        "max_tool_calls": usage.tool_calls,
+        "max_failures": usage.failures,
+        "max_goal_depth": len(state.goals),
+        "max_running_s": state.running_ms / 1000,
+        "max_input_tokens": usage.input_tokens,
+        "max_output_tokens": usage.output_tokens,
+        "max_total_tokens": usage.total_tokens,
+        "max_cost_usd": usage.cost_usd,
+    }
+    last = list(state.passes.values())[-1:]
+    for now in last:
+        used["max_failed_turns"], used["max_non_progress"] = now.consecutive_failed_turns, now.turns_without_progress
+        used["max_reflections"] = now.reflections
+    if state.started_at and state.updated_at:
+        used["max_total_s"] = (state.updated_at - state.started_at).total_seconds()
+    for field in FIELDS:
+        limit = getattr(state.budget, field)
+        if limit is not None:
+            yield {"bound": field, "limit": limit, "used": used.get(field)}
+
+
+def _said(action: AnyAction) -> str:
+    """Return an action in words: what is asked for, and why."""
+    why = f" ({action.reason})" if action.reason else ""
+    if isinstance(action, ToolCall):
+        return f"call {action.tool}{why}"
+    name = type(action).__name__
+    told = next((v for f in ("content", "question", "goal", "outcome", "at", "agent", "child") if (v := getattr(action, f, None))), "")
+    text = told if isinstance(told, str) else msgspec.json.encode(told).decode()
+    return f"{''.join(f' {c.lower()}' if c.isupper() else c for c in name).strip()}" + (f": {text}" if text else "") + why

@@ -57,7 +57,7 @@ Approver = Callable[[Approval], Any]
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`) or a store. `planner`: any object with `plan(view)`; an agent with rules brings its
+    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an agent with rules brings its
     own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that
     returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list. `ceiling`: the
     highest number of iterations that a budget may ask for.
@@ -91,6 +91,7 @@ class Engine:
             raise ConfigError(f"max_concurrent_runs is {max_concurrent_runs}; give at least 1, or leave it out")
         Redactor(redact, b"")
         self.store: EventStore = open_store(store) if isinstance(store, str) else store
+        self._owns_store = isinstance(store, str)
         self.tools = Registry(tools)
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
         if workspace is not None:
@@ -145,9 +146,11 @@ class Engine:
         self.suspend("the engine is closing")
         await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
+        self.tools.close()
         if self._opened:
             self._opened = False
-            await self.store.close()
+            if self._owns_store:
+                await self.store.close()
 
     def suspend(self, why: str) -> None:
         """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`."""

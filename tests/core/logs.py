@@ -25,6 +25,7 @@ class Log:
         self.state = RunState(run_id=run_id)
         self.lines: list[bytes] = []
         self.states: list[RunState] = []
+        self.events: list[e.AnyEvent] = []
 
     def add(self, *events: e.AnyEvent, scope: str = "main") -> Log:
         """Append `events`; raise `IllegalEvent` for one that cannot follow, and then the log stays as it was."""
@@ -37,6 +38,7 @@ class Log:
             self.state = evolve(self.state, Record(envelope, decode_event(body), digest))
             self.lines.append(line)
             self.states.append(self.state)
+            self.events.append(event)
         return self
 
     @property

@@ -1,7 +1,7 @@
 """`detent demo`: a real run is killed with SIGKILL in the middle, resumed by another process, and the files and the log are compared.
 
-The run is held at a chosen record, so that the kill always hits the middle: `Hold` is an observer that never returns once the second
-line of the timeline is written. The process is then killed from outside; nothing in it gets a chance to tidy up.
+The run is held at a chosen record, so that the kill always hits the middle: `Hold` is an observer that blocks the event loop once the
+second line of the timeline is written. The process is then killed from outside; nothing in it gets a chance to tidy up.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Hold:
         self._done = 0
 
     def on_record(self, record: Record, state: RunState) -> None:
-        """Count the appends that are in the log; never return after the last that is waited for."""
+        """Count the appends that are in the log; after the last that is waited for, nothing runs in this process any more."""
         event = record.event
         if isinstance(event, ToolStarted) and event.tool == "append_file":
             self._appends.add(event.call)
         elif isinstance(event, ToolFinished) and event.call in self._appends:
             self._done += 1
             if self._done == HOLD_AFTER:
-                threading.Event().wait()
+                asyncio.get_running_loop().call_soon(threading.Event().wait)
 
     def on_chunk(self, chunk: Chunk) -> None:
         """Nothing is streamed here."""
@@ -92,10 +92,8 @@ def _demonstrate(output: Output, home: Path) -> dict[str, Any]:
     run_id = before[0].envelope.run
     timeline = next(home.glob("reports/timeline-*.md"))
     lines = timeline.read_text(encoding="utf-8")
-    say(
-        f"  SIGKILL after record {len(before)}; {_count(before, ToolStarted)} calls were started, {_count(before, ToolFinished)} have their outcome in the log.",
-        "red",
-    )
+    started, ended = _count(before, ToolStarted), _count(before, ToolFinished)
+    say(f"  SIGKILL after record {len(before)}; {started} calls were started, {ended} have their outcome in the log.", "red")
     say(f"  {timeline.relative_to(home)} as it was left behind:")
     _quote(output, lines)
     say()

@@ -39,7 +39,7 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
     "Begin": {"init": starting.init, "demo": starting.demo},
 }
-_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")  # type: ignore[assignment]
+_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def make_app() -> typer.Typer:

@@ -5,10 +5,11 @@ An observer like any other: it is told after the commit of each record, and what
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from detent.cli.output import Output, as_text, clean, coloured, shortened
 from detent.core import events as e
@@ -134,12 +135,13 @@ def _steps(state: RunState) -> str:
 
 
 def _gist(args: Any) -> str:
-    """Return the argument that tells most about a call: its first text."""
-    if isinstance(args, dict):
-        for value in args.values():  # type: ignore[reportUnknownVariableType]
-            if isinstance(value, str):
-                return clean(value)
-    return ""
+    """Return what tells most about a call: its first text, then its numbers and truth values by name."""
+    if not isinstance(args, dict):
+        return ""
+    given = cast("dict[str, Any]", args)
+    texts = [value for value in given.values() if isinstance(value, str)]
+    figures = [f"{name}={json.dumps(value)}" for name, value in given.items() if isinstance(value, (int, float))]
+    return clean(" ".join([*(shortened(text, 50) for text in texts[:1]), *figures]))
 
 
 def _problem(item: Item) -> str:

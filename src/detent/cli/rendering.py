@@ -11,6 +11,7 @@ from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.state import RunState
 
 SHORT = 240
+LONG = 2_000
 
 
 def render(trace: Trace, state: RunState, session: Session, *, full: bool, only: int | None = None) -> None:
@@ -99,7 +100,9 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     if audit.error:
         out.show(f"  error     {shortened(clean(audit.error), limit)}")
     if trace.output is not None:
-        out.show("  output    " + shortened(as_text(trace.output), limit).rstrip("\n").replace("\n", "\n            "))
+        answer = as_text(trace.output).rstrip("\n")
+        answer = answer if limit is None or len(answer) <= LONG else f"{answer[:LONG]}…"
+        out.show("  output    " + answer.replace("\n", "\n            "))
     if trace.partial and trace.output is None:
         out.show(f"  partial   {shortened(clean(trace.partial), limit)}")
     _bounds(out, audit)

@@ -38,7 +38,8 @@ def _enc_hook(value: Any) -> Any:
 def _dec_hook(kind: Any, value: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is Seq:
-        return Seq(msgspec.json.decode(_encoder.encode(value), type=list[get_args(kind)[0]], dec_hook=_dec_hook))  # items hold raw JSON
+        items = get_args(kind)[0]
+        return Seq(msgspec.json.decode(_encoder.encode(value), type=list[items], dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
     if origin is Map:
         mapping: Map[Any, Any] = Map()
         for key, item in value.items():

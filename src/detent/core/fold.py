@@ -126,7 +126,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             state = _wake(_approval_closed(state, call))
             if decision == "approved":
                 return _call(state, call, status="allowed", approved=True, why=f"approved by {event.by}")
-            state = _call(state, call, refused="approval_rejected", why=event.reason or "rejected")
+            state = _call(state, call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
             return _end(state, scope, "approval_rejected", error=event.reason) if state.agent.on_reject == "stop" else state
         case e.ApprovalEdited(call=call, args=args):
             return _call(
@@ -139,7 +139,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
                 why=f"edited by {event.by}",
             )
         case e.ApprovalExpired(call=call):
-            state = _call(_wake(_approval_closed(state, call)), call, refused="approval_expired", why="nobody decided in time")
+            state = _call(_wake(_approval_closed(state, call)), call, status="planned", refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
         case e.MemoryRecalled(items=items):
             return _with(state, replace(_pass(state, scope), memory=items))

@@ -110,10 +110,10 @@ def reached(
 
 def waits(run: RunState, state: KernelState) -> str:
     """Return the waiting status that `run` has because of `state`, or ""."""
-    if any(c.status == "in_doubt" for c in state.calls.values()):
-        return "waiting_for_reconciliation"
-    if any(c in run.approvals for c in state.calls):
-        return "waiting_for_approval"
+    held = next((c.status for c in state.calls.values() if c.status != "finished"), "")
+    if held in ("asked", "in_doubt"):  # what stands before the first call that is held back can still run
+        doubt = any(c.status == "in_doubt" for c in state.calls.values())
+        return "waiting_for_reconciliation" if doubt else "waiting_for_approval"
     if run.asks:
         return "waiting_for_user"
     if any(c.join and c.status == "open" for c in run.children.values()):

@@ -7,6 +7,7 @@ A run is re-entered at any record boundary: the open turn is gone through again,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from detent.kernel.outside import BoundReached
 from detent.ports import Signal
 
 log = logging.getLogger("detent")
+
+YIELD_EVERY = 8
 
 REFLECTION = (
     "You have made no progress for {turns} turns: no new successful observation. Look at what was tried, do something different, "
@@ -84,6 +87,8 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         if verdict is not None:
             return verdict
         await run.journal.commit()
+        if context.state.iteration % YIELD_EVERY == 0:
+            await asyncio.sleep(0)  # a store in memory never yields; other runs and the watcher need their turn
         turn_over = all(c.status == "finished" for c in context.state.calls.values())
         if (
             not turn_over

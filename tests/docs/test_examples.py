@@ -1,0 +1,174 @@
+"""What the documentation shows is what happens: its Python runs, its commands give what stands below them, its links lead somewhere.
+
+A page is gone through from top to bottom in one temporary directory. A block whose first line names a file (`# rules.yaml`) is written
+there; `python` blocks are executed in one namespace; the commands of `console` blocks are run by bash. What is shown below a command is
+compared line by line and in order: `...` alone stands for any lines, inside a line for any text; run ids, digests, times and durations
+may differ.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
+
+RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9-]*-[a-z0-9]{6}\b")
+VOLATILE = (
+    (RUN_ID, "RUN"),
+    (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
+    (re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?\b"), "TIME"),
+    (re.compile(r"\b\d+(\.\d+)? ?(ms|s)\b"), "DURATION"),
+)
+RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the examples, in which `detent` is this version and nothing is configured."""
+    work, tools = tmp_path / "work", tmp_path / "bin"
+    work.mkdir()
+    tools.mkdir()
+    shutil.copytree(ROOT / "examples", work / "examples", ignore=shutil.ignore_patterns("__pycache__", "reports"))
+    for name, command in {"detent": f'{sys.executable} -m detent "$@"', "python": f'{sys.executable} "$@"'}.items():
+        (tools / name).write_text(f"#!/bin/sh\nexec {command}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    for name in [n for n in os.environ if n.startswith("DETENT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("USER", "ann")
+    monkeypatch.setenv("LOGNAME", "ann")
+    monkeypatch.chdir(work)
+    return work
+
+
+def execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    """Execute a Python block; a traceback shows page and line."""
+    source = "\n" * (block.line - 1) + block.text
+    exec(compile(source, name_of(page), "exec"), namespace)  # noqa: S102 - our own documentation
+
+
+def stable(line: str) -> str:
+    """Return a line of output without what differs from run to run."""
+    for pattern, name in VOLATILE:
+        line = pattern.sub(name, line)
+    return re.sub(r"\s+", " ", line).strip()
+
+
+def missing(shown: list[str], said: list[str]) -> str:
+    """Return the first shown line that the output does not have where it should be, or ""."""
+    left = [stable(line) for line in said if line.strip()]
+    anywhere = True
+    for line in shown:
+        wanted = stable(line)
+        if wanted in ("...", ""):
+            anywhere = anywhere or bool(wanted)
+            continue
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in re.split(r"\.\.\.|…", wanted)))
+        place = next((i for i, text in enumerate(left) if pattern.fullmatch(text)), None)
+        if place is None or (place > 0 and not anywhere):
+            return line
+        left, anywhere = left[place + 1 :], False
+    return ""
+
+
+def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
+    """Run a command, with the ids of earlier runs in place of the shown ones, and compare its output."""
+    line = RUN_ID.sub(lambda m: known.get(m[0], m[0]), command.line)
+    done = subprocess.run(["bash", "-c", line], cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
+    said = done.stdout.splitlines()
+    lost = missing(command.shown, said)
+    told = f"$ {line}\n{done.stdout}(exit code {done.returncode})"
+    assert not lost, f"the page shows {lost!r}, but:\n{told}"
+    assert done.returncode == command.code, told
+    shown = list(dict.fromkeys(RUN_ID.findall("\n".join(command.shown))))
+    known.update(zip([i for i in shown if i not in known], [i for i in dict.fromkeys(RUN_ID.findall(done.stdout)) if i not in known.values()], strict=False))
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=name_of)
+def test_what_a_page_shows_is_what_happens(page: Path, desk: Path) -> None:
+    """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""
+    namespace: dict[str, Any] = {"__name__": "docs_page"}
+    known: dict[str, str] = {}
+    for block in blocks(page):
+        if block.file:
+            place = desk / block.file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(block.text, encoding="utf-8")
+        if block.language == "python":
+            execute(block, page, namespace)
+        elif block.language == "console":
+            for command in commands(block):
+                run_command(command, desk, known)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_runs_and_says_what_it_promises(example: Path, desk: Path) -> None:
+    """An example is a program of its own; the end of its docstring, after `It prints:`, is what it prints."""
+    promised = (ast.get_docstring(ast.parse(example.read_text(encoding="utf-8"))) or "").partition("It prints:")[2].strip()
+    assert promised, f"{example.name} does not say what it prints"
+    done = subprocess.run([sys.executable, "-W", "error", str(example)], cwd=desk, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not missing([line.strip() for line in promised.splitlines()], done.stdout.splitlines()), done.stdout
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+    """A relative link names an existing file, and its fragment a heading of it."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, fragment = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (fragment and fragment not in anchors(place)):
+            wrong.append(target)
+    assert wrong == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    """docs/index.md leads to every page, in one step or through another page; README leads to the index."""
+    reached, todo = set[Path](), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in reached or page.suffix != ".md" or not page.exists():
+            continue
+        reached.add(page)
+        todo += [(page.parent / t.partition("#")[0]).resolve() for t in re.findall(r"\]\(([^)\s:]+)\)", prose(page))]
+    assert [name_of(p) for p in pages() if p not in reached] == []
+    assert DOCS / "index.md" in reached
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_fence_has_a_language_that_is_known_here(page: Path) -> None:
+    """A block that should run is never left out because of how its language is spelt."""
+    known = {"python", "console", "toml", "yaml", "json", "text", "sh"}
+    assert {b.language for b in blocks(page)} <= known
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "lost"),
+    [
+        (["a", "c"], ["a", "b", "c"], "c"),
+        (["a", "...", "c"], ["a", "b", "c"], ""),
+        (["c", "a"], ["a", "c"], "a"),
+        (["run ... is sound"], ["run 7 is sound"], ""),
+        (["run ... is sound"], ["run 7 is broken"], "run ... is sound"),
+        (["run 20260301-120000-a-b-7k3f9q took 5 ms"], ["run 20270301-120000-c-d-abcdef took 1.2 s"], ""),
+        (["3 calls"], ["4 calls"], "3 calls"),
+    ],
+)
+def test_the_comparison_finds_what_is_missing(shown: list[str], said: list[str], lost: str) -> None:
+    """Order, gaps and placeholders work, and figures count."""
+    assert missing(shown, said) == lost

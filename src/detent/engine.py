@@ -146,7 +146,6 @@ class Engine:
         self.suspend("the engine is closing")
         await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
-        self.tools.close()
         if self._opened:
             self._opened = False
             if self._owns_store:

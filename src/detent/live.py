@@ -308,22 +308,20 @@ class LiveWorld:
         redactor.found.clear()
 
     async def _resolved(self, args: Any) -> Any:
+        raw = msgspec.json.encode(args)
+        if b"<secret:" not in raw:
+            return msgspec.json.decode(raw)  # the tool may change its copy
         for name in placeholders(args):
             if name not in self._secrets:
                 data = await self._store.get_blob(self._run().run_id, blob_of(name))
                 if data is not None:
                     self._secrets[name] = data.decode()
-        return resolve(args, self._secrets) if self._secrets else fresh_args(args)
+        return resolve(args, self._secrets)
 
 
 def blob_of(placeholder: str) -> str:
     """Return the blob key under which a placeholder's value is kept."""
     return "secret-" + placeholder[8:-1]
-
-
-def fresh_args(args: Any) -> Any:
-    """Return a copy of arguments that a tool may change."""
-    return msgspec.json.decode(msgspec.json.encode(args)) if args else {}
 
 
 async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:

@@ -320,7 +320,7 @@ def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
         name = key.strip().replace("-", "_")
         name = name if name in types else f"max_{name}"
         if not equals or name not in types:
-            raise ConfigError(f"{where}: {pair!r}: unknown bound; {_nearest(name, types)}, as in {where} max_tool_calls=20")
+            raise ConfigError(f"{where}: {pair!r}: unknown bound; {_nearest(name, types)} Write it as max_tool_calls=20")
         said[name] = parse_text(text.strip(), types[name], f"{where} {name}")
     budget = Budget(**said)
     _check_budget(budget, where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -60,15 +61,19 @@ def make_app() -> typer.Typer:
     return app
 
 
-def _everywhere(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the command too.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         from detent import __version__
 
         sys.stdout.write(f"detent {__version__}\n")
         raise typer.Exit(0)
+
+
+def _everywhere(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the command too.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)] = False,
+) -> None:
+    """Options that are taken care of elsewhere: `run` looks for --debug itself, --version ends the process."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -82,24 +87,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code: Any = make_app()(args, prog_name="detent", standalone_mode=False)
         return int(code or 0)
     except (DetentError, OSError) as error:
-        if debug:
-            raise
-        return _failed(error, output)
+        return _failed(error, output, debug=debug)
     except _CLICK_ERROR as error:
         return _misused(error, output)
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
         return SUSPENDED
     except Exception as error:  # the last resort: whatever is wrong, people get a line and not a traceback
-        if debug:
-            raise
-        return _failed(error, output, hint="this should not happen; --debug shows where it comes from")
+        return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
 
 
-def _failed(error: BaseException, output: Output, hint: str = "") -> int:
+def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:
+    """Say what went wrong, in one or two lines or as the one document, and return the exit code."""
+    if debug:
+        traceback.print_exception(error)
     said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, Suspended) and not error.run_id:
-        said = f"interrupted ({error.why}) before anything was recorded"
+    if isinstance(error, Suspended):
+        command = next(iter(getattr(error, "__notes__", ())), "")
+        said = (
+            f"suspended ({error.why}): run {error.run_id} is kept as it is; `{command}` goes on"
+            if command
+            else f"interrupted ({error.why})"
+        )
     if output.json:
         code = error.code if isinstance(error, DetentError) else "internal_error"
         data: dict[str, Any] = {"code": code, "message": said}

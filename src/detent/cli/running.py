@@ -52,8 +52,9 @@ def run(
         raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] GOAL...")
     if run_id is not None and not run_id.strip():
         raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
-    pairs = [*(budget or ()), *([f"max_iterations={max_iterations}"] if max_iterations is not None else [])]
-    bounds = parse_budget(pairs).over(session.budget)
+    bounds = parse_budget(budget or ()).over(session.budget)
+    if max_iterations is not None:
+        bounds = parse_budget([f"max_iterations={max_iterations}"], "--max-iterations").over(bounds)
     worker = session.agent()
     variables = parse_variables(var or [], worker)
     session.run_id = run_id or new_run_id(text, SystemClock().now(), RandomIds().token(6))

@@ -88,11 +88,14 @@ class Session:
         try:
             async with self.engine:
                 results.append(await work(self.engine))
+        except Suspended as error:
+            error.add_note(self.command("resume", error.run_id))
+            raise
         except asyncio.CancelledError:
             if not self.stopped:
                 raise
             if not results:
-                raise Suspended(self.run_id, self.stopped) from None
+                raise Suspended("", self.stopped) from None
         finally:
             for number in (signals.SIGINT, signals.SIGTERM):
                 loop.remove_signal_handler(number)

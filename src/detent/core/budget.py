@@ -95,6 +95,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 NOTHING = Usage()
 
 
+DIMENSIONS = (
+    "iterations",
+    "model_calls",
+    "tool_calls",
+    "failures",
+    "running_s",
+    "total_s",
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "cost_usd",
+    "goal_depth",
+)
+"""What a bound can be reached in, in the order in which they are looked at; each is the name of its option without `max_`."""
+
+OPTIONS = {dimension: f"max_{dimension}" for dimension in DIMENSIONS}
+_GIVEN = ("running_s", "total_s", "goal_depth")
+
+
 class Exhausted(msgspec.Struct, frozen=True):
     """A bound that is reached: its `dimension` (the option's name without `max_`), the limit and the use."""
 
@@ -106,6 +125,45 @@ class Exhausted(msgspec.Struct, frozen=True):
     def option(self) -> str:
         """The option that raises the bound."""
         return f"max_{self.dimension}"
+
+
+def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
+    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
+    for field in FIELDS:
+        value = getattr(budget, field)
+        if value is not None and not value > 0:
+            raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
+    if budget.max_iterations is not None and budget.max_iterations > ceiling:
+        raise BudgetRefused(
+            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; ask for less, or start the engine with Engine(ceiling=...)"
+        )
+    return budget
+
+
+def exhausted(
+    budget: Budget,
+    used: Usage,
+    *,
+    goal_depth: int = 0,
+    running_s: float = 0.0,
+    total_s: float = 0.0,
+    only: tuple[str, ...] | None = None,
+) -> Exhausted | None:
+    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed.
+
+    `only` narrows the look to these dimensions.
+    """
+    if budget == UNBOUNDED:
+        return None
+    for dimension in DIMENSIONS if only is None else only:
+        limit = getattr(budget, OPTIONS[dimension])
+        if limit is None:
+            continue
+        value = goal_depth - 1 if dimension == "goal_depth" else running_s if dimension == "running_s" else total_s
+        value = getattr(used, dimension) or 0 if dimension not in _GIVEN else value
+        if value >= limit:
+            return Exhausted(dimension, limit, goal_depth if dimension == "goal_depth" else value)
+    return None
 
 
 def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.errors import CorruptLog, NewerVersion
 from detent.core.events import AnyEvent
 from detent.core.history import Map, Seq
-from detent.core.records import VERSION, Envelope, Record, chain, hash_body
+from detent.core.records import VERSION, Envelope, Record, chain
 from detent.core.state import KernelState, RunState
 
 StateT = TypeVar("StateT", KernelState, RunState)
@@ -72,9 +72,9 @@ def digest_of(value: Any) -> str:
 
 def seal(envelope: Envelope, body: bytes, *, previous: str, salt: str) -> tuple[bytes, str]:
     """Return a record's line and its digest."""
-    head = _encoder.encode(envelope)
-    digest = chain(previous, head, hash_body(salt, body))
-    return b'{"envelope":%b,"salt":"%b","body":%b,"digest":"%b"}' % (head, salt.encode(), body, digest.encode()), digest
+    head, salted = _encoder.encode(envelope), salt.encode()
+    digest = chain(previous, head, sha256(b"%b\n%b" % (salted, body)).hexdigest())
+    return b'{"envelope":%b,"salt":"%b","body":%b,"digest":"%b"}' % (head, salted, body, digest.encode()), digest
 
 
 def tombstone(line: bytes) -> bytes:

@@ -139,7 +139,9 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
                 why=f"edited by {event.by}",
             )
         case e.ApprovalExpired(call=call):
-            state = _call(_wake(_approval_closed(state, call)), call, status="planned", refused="approval_expired", why="nobody decided in time")
+            state = _call(
+                _wake(_approval_closed(state, call)), call, status="planned", refused="approval_expired", why="nobody decided in time"
+            )
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
         case e.MemoryRecalled(items=items):
             return _with(state, replace(_pass(state, scope), memory=items))
@@ -450,7 +452,9 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         call_id = f"{scope}.{iteration}.{i}"
         known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
         calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=_item(known, iteration, error=_DROPPED))
-    now = replace(before, plan=event, steps=steps, guidance=(), partial=event.text or before.partial, status="acting" if wanted else "observing")
+    now = replace(
+        before, plan=event, steps=steps, guidance=(), partial=event.text or before.partial, status="acting" if wanted else "observing"
+    )
     state = _with(state, _flushed(now, calls))
     if event.embedded is not None:
         return state

@@ -78,8 +78,3 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def chain(previous: str, envelope: bytes, body_hash: str) -> str:
     """Return the digest of a record, in hex."""
     return sha256(b"%b\n%b\n%b" % (previous.encode(), envelope, body_hash.encode())).hexdigest()
-
-
-def hash_body(salt: str, body: bytes) -> str:
-    """Return H(salt, body), in hex."""
-    return sha256(b"%b\n%b" % (salt.encode(), body)).hexdigest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -234,7 +235,7 @@ def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.Tool
         e.ToolStarted(
             call=call.call_id,
             tool=call.tool,
-            key=call.key or digest_of([context.run.state.run_id, call.call_id, digest]),
+            key=call.key or sha256(f"{context.run.state.run_id} {call.call_id} {digest}".encode()).hexdigest()[:32],
             digest=digest,
             attempt=known.attempt + 1,
             side_effect=spec.side_effect,

@@ -22,7 +22,17 @@ import msgspec
 
 from detent.core.codec import decode_event, encode, read_log, seal, walk
 from detent.core.errors import Conflict
-from detent.core.events import AnyEvent, RunStarted, ToolFinished, ToolInDoubt, ToolReconciled
+from detent.core.events import (
+    AnyEvent,
+    DeadLettered,
+    RunFinished,
+    RunStarted,
+    RunWaiting,
+    ToolFinished,
+    ToolInDoubt,
+    ToolReconciled,
+    TurnStarted,
+)
 from detent.core.fold import evolve, fold
 from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
@@ -61,17 +71,24 @@ class Journal:
         except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
             body = encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
         event = decode_event(body)
-        seq, run_id = before.seq + 1, before.run_id
-        goal = before.goal_id if before.goal_id != run_id else ""
-        envelope = Envelope(run=run_id, seq=seq, at=at, goal=goal, scope=scope)
-        after = evolve(before, Record(envelope, event, ""))
-        known = after.passes.get(scope)
-        if known is not None and known.iteration:
-            envelope = replace(envelope, iteration=known.iteration)
-        if after.status != "running" or isinstance(event, RunStarted):
+        run_id, known = before.run_id, before.passes.get(scope)
+        envelope = Envelope(
+            run=run_id,
+            seq=before.seq + 1,
+            at=at,
+            goal=before.goal_id if before.goal_id != run_id else "",
+            scope=scope,
+            iteration=event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0,
+        )
+        salt = self._ids.token(16)
+        if before.status == "running" and not isinstance(event, _LABELLED):
+            line, digest = seal(envelope, body, previous=before.digest, salt=salt)
+            self.state = evolve(before, Record(envelope, event, digest))
+        else:
+            after = evolve(before, Record(envelope, event, ""))
             envelope = _labelled(envelope, event, after)
-        line, digest = seal(envelope, body, previous=before.digest, salt=self._ids.token(16))
-        self.state = replace(after, digest=digest)
+            line, digest = seal(envelope, body, previous=before.digest, salt=salt)
+            self.state = replace(after, digest=digest)
         self._lines.append(line)
         if self._sinks:
             self._told.append((Record(envelope, event, digest), self.state))
@@ -131,6 +148,10 @@ class Journal:
                 return
             except Conflict:
                 continue
+
+
+_LABELLED = (RunStarted, RunWaiting, RunFinished, DeadLettered)
+"""Events after which a running run is not running, or that say whose run it is: their envelope is known only after the fold."""
 
 
 def _labelled(envelope: Envelope, event: AnyEvent, after: RunState) -> Envelope:

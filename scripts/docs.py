@@ -6,6 +6,7 @@ is kept, row by row; a row that is new gets an empty one, which the tests refuse
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -51,14 +52,14 @@ def sentence(text: str | None, *, all_of_it: bool = False) -> str:
 
 def value(given: Any) -> str:
     """Return a default as it is written in TOML, "" where there is none."""
-    if given is None or given == "" or given == () or given == {}:
+    if given is None or given in ("", (), {}):
         return ""
     return f"`{str(given).lower() if isinstance(given, bool) else given}`"
 
 
 def type_of(kind: Any) -> str:
     """Return the type of a key in words."""
-    said = re.sub(r"[\w.]*\.", "", str(kind).replace("<class '", "").replace("'>", ""))
+    said = re.sub(r"\w+\.(?=\w)", "", str(kind).replace("<class '", "").replace("'>", ""))
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
     names |= {"str | list[dict[str, Any]]": "file name, or list of tables", "dict[str, str]": "table of texts"}
     said = said.removesuffix(" | None")
@@ -81,26 +82,40 @@ def sections(module: Any, root: str) -> list[tuple[str, list[type]]]:
     return [(name, classes) for name, classes in found if classes]
 
 
-def fields(kind: type) -> str:
+def fields(kind: Any) -> str:
     """Return the names of a struct's fields."""
-    return ", ".join(f"`{name}`" for name in kind.__struct_fields__)  # type: ignore[attr-defined]
+    return ", ".join(f"`{name}`" for name in kind.__struct_fields__)
 
 
-def tag(kind: type) -> str:
+def tag(kind: Any) -> str:
     """Return the name that a class has on the wire."""
-    return str(msgspec.inspect.type_info(kind).tag)  # type: ignore[union-attr]
+    info: Any = msgspec.inspect.type_info(kind)
+    return str(info.tag)
+
+
+def made() -> set[str]:
+    """Return the names of everything that is called in the package: an event that is not among them, nothing records yet."""
+    names: set[str] = set()
+    for path in (ROOT / "src" / "detent").rglob("*.py"):
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        names.update(ast.unparse(f).split(".")[-1] for f in calls if isinstance(f, (ast.Name, ast.Attribute)))
+    return names
 
 
 def events(_: str) -> str:
     """Every event, in the groups of the source."""
     from detent.core import events as module
 
+    recorded = made()
+
+    def source(kind: type) -> str:
+        if kind.__name__ not in recorded:
+            return "later"
+        return "outside" if kind in module.INPUTS else "kernel"
+
     parts: list[str] = []
     for name, classes in sections(module, "Event"):
-        rows = [
-            (f"`{c.__name__}`", f"`{tag(c)}`", "outside" if c in module.INPUTS else "kernel", fields(c), sentence(c.__doc__, all_of_it=True))
-            for c in classes
-        ]
+        rows = [(f"`{c.__name__}`", f"`{tag(c)}`", source(c), fields(c), sentence(c.__doc__, all_of_it=True)) for c in classes]
         parts.append(f"### {name}\n\n{table(('event', '`type`', 'from', 'fields', 'meaning'), rows)}")
     return "\n" + "\n".join(parts) + "\n"
 
@@ -109,7 +124,9 @@ def actions(_: str) -> str:
     """Every action."""
     from detent.core import actions as module
 
-    own = [(c, ", ".join(f"`{f}`" for f in c.__struct_fields__ if f != "reason")) for _, classes in sections(module, "Action") for c in classes]
+    own = [
+        (c, ", ".join(f"`{f}`" for f in c.__struct_fields__ if f != "reason")) for _, classes in sections(module, "Action") for c in classes
+    ]
     return table(("action", "`type`", "fields", "meaning"), [(f"`{c.__name__}`", f"`{tag(c)}`", f, sentence(c.__doc__)) for c, f in own])
 
 
@@ -119,6 +136,7 @@ def errors(old: str) -> str:
     from detent.core import errors as module
 
     meaning = dict(re.findall(r"[├└]── (\w+) +(.+)", module.__doc__ or ""))
+    meaning |= {"DetentError": "the root of all errors", "StoreError": "a store cannot do what it is asked"}
     rows: list[Sequence[str]] = []
     for name in re.findall(r"^[│ ├└─]*(\w+)", (module.__doc__ or "").split("\n\n")[1], re.MULTILINE):
         kind: Any = getattr(module, name)
@@ -145,8 +163,7 @@ def commands(_: str) -> str:
     parts = [f"### Everywhere\n\n{table(('option', 'meaning'), [_option(p) for p in app.params])}"]
     for group, names in GROUPS.items():
         parts.append(f"### {group}\n")
-        for name in names:
-            parts.append(_command(app.commands[name], name))
+        parts += [_command(app.commands[name], name) for name in names]
     return "\n" + "\n".join(parts) + "\n"
 
 
@@ -191,9 +208,7 @@ def agent_keys(old: str) -> str:
 
     blank = AgentFile()
     rows = [
-        ("`[budget]`", "table", "")
-        if f.name == "budget"
-        else (f"`{f.name}`", type_of(f.type), value(getattr(blank, f.name)))
+        ("`[budget]`", "table", "") if f.name == "budget" else (f"`{f.name}`", type_of(f.type), value(getattr(blank, f.name)))
         for f in msgspec.structs.fields(AgentFile)
     ]
     return kept(("key", "type", "default", "meaning"), rows, old)
@@ -206,12 +221,11 @@ def bounds(old: str) -> str:
     return kept(("bound", "default", "meaning"), [(f"`{f}`", value(getattr(DEFAULT, f)) or "none") for f in FIELDS], old)
 
 
-def environment(old: str) -> str:
-    """Every environment variable."""
-    from detent.loading import ENVIRONMENT, OTHERS
+def environment(_: str) -> str:
+    """Every environment variable that stands for a key of `detent.toml`."""
+    from detent.loading import ENVIRONMENT
 
-    rows = [(f"`{name}`", f"`{'.'.join(key)}`") for name, key in ENVIRONMENT.items()] + [(f"`{name}`", "") for name in OTHERS]
-    return kept(("variable", "key", "meaning"), rows, old)
+    return table(("variable", "stands for"), [(f"`{name}`", f"`{'.'.join(key)}`") for name, key in ENVIRONMENT.items()])
 
 
 def tool_options(old: str) -> str:
@@ -219,7 +233,7 @@ def tool_options(old: str) -> str:
     from detent.tools.options import Options
 
     def default(field: Any) -> str:
-        return "" if field.default in ((), None) and field.name not in ("timeout_s",) else f"`{field.default!r}`"
+        return "" if field.default in ((), None) and field.name != "timeout_s" else f"`{field.default!r}`"
 
     rows = [(f"`{f.name}`", default(f)) for f in msgspec.structs.fields(Options)]
     return kept(("option", "default", "meaning"), rows, old)
@@ -269,7 +283,7 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 def renewed(text: str) -> str:
     """Return a page with its generated parts made anew; raise `KeyError` for a part that is not known."""
-    return PART.sub(lambda m: f"{m['begin']}{PARTS[m['name']](m['body'])}{m['end']}", text)
+    return PART.sub(lambda m: f"{m['begin']}\n{PARTS[m['name']](m['body']).strip()}\n\n{m['end']}", text)
 
 
 def main(arguments: Sequence[str]) -> int:

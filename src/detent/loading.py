@@ -360,6 +360,7 @@ def load_object(path: str, where: str) -> Any:
 
 def _module_of_file(path: Path, where: str) -> ModuleType:
     """Import a file once a process, under a name of its own."""
+    path = path.resolve()
     name = f"detent_file_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

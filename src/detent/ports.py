@@ -135,7 +135,7 @@ class ToolContext:
     ) -> None:
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
         self.idempotency_key, self.attempt, self.deadline = idempotency_key, attempt, deadline
-        self.cancelled = cancelled or Cancellation()
+        self.cancelled = Cancellation() if cancelled is None else cancelled
         self._progress = progress
 
     def progress(self, event: Any) -> None:

@@ -30,7 +30,9 @@ async def uninterrupted(kind: str, directory: Path) -> tuple[list[bytes], int]:
     return told, store.calls
 
 
-async def die_and_go_on(place: Place, effects: Effects, store: Any, inside: Inside | None = None, **agent: Any) -> tuple[Outcome, list[str]]:
+async def die_and_go_on(
+    place: Place, effects: Effects, store: Any, inside: Inside | None = None, **agent: Any
+) -> tuple[Outcome, list[str]]:
     """Let a worker die, then let a fresh one go on to the end; return how it ended and the calls that the death left open."""
     with pytest.raises(Crash):
         await work(worker(store, effects, inside), effects, **agent)
@@ -105,7 +107,14 @@ def test_a_crash_around_an_effect_is_settled_by_what_the_tool_declares(kind: str
 
     async def main() -> None:
         told, _ = await uninterrupted(kind, tmp_path / "whole")
-        for name, n, person in (("put", 2, True), ("put", 7, True), ("put", 11, True), ("wipe", 10, True), ("set", 5, False), ("file", 6, False)):
+        for name, n, person in (
+            ("put", 2, True),
+            ("put", 7, True),
+            ("put", 11, True),
+            ("wipe", 10, True),
+            ("set", 5, False),
+            ("file", 6, False),
+        ):
             directory = tmp_path / f"{name}{n}"
             directory.mkdir()
             place, effects = Place(kind, directory), Effects(directory / "effects")

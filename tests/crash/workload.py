@@ -150,10 +150,15 @@ async def tell_the_truth(engine: Engine, state: RunState, call_id: str, effects:
 
 def open_calls(records: Sequence[Record]) -> list[str]:
     """Return the calls that were started and have no outcome, of tools of which nobody can know."""
+    return open_calls_of(records, ("put", "wipe"))
+
+
+def open_calls_of(records: Sequence[Record], tools: Sequence[str]) -> list[str]:
+    """Return the calls of `tools` that were started and have no outcome."""
     started: dict[str, None] = {}
     for record in records:
         match record.event:
-            case e.ToolStarted(call=call_id, tool="put" | "wipe"):
+            case e.ToolStarted(call=call_id, tool=name) if name in tools:
                 started[call_id] = None
             case e.ToolFinished(call=call_id) | e.ToolReconciled(call=call_id):
                 started.pop(call_id, None)

@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
     found: list[Block] = []
     for match in _FENCE.finditer(text):
         language, *words = match["info"].split() or [""]
-        options = dict(word.partition("=")[::2] for word in words)
+        options = {name: value for name, _, value in (word.partition("=") for word in words)}
         found.append(Block(language, options, match["text"], text.count("\n", 0, match.start("text")) + 1))
     return found
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the examples, in which `detent` is this version and nothing is configured."""
     work, tools = tmp_path / "work", tmp_path / "bin"
     work.mkdir()
@@ -50,7 +51,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("USER", "ann")
     monkeypatch.setenv("LOGNAME", "ann")
     monkeypatch.chdir(work)
-    return work
+    monkeypatch.syspath_prepend(work)
+    before = dict(sys.modules)
+    yield work
+    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", None) or "").startswith(str(work))]:
+        del sys.modules[name]
+    sys.modules.update({name: module for name, module in before.items() if name not in sys.modules})
 
 
 def execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
@@ -91,16 +97,20 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
     lost = missing(command.shown, said)
     told = f"$ {line}\n{done.stdout}(exit code {done.returncode})"
     assert not lost, f"the page shows {lost!r}, but:\n{told}"
-    assert done.returncode == command.code, told
-    shown = list(dict.fromkeys(RUN_ID.findall("\n".join(command.shown))))
-    known.update(zip([i for i in shown if i not in known], [i for i in dict.fromkeys(RUN_ID.findall(done.stdout)) if i not in known.values()], strict=False))
+    ended = done.returncode if done.returncode >= 0 else 128 - done.returncode  # as a shell says that a signal ended it
+    assert ended == command.code, told
+    shown = [run_id for run_id in dict.fromkeys(RUN_ID.findall("\n".join(command.shown))) if run_id not in known]
+    real = [run_id for run_id in dict.fromkeys(RUN_ID.findall(done.stdout)) if run_id not in known.values()]
+    known.update(zip(shown, real, strict=False))
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
-def test_what_a_page_shows_is_what_happens(page: Path, desk: Path) -> None:
+def test_what_a_page_shows_is_what_happens(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""
     namespace: dict[str, Any] = {"__name__": "docs_page"}
     known: dict[str, str] = {}
+    for name in [Path(b.file).stem for b in blocks(page) if b.file.endswith(".py")]:
+        monkeypatch.delitem(sys.modules, name, raising=False)  # the page's own, whatever else is called so
     for block in blocks(page):
         if block.file:
             place = desk / block.file

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from detent.core import events as e
 from detent.core.budget import NOTHING, Usage
-from detent.core.codec import dump_state, load_state, read_log
+from detent.core.codec import dump_state, load_state, read_log, read_record
 from detent.core.fold import evolve, fold
 from detent.core.records import Record
 from detent.core.settle import REASONS
@@ -18,7 +19,7 @@ def check_laws(lines: Sequence[bytes], *, live: Sequence[RunState] = (), every: 
 
     `live` are states that engines had while they worked; `every` thins out the checks that cost the square of the length.
     """
-    run_id = next(iter(read_log_any(lines))).envelope.run
+    run_id = read_record(lines[0]).envelope.run
     records = list(read_log(run_id, lines))
     states = check_fold(run_id, lines, records, every=every)
     for state in live:
@@ -29,13 +30,6 @@ def check_laws(lines: Sequence[bytes], *, live: Sequence[RunState] = (), every: 
     check_order(states[-1])
     check_usage(records, states[-1])
     return states[-1]
-
-
-def read_log_any(lines: Sequence[bytes]) -> list[Record]:
-    """Return the first record, to learn the run's id."""
-    from detent.core.codec import read_record
-
-    return [read_record(lines[0])]
 
 
 def check_fold(run_id: str, lines: Sequence[bytes], records: Sequence[Record], *, every: int = 1) -> list[RunState]:
@@ -61,13 +55,15 @@ def check_transitions(states: Sequence[RunState]) -> None:
     for state in states:
         assert state.status == before or state.status in LEGAL_RUN[before], f"{before} -> {state.status}"
         before = state.status
-    for earlier, later in zip(states, states[1:], strict=False):
+    for earlier, later in pairwise(states):
         assert later.seq == earlier.seq + 1
         for scope, now in later.passes.items():
             was = earlier.passes.get(scope)
             if was is not None and was.status != now.status:
                 reopened = was.status in ("done", "failed")
-                assert now.status in LEGAL_PASS[was.status] or (reopened and later.openings > earlier.openings), f"{was.status} -> {now.status}"
+                assert now.status in LEGAL_PASS[was.status] or (reopened and later.openings > earlier.openings), (
+                    f"{was.status} -> {now.status}"
+                )
             if was is not None:
                 assert now.iteration in (was.iteration, was.iteration + 1)
                 assert list(now.steps)[: len(was.steps)] == list(was.steps), "the transcript only grows"
@@ -153,7 +149,9 @@ def check_usage(records: Sequence[Record], state: RunState) -> None:
     for field in ("iterations", "tool_calls", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
         assert getattr(used, field) == getattr(told, field), f"{field}: used {getattr(used, field)}, records say {getattr(told, field)}"
     failures = sum(1 for r in records if isinstance(r.event, e.PlanRejected))
-    failures += sum(1 for r in records if isinstance(r.event, e.ToolFinished) and r.event.error is not None and r.event.error.code != "not_run")
+    failures += sum(
+        1 for r in records if isinstance(r.event, e.ToolFinished) and r.event.error is not None and r.event.error.code != "not_run"
+    )
     failures += sum(
         1
         for r in records
@@ -162,7 +160,10 @@ def check_usage(records: Sequence[Record], state: RunState) -> None:
     failures += sum(
         1
         for r in records
-        if isinstance(r.event, e.ToolReconciled) and r.event.source != "late_worker" and r.event.outcome == "happened" and r.event.error is not None
+        if isinstance(r.event, e.ToolReconciled)
+        and r.event.source != "late_worker"
+        and r.event.outcome == "happened"
+        and r.event.error is not None
     )
     assert used.failures == failures, f"failures: used {used.failures}, records say {failures}"
     assert sum(p.usage.total_tokens for p in state.passes.values()) == used.total_tokens

@@ -58,7 +58,7 @@ async def behave(how: str, n: int, context: ToolContext) -> Any:
         case "fatal":
             raise FatalToolError(f"the end: {n}")
         case "never" if context.attempt == 1:
-            await asyncio.sleep(3600)
+            return await asyncio.sleep(3600)
         case "says_no":
             return {"success": False, "error": "refused", "message": f"no {n}"}
         case "big":
@@ -97,12 +97,27 @@ def make_tools() -> list[Tool[..., Any]]:
 
 NAMES = tuple(t.name for t in make_tools())
 
-usages = st.sampled_from([Usage(), Usage(input_tokens=3, output_tokens=2, cost_usd=0.01), Usage(input_tokens=1), Usage(model_calls=1, output_tokens=5)])
+usages = st.sampled_from(
+    [Usage(), Usage(input_tokens=3, output_tokens=2, cost_usd=0.01), Usage(input_tokens=1), Usage(model_calls=1, output_tokens=5)]
+)
 numbers = st.integers(0, 20)
 arguments = st.one_of(
     st.fixed_dictionaries({"how": st.sampled_from(ENDS), "n": numbers}),
     st.fixed_dictionaries({"how": st.just("ok"), "n": numbers}),
-    st.sampled_from([{}, {"how": 5, "n": 1}, {"how": "ok", "n": 1, "x": 2}, "{", '{"how": "ok", "n": 2}', "[1]", None, [1], 7, {"how": "ok", "n": 2**70}]),
+    st.sampled_from(
+        [
+            {},
+            {"how": 5, "n": 1},
+            {"how": "ok", "n": 1, "x": 2},
+            "{",
+            '{"how": "ok", "n": 2}',
+            "[1]",
+            None,
+            [1],
+            7,
+            {"how": "ok", "n": 2**70},
+        ]
+    ),
 )
 calls = st.builds(ToolCall, tool=st.sampled_from((*NAMES, *NAMES, "nowhere", "no such")), args=arguments)
 controls = st.one_of(
@@ -113,7 +128,10 @@ controls = st.one_of(
     st.builds(Schedule, delay_s=st.sampled_from([0.0, 5.0, 3600.0, None]), at=st.sampled_from(["", "tomorrow", "2026-01-01T00:00:30Z"])),
 )
 ends = st.one_of(
-    st.builds(FinalAnswer, content=st.sampled_from(["done", "", "   ", None, 0, {"a": 1}, 'look({"how": "ok", "n": 3})', 'put({"how": "failed", "n": 3})'])),
+    st.builds(
+        FinalAnswer,
+        content=st.sampled_from(["done", "", "   ", None, 0, {"a": 1}, 'look({"how": "ok", "n": 3})', 'put({"how": "failed", "n": 3})']),
+    ),
     st.builds(Stop, reason=st.just("enough")),
     st.builds(Abstain, missing=st.just(("data",))),
 )
@@ -133,7 +151,9 @@ plans = st.one_of(
 )
 entries = st.lists(st.one_of(plans, plans, plans, broken), max_size=9)
 lasts = st.one_of(st.builds(plan_of, st.tuples(ends), usages, st.just("")), st.just(Plan(actions=(FinalAnswer(content="done"),))))
-answers = st.lists(st.sampled_from(["approve", "deny", "edit", "edit_badly", "happened", "not", "cancel", "reply", "step", "wait"]), max_size=12)
+answers = st.lists(
+    st.sampled_from(["approve", "deny", "edit", "edit_badly", "happened", "not", "cancel", "reply", "step", "wait"]), max_size=12
+)
 budgets = st.one_of(
     st.just(Budget()),
     st.builds(
@@ -218,19 +238,12 @@ async def respond(engine: Engine, result: Any, answer: str, clock: FakeClock) ->
     """Give one answer if it fits what the run waits for; return how the run stands then."""
     state, run_id = result.state, result.run_id
     approval, doubt = next(iter(state.approvals), None), next(iter(state.in_doubt), None)
+    if approval and answer in ("approve", "deny", "edit", "edit_badly"):
+        return await decide(engine, run_id, approval, answer, alone=len(state.approvals) == 1)
     match answer:
-        case "approve" if approval:
-            return await engine.approve(run_id, approval, by="ann")
-        case "deny" if approval:
-            return await engine.deny(run_id, approval, by="ann", reason="no")
-        case "edit" if approval:
-            return await engine.approve(run_id, approval, by="ann", args={"how": "ok", "n": 13 if len(state.approvals) > 1 else 2})
-        case "edit_badly" if approval:
-            return await engine.approve(run_id, approval, by="ann", args={"what": "?"})
-        case "happened" if doubt:
-            return await engine.reconcile(run_id, doubt, happened=True, result={"n": 1}, by="ann")
-        case "not" if doubt:
-            return await engine.reconcile(run_id, doubt, happened=False, by="ann")
+        case "happened" | "not" if doubt:
+            happened = answer == "happened"
+            return await engine.reconcile(run_id, doubt, happened=happened, result={"n": 1} if happened else None, by="ann")
         case "reply" if state.asks:
             return await engine.reply(run_id, "three")
         case "cancel":
@@ -242,3 +255,11 @@ async def respond(engine: Engine, result: Any, answer: str, clock: FakeClock) ->
             return await engine.resume(run_id)
         case _:
             return result
+
+
+async def decide(engine: Engine, run_id: str, call: str, answer: str, *, alone: bool) -> Any:
+    """Approve, deny or edit one call; an edit may be one that the policy denies, or no valid arguments at all."""
+    if answer == "deny":
+        return await engine.deny(run_id, call, by="ann", reason="no")
+    args = {"edit": {"how": "ok", "n": 2 if alone else 13}, "edit_badly": {"what": "?"}}.get(answer)
+    return await engine.approve(run_id, call, by="ann", args=args)

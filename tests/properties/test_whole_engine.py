@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from detent.core.state import RunState
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws
 from laws.places import KINDS, Place, Told, engine_on
+from properties.crashes import one_round
 from properties.scripts import CautiousPolicy, Example, drive, examples, make_tools, planner_for
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
@@ -68,3 +70,15 @@ def test_any_script_keeps_the_laws_in_memory(example: Example) -> None:
 def test_any_script_keeps_the_laws_on_disk(kind: str, example: Example) -> None:
     """The same on files and in SQLite."""
     run_one(kind, example)
+
+
+def test_random_runs_survive_random_deaths(tmp_path: Path) -> None:
+    """What `scripts/soak` does for minutes, for a few rounds: workers die at random writes and in tools, and every law holds."""
+    for seed in range(12):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        try:
+            asyncio.run(one_round(random.Random(seed), directory))
+        except BaseException as error:
+            error.add_note(f"scripts/soak --seed {seed}")
+            raise

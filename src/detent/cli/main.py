@@ -49,6 +49,9 @@ def make_app() -> typer.Typer:
         name="detent",
         help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
         "3 waiting, 4 stopped, 5 suspended.",
+        epilog="Settings: built-in < detent.toml < agent file < environment < options. Variables: DETENT_STORE, DETENT_WORKSPACE, DETENT_AGENT, "
+        "DETENT_CONFIG, DETENT_MAX_ITERATIONS and every other bound (DETENT_MAX_...), DETENT_CEILING, DETENT_MAX_CONCURRENT_RUNS, "
+        "DETENT_VERBOSITY, DETENT_PROGRESS, DETENT_DEBUG. `detent init` writes a detent.toml with every key.",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -93,7 +96,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
         return SUSPENDED
-    except Exception as error:  # the last resort: whatever is wrong, people get a line and not a traceback
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever is wrong, people get a line and not a traceback
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
 
 

@@ -99,6 +99,7 @@ class Progress:
         item = call.item if call is not None else None
         if call is None or item is None:
             return
+        self._now(f"iteration {iteration} · {clean(call.tool)} is done, going on")
         mark, style = ("ok", "") if item.ok else ("failed", "red")
         said = f"{iteration:>4}  {clean(call.tool)} {mark}" + (f" {item.latency_ms:.0f} ms" if item.executed else "")
         if self._verbosity == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, cast
@@ -57,7 +58,8 @@ def run(
         bounds = parse_budget([f"max_iterations={max_iterations}"], "--max-iterations").over(bounds)
     worker = session.agent()
     variables = parse_variables(var or [], worker)
-    session.run_id = run_id or new_run_id(text, SystemClock().now(), RandomIds().token(6))
+    session.run_id = run_id or new_run_id(_public(text, worker, session), SystemClock().now(), RandomIds().token(6))
+    session.creates = True
 
     async def work(engine: Engine, progress: Progress) -> Result:
         return await engine.run(worker, text, run_id=session.run_id, budget=bounds, variables=variables, observers=[progress])
@@ -340,6 +342,13 @@ def parse_variables(pairs: list[str], agent: Agent) -> dict[str, Any]:
             raise ConfigError(f"--var {key}: agent {agent.name!r} declares no such variable; did you mean {near[0]!r}?")
         found[key] = text if isinstance(agent.variables.get(key), str) else _value(text)
     return found
+
+
+def _public(goal: str, agent: Agent, session: Session) -> str:
+    """Return the goal without what is redacted: a run id is made of it, and ids are seen everywhere."""
+    for pattern in (*agent.redact, *(session.config.redact or ())):
+        goal = re.sub(pattern, "", goal)
+    return goal
 
 
 def _value(text: str) -> Any:

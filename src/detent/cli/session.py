@@ -7,6 +7,7 @@ A run that is taken on again needs its tools: which ones, in which workspace and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import getpass
 import os
@@ -63,6 +64,7 @@ class Session:
         self.config = self.said.over(self.filed).over(DEFAULTS)
         self.run_id = ""
         self.stopped = ""
+        self.creates = False
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget))
@@ -70,7 +72,10 @@ class Session:
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
     def drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
-        """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`."""
+        """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
+
+        A store that is not there is opened, and so made, only for a command that sets `creates`.
+        """
         return asyncio.run(self._drive(work))
 
     async def _drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
@@ -86,7 +91,7 @@ class Session:
         for number in (signals.SIGINT, signals.SIGTERM):
             loop.add_signal_handler(number, stop, number.name)
         try:
-            async with self.engine:
+            async with self.engine if self.creates or self.there else contextlib.nullcontext():
                 results.append(await work(self.engine))
         except Suspended as error:
             error.add_note(self.command("resume", error.run_id))

@@ -49,7 +49,11 @@ def report(result: Result, session: Session) -> None:
         output.say(f"  best text so far: {shortened(clean(result.partial), 200)}")
     for line in waits_for(result.state):
         output.say(f"  {line}")
-    for command in next_commands(result.state, session):
+    commands = next_commands(result.state, session)
+    if commands and session.engine.store.url == "ram:":
+        output.say("  the store is in memory, so the run ends with this command; give --store URL to keep it")
+        return
+    for command in commands:
         output.say(f"  next: {command}")
 
 

@@ -166,53 +166,6 @@ def exhausted(
     return None
 
 
-def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
-    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
-    for field in FIELDS:
-        value = getattr(budget, field)
-        if value is not None and not value > 0:
-            raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
-    if budget.max_iterations is not None and budget.max_iterations > ceiling:
-        raise BudgetRefused(
-            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; ask for less, or start the engine with Engine(ceiling=...)"
-        )
-    return budget
-
-
-def exhausted(
-    budget: Budget,
-    used: Usage,
-    *,
-    goal_depth: int = 0,
-    running_s: float = 0.0,
-    total_s: float = 0.0,
-    only: tuple[str, ...] | None = None,
-) -> Exhausted | None:
-    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed.
-
-    `only` narrows the look to these dimensions.
-    """
-    if budget == UNBOUNDED:
-        return None
-    for dimension, limit, value in (
-        ("iterations", budget.max_iterations, used.iterations),
-        ("model_calls", budget.max_model_calls, used.model_calls),
-        ("tool_calls", budget.max_tool_calls, used.tool_calls),
-        ("failures", budget.max_failures, used.failures),
-        ("running_s", budget.max_running_s, running_s),
-        ("total_s", budget.max_total_s, total_s),
-        ("input_tokens", budget.max_input_tokens, used.input_tokens),
-        ("output_tokens", budget.max_output_tokens, used.output_tokens),
-        ("total_tokens", budget.max_total_tokens, used.input_tokens + used.output_tokens),
-        ("cost_usd", budget.max_cost_usd, used.cost_usd or 0.0),
-    ):
-        if limit is not None and value >= limit and (only is None or dimension in only):
-            return Exhausted(dimension, limit, value)
-    if budget.max_goal_depth is not None and goal_depth > budget.max_goal_depth and (only is None or "goal_depth" in only):
-        return Exhausted("goal_depth", budget.max_goal_depth, goal_depth)
-    return None
-
-
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
     return Budget(

@@ -132,6 +132,8 @@ def _split(line: bytes) -> tuple[bytes, bytes | None, str, str]:
     end = line.find(b',"salt":"')
     if end < 0:
         end = line.find(b',"erased":"')
+        if end < 0 or line[-78:-77] != b'"':
+            raise ValueError("it is not a record")
         return line[12:end], None, line[end + 11 : -78].decode(), digest
     start = line.find(b'"', end + 9)
     if line[start : start + 9] != b'","body":':
@@ -141,8 +143,17 @@ def _split(line: bytes) -> tuple[bytes, bytes | None, str, str]:
 
 
 def dump_state(state: KernelState | RunState) -> bytes:
-    """Return a state as JSON bytes, sets sorted and maps as objects."""
-    return _sorted.encode({"v": STATE_VERSION, "state": state})
+    """Return a state as JSON bytes: sets as sorted arrays, maps as objects in their order."""
+    if isinstance(state, RunState):
+        shown: Any = msgspec.structs.replace(state, passes={scope: _with_sorted_sets(p) for scope, p in state.passes.items()})
+    else:
+        shown = _with_sorted_sets(state)
+    return _encoder.encode({"v": STATE_VERSION, "state": shown})
+
+
+def _with_sorted_sets(state: KernelState) -> KernelState:
+    """Sets in order; the order of mappings means something and stays."""
+    return msgspec.structs.replace(state, tools_used=sorted(state.tools_used), phases_done=sorted(state.phases_done))
 
 
 def load_state(data: bytes, kind: type[StateT]) -> StateT:

@@ -2,7 +2,7 @@
 
 Theory of operation. Every event has one case. A case either changes the run, or the pass named by the record's scope, or both; nothing
 reads a clock or anything else than state and record. A batch of calls is observed in the order of call indices, whatever the order of
-completion: an outcome waits in its `CallState` until all calls before it have theirs (`_flushed`). What ends a pass is noted in
+completion: an outcome waits in its `CallState` until all calls before it have theirs (`_in_order`). What ends a pass is noted in
 `KernelState.ended`; what it means for the run is decided by `settle` alone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
+from itertools import islice
 from typing import Any, assert_never, cast
 
 import msgspec
@@ -18,8 +19,10 @@ from detent.core import events as e
 from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import IllegalEvent, RunErased
+from detent.core.history import Seq
 from detent.core.records import Record
 from detent.core.state import (
+    LEGAL_PASS,
     WAITING,
     Ask,
     CallState,
@@ -394,7 +397,9 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
     before = _pass(state, scope)
     if iteration != before.iteration + 1:
         raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
-    now = transition(
+    if "thinking" not in LEGAL_PASS[before.status]:
+        raise IllegalEvent(state.run_id, f"pass {scope!r} cannot go from {before.status!r} to 'thinking'")
+    now = replace(
         before,
         status="thinking",
         iteration=iteration,
@@ -402,20 +407,25 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
-        plan=None,
-        calls={},
-        observed=0,
-        acted=False,
-        turn_ok=0,
-        turn_bad=0,
-        rejected=0,
-        progressed=False,
-        polled=False,
-        phases_done=frozenset(),
-        effects={},
+        **_NEW_TURN,
     )
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
     return replace(state, usage=usage, running_ms=running_ms, passes={**state.passes, scope: now})
+
+
+_NEW_TURN: dict[str, Any] = {
+    "plan": None,
+    "calls": {},
+    "observed": 0,
+    "acted": False,
+    "turn_ok": 0,
+    "turn_bad": 0,
+    "rejected": 0,
+    "progressed": False,
+    "polled": False,
+    "phases_done": frozenset(),
+    "effects": {},
+}
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -439,7 +449,8 @@ def _model_use(state: RunState, usage: Usage, model: str) -> Usage:
 
 
 def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
-    state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
+    if event.model or event.usage is not NOTHING or state.reserved is not None:
+        state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
     before = _pass(state, scope)
     if before.plan is not None:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
@@ -453,9 +464,18 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
         calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=_item(known, iteration, error=_DROPPED))
     now = replace(
-        before, plan=event, steps=steps, guidance=(), partial=event.text or before.partial, status="acting" if wanted else "observing"
+        before,
+        plan=event,
+        steps=steps,
+        calls=calls,
+        guidance=(),
+        partial=event.text or before.partial,
+        status="acting" if wanted else "observing",
     )
-    state = _with(state, _flushed(now, calls))
+    if not wanted and event.dropped:
+        steps, results, observed = _in_order(now, calls)
+        now = replace(now, steps=steps, results=results, observed=observed)
+    state = _with(state, now)
     if event.embedded is not None:
         return state
     match event.actions[0]:
@@ -552,21 +572,26 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     """Give `call` its outcome, and the pass what follows from it."""
     _unsettled(state, call)
     before = _pass(state, scope)
-    ok = bool(item.ok)
+    error = item.error
     changes: dict[str, Any] = {}
-    if ok and call.volatile:
-        changes["polled"] = True
-    elif ok:
-        fresh = sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), item.result)).hexdigest()[:24]
-        if fresh not in before.seen:
+    if error is None:
+        if call.volatile:
+            changes["polled"] = True
+        elif (fresh := _fingerprint(call, item)) not in before.seen:
             changes["seen"], changes["progressed"] = before.seen.put(fresh, True), True
-    if ok and item.executed and call.tool not in before.tools_used:
-        changes["tools_used"] = before.tools_used | {call.tool}
-    if item.error is not None and item.error.code != "not_run":
+        if item.executed and call.tool not in before.tools_used:
+            changes["tools_used"] = before.tools_used | {call.tool}
+    elif error.code != "not_run":
         changes["usage"] = replace(before.usage, failures=before.usage.failures + 1)
         state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
-    changes.update(_ending(state, call, item, fatal=fatal))
-    return _with(state, _observed(before, call, item, ok=ok, work=True, **changes))
+    if error is not None or call.ends_turn or call.provenance == "text":
+        changes.update(_ending(state, call, item, fatal=fatal))
+    return _with(state, _observed(before, call, item, ok=error is None, work=True, **changes))
+
+
+def _fingerprint(call: CallState, item: Item) -> str:
+    """Return what makes a successful observation new: the tool, its arguments, its result."""
+    return sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), item.result)).hexdigest()[:24]
 
 
 def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dict[str, Any]:
@@ -587,23 +612,29 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
 
 def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, **changes: Any) -> KernelState:
     """Finish `call`; observations keep the order of call indices."""
-    now = _flushed(before, {**before.calls, call.call_id: replace(call, status="finished", item=item)})
+    calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
+    steps, results, observed = _in_order(before, calls)
     return replace(
-        now,
+        before,
+        calls=calls,
+        steps=steps,
+        results=results,
+        observed=observed,
         turn_ok=before.turn_ok + ok,
         turn_bad=before.turn_bad + (not ok and work),
-        status="observing" if now.observed == len(now.calls) and before.status == "acting" else before.status,
+        status="observing" if observed == len(calls) and before.status == "acting" else before.status,
         **changes,
     )
 
 
-def _flushed(before: KernelState, calls: dict[str, CallState]) -> KernelState:
-    """Move the outcomes that no earlier call holds back into transcript and results."""
+def _in_order(before: KernelState, calls: dict[str, CallState]) -> tuple[Seq[Item], Seq[Item], int]:
+    """Return transcript, results and their count of calls, with the outcomes that no earlier call holds back moved into them."""
     steps, results, observed = before.steps, before.results, before.observed
-    waiting = tuple(calls.values())
-    while observed < len(waiting) and (ready := waiting[observed].item) is not None:
-        steps, results, observed = steps.append(ready), results.append(ready), observed + 1
-    return replace(before, calls=calls, steps=steps, results=results, observed=observed)
+    for call in islice(calls.values(), observed, None):
+        if call.item is None:
+            break
+        steps, results, observed = steps.append(call.item), results.append(call.item), observed + 1
+    return steps, results, observed
 
 
 def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:
@@ -627,5 +658,5 @@ def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunStat
         )
     item = _item(call, _pass(state, scope).iteration, result=event.result, error=error)
     if state.terminal:
-        return _call(state, event.call, status="finished", item=item)
+        return _with(state, _observed(_pass(state, scope), call, item, ok=error is None, work=False))
     return _wake(_outcome(state, scope, call, item))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
+_new = object.__new__
+
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,10 +28,12 @@ class Seq(Sequence[T]):
 
     def append(self, item: T) -> Seq[T]:
         """Return a sequence with `item` at the end."""
-        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items, length = self._items, self._length
+        if len(items) != length:
+            items = items[:length]
         items.append(item)
-        longer = cast("Seq[T]", Seq.__new__(Seq))
-        longer._items, longer._length = items, self._length + 1
+        longer = cast("Seq[T]", _new(Seq))
+        longer._items, longer._length = items, length + 1
         return longer
 
     def __len__(self) -> int:

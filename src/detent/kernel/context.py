@@ -7,22 +7,27 @@ works with, its methods are the only way to the journal, the planner and the too
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.core.budget import Budget, remaining
-from detent.core.events import AnyEvent, EffectRecorded, Planned
+from detent.core.errors import UnrecordedChange
+from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
-from detent.core.state import CallState, Item, KernelState, RunState
+from detent.core.state import Item, KernelState, RunState
 from detent.kernel.execution import carry_out
 from detent.kernel.hooks import KernelHooks
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
 from detent.kernel.profile import ContextProfile, ResultCompression
-from detent.ports import Guard, Plan, Policy, Tool, ToolOutcome, ToolSpec, View
+from detent.ports import Guard, Policy, Tool, ToolSpec, View
+
+PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
+"""What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
 
 
 class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +56,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """The state of the run now."""
         return self.journal.state
 
+    def record(self, scope: str, *events: AnyEvent) -> None:
+        """Put events on the log of the pass `scope`."""
+        self.journal.record(*events, scope=scope)
+
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass works with, and what its phases may do."""
@@ -64,6 +73,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     scope: str
     specs: tuple[ToolSpec, ...]
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     @property
     def state(self) -> KernelState:
@@ -71,8 +81,12 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         return self.run.journal.state.passes[self.scope]
 
     def record(self, *events: AnyEvent) -> None:
-        """Put events on the log of this pass."""
-        self.run.journal.record(*events, scope=self.scope)
+        """Put a phase's own events on the log of this pass; raise `UnrecordedChange` for one that only the kernel may record."""
+        for event in events:
+            if not isinstance(event, PHASE_EVENTS):
+                allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
+                raise UnrecordedChange(self.run.state.run_id, f"{type(event).__name__} is the kernel's to record; phases record {allowed}")
+        self.run.record(self.scope, *events)
 
     async def commit(self, *, durable: bool = False) -> None:
         """Make what was recorded last; see `Journal.commit`."""
@@ -80,33 +94,17 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def plan(self) -> Planned | None:
         """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
-        return await propose(self)
+        async with self.lock:
+            return await propose(self)
 
     async def execute(self) -> None:
         """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
-        await carry_out(self)
+        async with self.lock:
+            await carry_out(self)
 
-    async def ask_planner(self) -> Plan:
-        """Ask the planner once and return its answer, redacted; raise whatever it raises. `plan` is what phases use."""
-        run = self.run
-        answer = await run.world.plan(self.view(), self.time_left())
-        return await run.world.hide(answer, {s.name: s for s in self.specs})
-
-    async def attempt(self, tool: Tool, call: CallState) -> ToolOutcome:
-        """Make one attempt of a call whose `ToolStarted` is recorded."""
-        return await self.run.world.attempt(tool, call, self.time_left())
-
-    def refuse_past_plan_bound(self) -> None:
-        """Raise `BoundReached` when the planner may not be asked any more."""
+    def refuse_past_bound(self, *dimensions: str) -> None:
+        """Raise `BoundReached` when one of these dimensions is used up."""
         self.run.world.proceed()
-        self._refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
-
-    def refuse_past_tool_bound(self) -> None:
-        """Raise `BoundReached` when no further tool call is allowed."""
-        self.run.world.proceed()
-        self._refuse_past_bound("tool_calls", "cost_usd")
-
-    def _refuse_past_bound(self, *dimensions: str) -> None:
         bound = reached(self.run.state, self.state, only=dimensions)
         if bound is not None:
             raise BoundReached(bound)
@@ -128,7 +126,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         if key in known:
             return known[key]
         value = await make()
-        self.record(EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
+        self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
         return self.state.effects[key]
 
     def view(self) -> View:

@@ -62,11 +62,15 @@ def _decide(call: CallState, context: KernelContext) -> None:
     for guard in context.guards:
         block = _guarded(guard, frozen, context)
         if block is not None:
-            context.record(e.GuardBlocked(call=call.call_id, guard=getattr(guard, "__name__", type(guard).__name__), reason=block.reason))
+            context.run.record(
+                context.scope,
+                e.GuardBlocked(call=call.call_id, guard=getattr(guard, "__name__", type(guard).__name__), reason=block.reason),
+            )
             _refuse(call, context, "guard_blocked", block.reason)
             return
     verdict = _verdict(frozen, call, context)
-    context.record(
+    context.run.record(
+        context.scope,
         e.PolicyDecided(
             call=call.call_id,
             decision=verdict.decision,
@@ -75,12 +79,12 @@ def _decide(call: CallState, context: KernelContext) -> None:
             sources=verdict.sources,
             facts=verdict.facts,
             policy=context.run.policy.version if verdict.decision != "allow" else "",
-        )
+        ),
     )
     if verdict.decision == "deny":
         _refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
     elif verdict.decision == "require_approval":
-        context.record(_request(frozen, verdict, context))
+        context.run.record(context.scope, _request(frozen, verdict, context))
 
 
 def _frozen(call: CallState, context: KernelContext) -> Call:
@@ -109,7 +113,7 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
     args = tool.check(cast("dict[str, Any]", args))
     if args != call.args:
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
-        context.record(e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
+        context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
     return args
 
 
@@ -149,7 +153,7 @@ def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.Approval
 
 
 def _refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
-    context.record(e.ToolFinished(call=call.call_id, error=e.ToolError(code=code, message=message, details=details)))
+    context.run.record(context.scope, e.ToolFinished(call=call.call_id, error=e.ToolError(code=code, message=message, details=details)))
 
 
 # Execute ----------------------------------------------------------------------------------------------------------------------
@@ -184,6 +188,8 @@ async def _execute(context: KernelContext) -> None:
         elif alone:
             over = tool.spec.ends_turn
             await _run_call(call, tool, context)
+            if context.state.calls[call_id].status == "in_doubt":
+                break
         else:
             together.append(call)
     else:
@@ -227,11 +233,12 @@ def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.Tool
     spec = tool.spec
     known = context.state.calls[call.call_id]
     if known.attempt == 0:
-        context.refuse_past_tool_bound()
+        context.refuse_past_bound("tool_calls", "cost_usd")
     else:
         context.run.world.proceed()
     digest = digest_of([call.tool, call.args])
-    context.record(
+    context.run.record(
+        context.scope,
         e.ToolStarted(
             call=call.call_id,
             tool=call.tool,
@@ -243,7 +250,7 @@ def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.Tool
             volatile=spec.volatile,
             ends_turn=spec.ends_turn,
             previous=previous,
-        )
+        ),
     )
 
 
@@ -256,7 +263,7 @@ async def _attempts(call: CallState, context: KernelContext) -> None:
     while True:
         if effect:
             await context.commit(durable=True)
-        outcome = await context.attempt(tool, context.state.calls[call.call_id])
+        outcome = await world.attempt(tool, context.state.calls[call.call_id], context.time_left())
         if outcome.final or left == 0 or world.cancelled or not _may_repeat(outcome, spec.read_only or spec.idempotent):
             break
         left -= 1
@@ -284,7 +291,7 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
             event = e.ToolFinished(
                 call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms
             )
-    context.record(event)
+    context.run.record(context.scope, event)
     if not effect:
         return
     try:
@@ -321,19 +328,21 @@ async def _settle(call: CallState, context: KernelContext) -> None:
     """Settle a call whose attempt was open when its worker ended (DESIGN 5, in doubt)."""
     tool = context.tools.get(call.tool)
     if call.read_only or call.idempotent:
-        context.record(e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
+        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
         return
     known = await context.run.world.settle(tool, call) if tool is not None else None
     if known is not None and known.kind == "not_executed":
-        context.record(e.ToolReconciled(call=call.call_id, outcome="again", source="reconcile"))
+        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="again", source="reconcile"))
     elif known is not None:
         known = await context.run.world.keep(call.call_id, known)
         done = finished(call.call_id, known)
-        context.record(e.ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error))
+        context.run.record(
+            context.scope, e.ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
+        )
     elif context.run.state.agent.on_unknown == "tell":
-        context.record(e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
+        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
     else:
-        context.record(e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
+        context.run.record(context.scope, e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
     await context.commit(durable=True)
 
 
@@ -346,14 +355,14 @@ async def _control(action: Any, context: KernelContext) -> None:
     name = f"{context.scope}.{state.iteration}"
     match action:
         case AskUser(question=question, expected=expected):
-            context.record(e.UserAsked(ask_id=name, question=question, expected=expected))
+            context.run.record(context.scope, e.UserAsked(ask_id=name, question=question, expected=expected))
             await context.commit(durable=True)
         case PushGoal(goal=goal):
-            context.record(e.GoalPushed(goal_id=name, goal=goal))
+            context.run.record(context.scope, e.GoalPushed(goal_id=name, goal=goal))
         case CompleteGoal(goal_id=goal_id, outcome=outcome):
             wanted = goal_id or (run.goals[-1].goal_id if run.goals else "")
             if any(g.goal_id == wanted for g in run.goals):
-                context.record(e.GoalCompleted(goal_id=wanted, outcome=outcome))
+                context.run.record(context.scope, e.GoalCompleted(goal_id=wanted, outcome=outcome))
             else:
                 _tell(context, f"There is no open goal {wanted!r} to complete.")
         case Schedule(at=at, delay_s=delay):
@@ -364,7 +373,7 @@ async def _control(action: Any, context: KernelContext) -> None:
                     f"The schedule was not set: at={at!r} is no time (ISO 8601) and delay_s={delay} is none that can be waited for.",
                 )
                 return
-            context.record(e.ScheduleSet(timer_id=name, due=due))
+            context.run.record(context.scope, e.ScheduleSet(timer_id=name, due=due))
             await context.commit(durable=True)
         case Thought() | FinalAnswer() | Stop() | Abstain():
             return
@@ -374,7 +383,7 @@ async def _control(action: Any, context: KernelContext) -> None:
 
 def _tell(context: KernelContext, text: str) -> None:
     """Answer a control action with a note; the turn's action is then carried out."""
-    context.record(e.NoteWritten(text=text, author="control"))
+    context.run.record(context.scope, e.NoteWritten(text=text, author="control"))
 
 
 def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | None:

@@ -85,4 +85,4 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     if returned.guidance != now.guidance:
         changes["guidance"] = returned.guidance
     if removed or any(changes.values()) or "guidance" in changes:
-        context.record(StateChanged(phase=number, removed=tuple(removed), **changes))
+        context.run.record(context.scope, StateChanged(phase=number, removed=tuple(removed), **changes))

@@ -32,19 +32,21 @@ async def propose(context: KernelContext) -> Planned | None:
     Everything that the planner says is recorded, so a turn asks at most three times whoever calls this, and never again once it has a plan.
     """
     while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not context.run.world.cancelled:
-        context.refuse_past_plan_bound()
+        context.refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
         started = context.run.world.running_ms()
         try:
-            answer = await context.ask_planner()
+            answer = await _ask(context)
         except Interrupted:
             break
         except (BoundReached, Divergence):
             raise
         except MalformedPlan as error:
-            context.record(_rejection(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started))
+            context.run.record(
+                context.scope, _rejection(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
+            )
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
             failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
-            context.record(PassFinished(status="failed", reason=failed.reason, error=str(failed)))
+            context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=str(failed)))
         else:
             _record_answer(answer, context, started=started)
         if context.run.state.usage.model_calls:
@@ -52,13 +54,20 @@ async def propose(context: KernelContext) -> Planned | None:
     return context.state.plan
 
 
+async def _ask(context: KernelContext) -> Plan:
+    """Ask the planner once and return its answer, redacted; raise whatever it raises."""
+    world = context.run.world
+    answer = await world.plan(context.view(), context.time_left())
+    return await world.hide(answer, {spec.name: spec for spec in context.specs})
+
+
 def _record_answer(answer: Any, context: KernelContext, *, started: float) -> None:
     problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
     if event is None:
         usage = answer.usage if isinstance(answer, Plan) else NOTHING
-        context.record(_rejection(context, problem, raw=_shown(answer), usage=usage, started=started))
+        context.run.record(context.scope, _rejection(context, problem, raw=_shown(answer), usage=usage, started=started))
     else:
-        context.record(event)
+        context.run.record(context.scope, event)
 
 
 def _rejection(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> PlanRejected:

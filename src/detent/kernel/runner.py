@@ -69,7 +69,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         await _absorb(run, fresh=False)
         verdict = _settle(run, context.state, turn_over=turn_over)
         if isinstance(verdict, Reflect):
-            context.record(e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
+            context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue
         if verdict is not None:
             return verdict
@@ -79,7 +79,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
                     await run.journal.commit()
                     return None
                 turns -= 1
-            context.record(e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
+            context.run.record(context.scope, e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
             if (late := _time(run, context.state)) is not None:
                 return late
         before = run.state.seq
@@ -97,7 +97,10 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
             and not (waits(run.state, context.state) or run.world.cancelled)
         ):
             stuck = ", ".join(c.call_id for c in context.state.calls.values() if c.status != "finished")
-            context.record(_failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them"))
+            context.run.record(
+                context.scope,
+                _failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them"),
+            )
 
 
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
@@ -114,7 +117,7 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
         if context.state.status not in CLOSED:
-            context.record(_failed(said))
+            context.run.record(context.scope, _failed(said))
     return None
 
 
@@ -143,14 +146,14 @@ def _close(run: Run, context: KernelContext, settled: Settled) -> None:
     """Record the end of the pass and the one exit of the run; an effect that is still open is in doubt from here on."""
     for call in context.state.calls.values():
         if call.status == "started" and not call.read_only:
-            context.record(e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
+            context.run.record(context.scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
     event = finish(run.state, settled)
     if context.state.status not in CLOSED:
         done = event.status == "completed"
         finished = e.PassFinished(
             status="done" if done else "failed", reason=settled.reason, output=event.output, error="" if done else settled.error
         )
-        context.record(finished)
+        context.run.record(context.scope, finished)
     run.journal.record(finish(run.state, settled))
 
 

@@ -1,0 +1,239 @@
+"""What looks at runs: list, show, tail, verify, replay, export, approvals, tools; and that `--json` is one document."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.desk import Desk, Done, ended
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_list_filters_by_status_agent_goal_and_time(desk: Desk) -> None:
+    """Each filter leaves out what does not fit; `waiting` stands for every kind of waiting; the newest run is first."""
+    desk.detent("run", "Sweep the floor")
+    desk.steps("ask", "answer")
+    desk.detent("run", "Water the plants")
+
+    def goals(*words: str) -> list[str]:
+        return [head["goal"] for head in desk.detent("list", "--json", *words).json]
+
+    assert goals() == ["Water the plants", "Sweep the floor"]
+    assert goals("--status", "waiting") == goals("--goal", "PLANTS") == goals("--limit", "1") == ["Water the plants"]
+    assert goals("--status", "completed", "--agent", "tester", "--since", "1h") == ["Sweep the floor"]
+    assert goals("--agent", "other") == goals("--since", "2999-01-01") == goals("--tenant", "acme") == []
+    text = desk.detent("list").out.splitlines()
+    assert text[0].split()[:2] == ["RUN", "STATUS"]
+    assert "waiting_for_user" in text[1]
+    assert "completed" in text[2]
+
+
+@pytest.mark.parametrize("words", [("--status", "complted"), ("--since", "yesterday")])
+def test_a_wrong_filter_is_a_usage_error(desk: Desk, words: tuple[str, ...]) -> None:
+    """Exit 2, and what would be right."""
+    done = desk.detent("list", *words)
+    assert done.code == 2
+    assert "did you mean 'completed'" in done.err or "12h" in done.err
+
+
+def test_list_without_a_store_creates_none(desk: Desk) -> None:
+    """Looking leaves nothing behind."""
+    done = desk.detent("list")
+    assert (done.code, done.out) == (0, "")
+    assert not (desk.home / ".detent").exists()
+
+
+def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
+    """Decision, tool, input, output, error and state of each iteration (row R2); how and why it ended (row R9)."""
+    desk.steps("note", "wipe", "explode")
+    desk.detent("run", "Clean")
+    desk.detent("approve", "last", "main.2.0", "--by", "ann")
+    out = desk.detent("show", "last").out
+    for piece in (
+        "iteration 1",
+        "decision  call note",
+        'input   {"text": "one"}',
+        "output  written",
+        "state     running · 1 calls",
+        "approved by ann",
+    ):
+        assert piece in out
+    audit = out[out.index("termination audit") :]
+    for piece in (
+        "status    failed · fatal_tool_error",
+        "the disk is on fire",
+        "iterations 3/50",
+        "in doubt  none",
+        "resumed",
+        "records, head",
+    ):
+        assert piece in audit
+
+
+def test_show_of_a_bound_names_limit_and_use(desk: Desk) -> None:
+    """A run that a bound stopped says which one, its limit and the use."""
+    desk.steps("note", "second", "answer")
+    desk.detent("run", "Go", "--budget", "tool_calls=1")
+    out = desk.detent("show", "last").out
+    assert "bound     max_tool_calls: limit 1, used 1" in out
+    assert "stopped · budget_exhausted" in out
+
+
+def test_show_takes_one_iteration_and_leaves_nothing_out_with_full(desk: Desk) -> None:
+    """`--iteration` inspects one step; long values are cut unless `--full` is given."""
+    desk.write("rules.yaml", f"- name: long\n  call: {{tool: note, args: {{text: {'x' * 900}}}}}\n- name: end\n  answer: done\n")
+    desk.detent("run", "Go")
+    assert "x" * 900 not in desk.detent("show", "last").out
+    assert "x" * 900 in desk.detent("show", "last", "--full").out
+    one = desk.detent("show", "last", "--iteration", "2").out
+    assert "iteration 2" in one
+    assert "iteration 1" not in one
+    assert desk.detent("show", "last", "--iteration", "9").code == 2
+
+
+def test_what_a_tool_says_cannot_steer_the_terminal(desk: Desk) -> None:
+    """Control characters of a run are shown as escapes."""
+    desk.write("rules.yaml", '- name: end\n  answer: "\\e[2J\\e]0;title\\a gone"\n')
+    done = desk.detent("run", "Go")
+    shown = desk.detent("show", "last")
+    assert "gone" in done.out
+    assert "\x1b" not in done.out + done.err + shown.out
+
+
+def test_a_unique_beginning_of_an_id_is_enough(desk: Desk) -> None:
+    """More than one run fits: they are named; none fits: unknown."""
+    for run_id in ("alpha-1", "alpha-2", "beta-1"):
+        desk.detent("run", "--run-id", run_id, "Go")
+    assert desk.detent("verify", "beta").code == 0
+    both = desk.detent("verify", "alpha")
+    assert both.code == 2
+    assert "alpha-1" in both.err
+    assert "alpha-2" in both.err
+    assert desk.detent("verify", "gamma").code == 2
+
+
+def test_tail_follows_a_run_of_another_process_to_its_end(desk: Desk) -> None:
+    """It shows what is there and what comes, says what the run waits for, and exits like the run."""
+    desk.steps("note", "ask", "pause", "answer")
+    assert desk.detent("run", "Go").code == 3
+    tail = desk.start("tail", "last")
+    assert tail.stderr is not None
+    seen = ""
+    while "detent reply" not in seen:
+        seen += tail.stderr.readline()
+    assert "note ok" in seen
+    replied = desk.start_and_wait_for_the_tool("reply", "last", "go on")
+    desk.write("go", "")
+    assert ended(replied).code == 0
+    done = ended(tail)
+    assert (done.code, done.out) == (0, "all done\n")
+    assert "completed" in done.err
+
+
+def test_ctrl_c_in_tail_stops_looking_and_not_the_run(desk: Desk) -> None:
+    """The run goes on in its own process."""
+    desk.steps("note", "pause", "answer")
+    process = desk.start_and_wait_for_the_tool("run", "Go")
+    tail = desk.start("tail", "last")
+    assert tail.stderr is not None
+    while "note ok" not in tail.stderr.readline():
+        pass
+    tail.send_signal(signal.SIGINT)
+    assert ended(tail).code == 5
+    desk.write("go", "")
+    assert ended(process).code == 0
+
+
+def test_verify_compares_with_a_head_that_was_kept(desk: Desk) -> None:
+    """The digest of the last record is accepted, any other is not: exit 1."""
+    desk.detent("run", "Go")
+    found = desk.detent("verify", "last", "--json").json
+    assert desk.detent("verify", "last", "--head", found["digest"]).code == 0
+    wrong = desk.detent("verify", "last", "--head", "0" * 64)
+    assert wrong.code == 1
+    assert found["digest"] in wrong.out
+
+
+def test_replay_names_the_record_where_code_and_log_part(desk: Desk) -> None:
+    """A tool that is called something else now is missing: usage. The same code: identical."""
+    desk.detent("run", "Go")
+    same = desk.detent("replay", "last")
+    assert same.code == 0
+    assert "identical" in same.out
+    desk.write("tools.py", (desk.home / "tools.py").read_text().replace('side_effect="write"', 'side_effect="destructive"'))
+    other = desk.detent("replay", "last")
+    assert other.code == 1
+    assert "differs at record" in other.out
+
+
+def test_export_writes_the_stored_lines(desk: Desk) -> None:
+    """One JSON object a line, to stdout or to a file, in sequence."""
+    desk.detent("run", "Go")
+    out = desk.detent("export", "last").out
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["envelope"]["seq"] for line in lines] == list(range(1, len(lines) + 1))
+    assert desk.detent("export", "last", "-o", "log.jsonl").out == ""
+    assert (desk.home / "log.jsonl").read_text() == out
+
+
+def test_tools_lists_the_workspace_and_the_agent_s_own(desk: Desk) -> None:
+    """Name, side effect, first line of the description."""
+    out = desk.detent("tools").out
+    assert "read_file" in out
+    assert any(line.split()[:2] == ["wipe", "destructive"] for line in out.splitlines())
+
+
+def commands(run: str) -> dict[str, tuple[str, ...]]:
+    return {
+        "list": ("list",),
+        "show": ("show", run),
+        "verify": ("verify", run),
+        "replay": ("replay", run),
+        "approvals": ("approvals",),
+        "tools": ("tools",),
+        "gc": ("gc",),
+        "resume": ("resume", run),
+        "approve": ("approve", run, "main.1.0", "--no-resume"),
+        "cancel": ("cancel", run),
+        "erase": ("erase", run),
+        "delete": ("delete", run),
+        "init": ("init", "new"),
+        "unknown run": ("show", "nothing"),
+        "unknown option": ("show", run, "--colour"),
+        "no goal": ("run",),
+        "mistyped": ("run", "Go", "--budget", "max_iteration=3"),
+    }
+
+
+@pytest.mark.parametrize("name", commands(""))
+def test_json_is_one_document_and_nothing_else(desk: Desk, name: str) -> None:
+    """On success and on failure alike; an error is {"error": {"code", "message"}}."""
+    desk.steps("wipe", "answer")
+    desk.detent("run", "Clean")
+    done: Done = desk.detent(*commands(desk.only_run())[name], "--json")
+    data: Any = done.json
+    failed = name in ("unknown run", "unknown option", "no goal", "mistyped")
+    assert ("error" in data and bool(data["error"]) and done.code == 2) == failed, done
+    if failed:
+        assert {"code", "message"} <= set(data["error"])
+        assert data["error"]["message"]
+
+
+def test_help_names_every_command(desk: Desk) -> None:
+    """Without a terminal there are no colours; each command has a help of its own."""
+    done = desk.detent("--help", NO_COLOR="1")
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    names = "run list show tail resume reopen replay verify cancel approvals approve deny reconcile reply export erase delete gc tools init demo"
+    assert [name for name in names.split() if f" {name} " not in done.out] == []
+    assert "--max-iterations" in desk.detent("run", "--help").out
+    assert desk.detent("--version").out.startswith("detent ")
+    assert desk.detent("frobnicate").code == 2

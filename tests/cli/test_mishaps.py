@@ -1,0 +1,204 @@
+"""What can go wrong around a run: broken files, a damaged log, a full disk. A clear line each, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.desk import Desk, ended
+from detent.core.codec import encode, read_log, seal
+from detent.core.events import NoteWritten
+from detent.core.records import Envelope
+from detent.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'name = "x"\ntools = []\n[budget]\nmax_iteration = 3\n',
+            "agent.toml: budget.max_iteration: unknown key; did you mean 'max_iterations'?",
+        ),
+        ('name = "x"\ninstuctions = "hi"\n', "agent.toml: instuctions: unknown key; did you mean 'instructions'?"),
+        (
+            'name = "x"\n[budget]\nmax_iterations = "many"\n',
+            "agent.toml: budget.max_iterations: expected a whole number, found the text 'many'",
+        ),
+        ('name = "x"\ntools = ["read_fil"]\nmodel = "m"\n', "agent.toml: tools: unknown tool 'read_fil'; did you mean 'read_file'?"),
+        ('name = "x"\nrules = "nothing.yaml"\n', "rule file 'nothing.yaml' cannot be read"),
+        ("name = \n", "failed to parse agent file 'agent.toml': not TOML"),
+        ('name = "x"\n', "agent 'x' has neither a model nor rules"),
+        ('name = "x"\nmodel = "openai:gpt-5"\n', "this version of Detent has no planner for models"),
+    ],
+)
+def test_a_wrong_agent_file_is_named_with_the_key_and_what_is_right(desk: Desk, text: str, said: str) -> None:
+    """Exit 2, at most two lines, no traceback, and no run was begun."""
+    desk.write("agent.toml", text)
+    done = desk.detent("run", "Go")
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) <= 2
+    assert desk.detent("list").out == ""
+
+
+def test_an_agent_file_that_cannot_be_read_is_said(desk: Desk) -> None:
+    """Missing, or a directory without one: exit 2."""
+    assert "there is no agent file 'nope.toml'" in desk.detent("run", "--agent", "nope.toml", "Go").err
+    (desk.home / "agent.toml").write_bytes(b"\xff\xfe")
+    done = desk.detent("run", "Go")
+    assert done.code == 2
+    assert "is not UTF-8 text" in done.err
+
+
+@pytest.mark.parametrize("words", [("run",), ("run", "  ")])
+def test_an_empty_goal_is_a_usage_error(desk: Desk, words: tuple[str, ...]) -> None:
+    """Two lines: what is missing and how it is given."""
+    done = desk.detent(*words)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("command", ["show", "resume", "replay", "verify", "tail", "cancel", "export", "erase", "delete"])
+def test_an_unknown_run_is_a_usage_error(desk: Desk, command: str) -> None:
+    """Exit 2; the command that lists what there is stands in the message; no store is created."""
+    done = desk.detent(command, "20200101-000000-nothing-abc123")
+    assert done.code == 2
+    assert "detent list" in done.err
+    assert not (desk.home / ".detent").exists()
+
+
+def test_a_traceback_is_shown_with_debug_only(desk: Desk) -> None:
+    """The exit code stays the same."""
+    assert "Traceback" not in desk.detent("show", "nothing").err
+    debugged = desk.detent("show", "nothing", "--debug")
+    assert "Traceback" in debugged.err
+    assert debugged.code == 2
+
+
+def test_a_flipped_byte_is_found_and_nothing_is_resumed(desk: Desk) -> None:
+    """Verify names the sequence and exits 1, so do show and resume; export saves the lines; the tool does not run."""
+    desk.steps("note", "ask", "second", "answer")
+    desk.detent("run", "Go")
+    with sqlite3.connect(desk.home / ".detent" / "runs.db") as database:
+        rows = database.execute("SELECT key, data FROM records ORDER BY key").fetchall()
+        key, line = rows[4]
+        place = line.index(b"main.1.0")
+        database.execute("UPDATE records SET data=? WHERE key=?", (line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :], key))
+    database.close()
+    verified = desk.detent("verify", "last")
+    assert verified.code == 1
+    assert "not sound at record 5" in verified.out
+    for command in (("resume", "last"), ("show", "last"), ("reply", "last", "yes"), ("replay", "last")):
+        done = desk.detent(*command)
+        assert done.code == 1, command
+        assert "record 5" in done.err
+    assert desk.notes == ["one"]
+    assert len(desk.detent("export", "last").out.splitlines()) == len(rows)
+
+
+def test_a_log_of_a_newer_format_is_refused(desk: Desk) -> None:
+    """Exit 1 and the advice to upgrade; the log stays as it is."""
+    desk.steps("ask", "answer")
+    desk.detent("run", "Go")
+    run_id = desk.only_run()
+
+    async def append_record_of_the_future() -> None:
+        store = SqliteStore(desk.home / ".detent" / "runs.db")
+        await store.open()
+        *_, last = read_log(run_id, await store.read(run_id))
+        envelope = Envelope(run=run_id, seq=last.envelope.seq + 1, at=datetime.now(UTC), v=99)
+        line, _ = seal(envelope, encode(NoteWritten(text="from the future")), previous=last.digest, salt="x" * 16)
+        head = await store.head(run_id)
+        assert head is not None
+        await store.append(run_id, last.envelope.seq, [line], head=msgspec.structs.replace(head, records=envelope.seq))
+        await store.close()
+
+    asyncio.run(append_record_of_the_future())
+    for command in (("resume", "last"), ("show", "last"), ("reply", "last", "yes")):
+        done = desk.detent(*command)
+        assert done.code == 1, command
+        assert "newer Detent" in done.err
+    assert desk.detent("verify", "last").code == 1
+
+
+@pytest.fixture
+def small_disk(desk: Desk) -> Iterator[Path]:
+    """A file system of 2 MB below the desk."""
+    place = desk.home / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("a file system of its own needs root")
+    if subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True).returncode != 0:
+        pytest.skip("this machine lets nobody mount a file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until there is not room for one byte more."""
+    with path.open("wb", buffering=0) as file:
+        for size in (65536, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+
+
+@pytest.mark.parametrize("store", ["sqlite:///disk/runs.db", "file:disk/runs"])
+def test_a_full_disk_suspends_before_the_effect(desk: Desk, small_disk: Path, store: str) -> None:
+    """Exit 5 and no further effect; what was recorded is kept, and with room again the run goes on where it was."""
+    desk.steps("note", "pause", "second", "answer")
+    process = desk.start_and_wait_for_the_tool("run", "Go", "--store", store)
+    filler = small_disk / "filler"
+    fill(filler)
+    desk.write("go", "")
+    done = ended(process)
+    assert done.code == 5, done
+    assert "Traceback" not in done.err
+    assert desk.notes == ["one"]
+    filler.unlink()
+    (desk.home / "begun").unlink()
+    again = desk.detent("resume", "last", "--store", store)
+    assert (again.code, desk.notes) == (0, ["one", "two"]), again
+    assert desk.detent("verify", "last", "--store", store).code == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(desk: Desk) -> None:
+    """`detent export last | head -1` ends quietly."""
+    desk.detent("run", "Go")
+    process = desk.start("show", "last")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.wait()
+    process.stderr.close()
+
+
+def test_a_second_kill_changes_nothing(desk: Desk) -> None:
+    """Killed, resumed, killed again: each effect is in the file once."""
+    desk.steps("note", "pause", "second", "answer")
+    for command in (("run", "Go"), ("resume", "last")):
+        process = desk.start_and_wait_for_the_tool(*command)
+        process.send_signal(signal.SIGKILL)
+        ended(process)
+    desk.write("go", "")
+    (desk.home / "begun").unlink()
+    assert desk.detent("resume", "last").code == 0
+    assert desk.notes == ["one", "two"]

@@ -1,0 +1,139 @@
+"""`init`, `demo`, removing, and which setting wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.desk import Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_init_writes_an_agent_that_runs_as_it_is(desk: Desk) -> None:
+    """The printed command works; a second init refuses and changes nothing."""
+    begun = desk.detent("init", "new")
+    assert begun.code == 0
+    assert 'cd new && detent run "Count the text files here"' in begun.err
+    other = Desk.__new__(Desk)
+    other.home = desk.home / "new"
+    other.write("a.txt", "hello")
+    done = other.detent("run", "Count the text files here")
+    assert (done.code, done.out) == (0, "1 files match **/*.txt; written to count.md\n")
+    assert "1 files match" in (other.home / "count.md").read_text()
+    (other.home / "rules.yaml").write_text("mine")
+    again = desk.detent("init", "new")
+    assert again.code == 2
+    assert "nothing was written" in again.err
+    assert (other.home / "rules.yaml").read_text() == "mine"
+
+
+def test_the_demo_proves_that_nothing_was_repeated(desk: Desk) -> None:
+    """A real run is killed and resumed; every check holds, and what it left behind says the same."""
+    done = desk.detent("demo", "--dir", "shown", "--json")
+    assert done.code == 0, done
+    found = done.json
+    assert found["ok"] is True
+    assert found["killed_after_record"] < found["records"]
+    assert Path(found["report"]).read_text().startswith("# Incident")
+    timeline = next((desk.home / "shown" / "reports").glob("timeline-*.md")).read_text().splitlines()
+    assert len(timeline) == len(set(timeline) | {""}) + timeline.count("") - 1
+    assert desk.detent("demo", "--dir", "shown").code == 2
+
+
+def test_the_demo_can_be_read(desk: Desk) -> None:
+    """In a pipe: plain lines that name the commands, the kill, the checks and the report."""
+    done = desk.detent("demo", "--dir", "shown")
+    assert done.code == 0, done
+    for piece in (
+        "$ detent run",
+        "SIGKILL after record",
+        "$ detent resume last",
+        "exactly once",
+        "identical",
+        "sound:",
+        "nothing done twice",
+    ):
+        assert piece in done.out
+    assert "\x1b" not in done.out + done.err
+
+
+def test_erase_keeps_the_chain_and_delete_keeps_nothing(desk: Desk) -> None:
+    """After erase the content is gone from every command and the digests verify; after delete the run is unknown."""
+    desk.detent("run", "--run-id", "mine", "A secret goal")
+    assert desk.detent("erase", "last").code == 0
+    assert desk.detent("verify", "last").code == 0
+    assert "secret" not in desk.detent("export", "last").out + desk.detent("list").out
+    assert desk.detent("show", "last").code == 2
+    assert b"secret" not in (desk.home / ".detent" / "runs.db").read_bytes()
+    assert desk.detent("delete", "last").code == 0
+    assert desk.detent("verify", "last").code == 2
+    assert desk.detent("gc").code == 0
+
+
+def test_a_run_in_progress_is_not_erased(desk: Desk) -> None:
+    """Busy: exit 5, and the run completes."""
+    desk.steps("pause", "answer")
+    process = desk.start_and_wait_for_the_tool("run", "Go")
+    assert desk.detent("erase", "last").code == 5
+    assert desk.detent("delete", "last").code == 5
+    desk.write("go", "")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_the_more_particular_setting_wins(desk: Desk) -> None:
+    """Built-in < detent.toml < agent file < environment < options, for a bound; what is not said falls through."""
+
+    def bounds(*words: str, **environment: str) -> dict[str, float]:
+        desk.detent("run", "Go", *words, **environment)
+        audit = json.loads(desk.detent("show", "last", "--json").out)["audit"]
+        return {b["bound"]: b["limit"] for b in audit["bounds"]}
+
+    assert bounds()["max_iterations"] == 50
+    desk.write("detent.toml", "[budget]\nmax_iterations = 40\nmax_tool_calls = 7\n")
+    assert bounds()["max_iterations"] == 40
+    agent = desk.home / "agent.toml"
+    agent.write_text(agent.read_text() + "[budget]\nmax_iterations = 30\n")
+    assert bounds()["max_iterations"] == 30
+    assert bounds(DETENT_MAX_ITERATIONS="20")["max_iterations"] == 20
+    last = bounds("--max-iterations", "10", DETENT_MAX_ITERATIONS="20")
+    assert (last["max_iterations"], last["max_tool_calls"], last["max_failed_turns"]) == (10, 7, 3)
+
+
+def test_the_store_follows_the_same_order(desk: Desk) -> None:
+    """detent.toml names one store, the environment another, the option a third."""
+    desk.write("detent.toml", 'store = "file:filed"\n')
+    desk.detent("run", "Go")
+    desk.detent("run", "Go", DETENT_STORE="file:environment")
+    desk.detent("run", "Go", "--store", "file:option", DETENT_STORE="file:environment")
+    assert [(desk.home / name).is_dir() for name in ("filed", "environment", "option", ".detent")] == [True, True, True, False]
+
+
+def test_agents_have_names_in_the_configuration(desk: Desk) -> None:
+    """`--agent NAME` finds the file below [agents]; a name that is nearly right is pointed out."""
+    (desk.home / "agent.toml").rename(desk.home / "other.toml")
+    desk.write("detent.toml", '[agents]\ntidy = "other.toml"\n')
+    assert desk.detent("run", "--agent", "tidy", "Go").code == 0
+    wrong = desk.detent("run", "--agent", "tidi", "Go")
+    assert wrong.code == 2
+    assert "did you mean the agent 'tidy'" in wrong.err
+
+
+def test_a_variable_keeps_the_form_in_which_it_is_written(desk: Desk) -> None:
+    """Numbers and lists are JSON; 007, 1.10 and whatever the agent declares as text stay text; a misspelt name is pointed out."""
+    agent = desk.home / "agent.toml"
+    agent.write_text(agent.read_text() + '[variables]\nlog = "a.log"\ncount = 1\n')
+    desk.detent(
+        "run", "Go", "--var", "log=5", "--var", "count=3", "--var", "a=[1, 2]", "--var", "b=007", "--var", "c=1.10", "--var", "d=x=y"
+    )
+    shown = json.loads(desk.detent("show", "last", "--json").out)
+    assert shown["variables"] == {"log": "5", "count": 3, "a": [1, 2], "b": "007", "c": "1.10", "d": "x=y"}
+    wrong = desk.detent("run", "Go", "--var", "lgo=x")
+    assert wrong.code == 2
+    assert "did you mean 'log'" in wrong.err

@@ -1,0 +1,397 @@
+"""The fold: what each event does, what cannot follow and why, and that a batch is observed by index whatever completes first."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.golden_logs import GOLDEN
+from core.logs import Log, begun, calls, ended, failed, opened, planned, raw, started, turn, worked
+from detent.core import events as e
+from detent.core.actions import FinalAnswer, Stop, Thought, ToolCall
+from detent.core.budget import Budget, Usage
+from detent.core.codec import read_log
+from detent.core.errors import IllegalEvent, RunErased
+from detent.core.fold import evolve, fold
+from detent.core.records import Envelope, Record
+from detent.core.state import RunState
+from detent.testing.clocks import EPOCH
+
+DUE = EPOCH + timedelta(hours=1)
+
+
+def started_call() -> Log:
+    """Return a run whose first call is running."""
+    return turn(opened()).add(calls(0, 1), begun())
+
+
+def finished_call() -> Log:
+    """Return a run whose first of two calls has its outcome."""
+    return started_call().add(ended())
+
+
+def asked_call() -> Log:
+    """Return a run whose first call waits for approval."""
+    return turn(opened()).add(calls(0), e.ApprovalRequested(call="main.1.0", tool="look", digest="d"))
+
+
+def in_doubt() -> Log:
+    """Return a run whose first call is in doubt."""
+    return started_call().add(e.ToolInDoubt(call="main.1.0", why="crash"))
+
+
+def completed() -> Log:
+    """Return a run that is completed."""
+    return turn(opened()).add(planned(FinalAnswer(content="x")), e.RunFinished(status="completed", reason="final_answer", output="x"))
+
+
+def stopped() -> Log:
+    """Return a run that is stopped."""
+    return turn(opened()).add(e.RunFinished(status="stopped", reason="cancelled"))
+
+
+# What cannot follow -----------------------------------------------------------------------------------------------------------
+
+ILLEGAL: list[tuple[str, Any, Any, str]] = [
+    ("a second start", opened, lambda: started(), "run 'run' was started already"),
+    ("a pass twice", opened, lambda: e.PassStarted(key="main", kernel="k"), "pass 'main' was started already"),
+    ("a turn that skips one", opened, lambda: e.TurnStarted(iteration=2), "turn 2 of pass 'main' follows turn 0"),
+    ("the same turn again", lambda: turn(opened()), lambda: e.TurnStarted(iteration=1), "turn 1 of pass 'main' follows turn 1"),
+    ("a second plan", lambda: turn(opened()).add(calls(0)), lambda: calls(1), "turn 1 of pass 'main' has a plan already"),
+    ("the start of no call", lambda: turn(opened()), lambda: begun("main.1.5"), "has no call 'main.1.5' in a current turn"),
+    ("the end of no call", started_call, lambda: ended("main.1.7"), "has no call 'main.1.7'"),
+    ("the start of a finished call", finished_call, lambda: begun(), "call main.1.0 has an outcome; it is never produced again"),
+    ("a second outcome", finished_call, lambda: ended(), "call main.1.0 has an outcome; it is never produced again"),
+    ("a decision on a finished call", finished_call, lambda: e.PolicyDecided(call="main.1.0", decision="allow"), "call main.1.0 has an outcome"),
+    ("a block of a finished call", finished_call, lambda: e.GuardBlocked(call="main.1.0", guard="g", reason="r"), "call main.1.0 has an outcome"),
+    ("a healed finished call", finished_call, lambda: e.CallHealed(call="main.1.0", tool="look", args={}), "call main.1.0 has an outcome"),
+    ("doubt about a finished call", finished_call, lambda: e.ToolInDoubt(call="main.1.0", why="w"), "call main.1.0 has an outcome"),
+    ("settlement of a finished call", finished_call, lambda: settled("person"), "call main.1.0 is settled already"),
+    ("a second settlement", lambda: in_doubt().add(settled("retry", "again")), lambda: settled("retry", "again"), "call main.1.0 is settled already"),
+    ("a second request", asked_call, lambda: e.ApprovalRequested(call="main.1.0", tool="look", digest="d"), "approval of call main.1.0 is requested already"),
+    ("an approval nobody asked for", started_call, lambda: e.ApprovalResolved(call="main.1.0", decision="approved", by="a"), "no open approval of call 'main.1.0'"),
+    ("an edit nobody asked for", started_call, lambda: e.ApprovalEdited(call="main.1.0", args={}, digest="d", by="a"), "no open approval of call 'main.1.0'"),
+    ("an expiry of nothing", started_call, lambda: e.ApprovalExpired(call="main.1.0"), "no open approval of call 'main.1.0'"),
+    ("a reply to no question", opened, lambda: e.UserReplied(ask_id="q", reply="r"), "has no open question 'q'"),
+    ("a timer that was not set", opened, lambda: e.ScheduleFired(timer_id="t"), "has no open timer 't'"),
+    ("the end of no child", opened, lambda: e.SubagentJoined(child="c", status="completed"), "has no open child 'c'"),
+    ("the cancellation of no child", opened, lambda: e.SubagentCancelled(child="c"), "has no open child 'c'"),
+    ("the completion of no goal", opened, lambda: e.GoalCompleted(goal_id="g"), "there is no open goal 'g'"),
+    ("a wait that is none", opened, lambda: e.RunWaiting(status="completed"), "'completed' is not a waiting status"),
+    ("the reopening of a running run", opened, lambda: e.RunReopened(), "run 'run' is running; only a failed or stopped run is opened again"),
+    ("the reopening of a completed run", completed, lambda: e.RunReopened(), "run 'run' is completed; only a failed or stopped run"),
+    ("completed without output", opened, lambda: e.RunFinished(status="completed", reason="final_answer"), "cannot be completed with output None"),
+    ("completed with a blank", opened, lambda: e.RunFinished(status="completed", reason="final_answer", output=" \n"), "cannot be completed with output"),
+    ("stopped with an output", opened, lambda: e.RunFinished(status="stopped", reason="cancelled", output="x"), "cannot be stopped with output 'x'"),
+    ("failed with an output", opened, lambda: e.RunFinished(status="failed", reason="kernel_error", output=0), "cannot be failed with output 0"),
+    ("a second end", stopped, lambda: e.RunFinished(status="stopped", reason="cancelled"), r"run 'run' is stopped: RunFinished\(status=stopped\) cannot follow"),
+    ("the end of a pass twice", lambda: turn(opened()).add(e.PassFinished(status="done")), lambda: e.PassFinished(status="failed"), "cannot go from 'done' to 'failed'"),
+    ("a turn after the end of its pass", lambda: turn(opened()).add(e.PassFinished(status="done")), lambda: e.TurnStarted(iteration=2), "cannot go from 'done'"),
+]  # fmt: skip
+
+
+def settled(source: Any, outcome: Any = "happened") -> e.ToolReconciled:
+    """Return the settlement of the first call."""
+    return e.ToolReconciled(call="main.1.0", outcome=outcome, source=source, result=raw("r"))
+
+
+@pytest.mark.parametrize(("make", "event", "says"), [case[1:] for case in ILLEGAL], ids=[case[0] for case in ILLEGAL])
+def test_an_event_that_cannot_follow_is_refused_and_the_message_says_why(make: Any, event: Any, says: str) -> None:
+    """Nothing of it is kept: state and log are as before."""
+    log = make()
+    before, lines = log.state, len(log.lines)
+    with pytest.raises(IllegalEvent, match=says) as caught:
+        log.add(event())
+    assert caught.value.run_id == "run" and log.state is before and len(log.lines) == lines
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        e.TurnStarted(iteration=1), e.StateChanged(phase=0), e.PassFinished(status="done"), e.Reflected(message="m"), calls(0), e.PlanRejected(problem="p"),
+        begun("aside.1.0"), e.ContextCompacted(items=1, summary="s"), e.MemoryRecalled(query="q"),
+    ],
+    ids=lambda event: type(event).__name__,
+)  # fmt: skip
+def test_what_belongs_to_a_pass_needs_that_pass(event: Any) -> None:
+    """It is named."""
+    with pytest.raises(IllegalEvent, match=r"run 'run' has no (pass 'aside'|call 'aside.1.0')"):
+        opened().add(event, scope="aside")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_after_its_end_a_run_takes_only_what_may_follow(name: str) -> None:
+    """Terminal rule: only `RunReopened`, `ToolReconciled`, `Erased` and memory events; every other event of the golden logs is refused."""
+    after_end = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+    for event in GOLDEN[name]().events:
+        log = stopped()
+        if isinstance(event, after_end):
+            continue
+        with pytest.raises(IllegalEvent, match=rf"run 'run' is stopped: {type(event).__name__}.* cannot follow \(only a reopened run goes on\)"):
+            log.add(event)
+
+
+def test_memories_erasure_and_settlements_may_follow_the_end() -> None:
+    """And none of them changes how the run ended."""
+    log = in_doubt().add(e.RunFinished(status="stopped", reason="cancelled", error="enough", in_doubt=("main.1.0",)))
+    log.add(settled("person"), e.MemoryProposed(item_id="m", item={}), e.MemoryWritten(item_id="m"), e.Erased(by="ann"))
+    assert (log.state.status, log.state.reason, log.state.in_doubt, log.state.memories) == ("stopped", "cancelled", (), {"m": "written"})
+    assert log.main.ended == "" and [(i.ok, i.content) for i in log.main.results] == [(True, "r")]
+
+
+def test_records_must_follow_each_other() -> None:
+    """A gap or a repetition is refused by number."""
+    log = opened()
+    for seq in (2, 4, 1):
+        with pytest.raises(IllegalEvent, match=f"record {seq} of run 'run' follows record 2"):
+            evolve(log.state, Record(Envelope(run="run", seq=seq, at=EPOCH), e.CancelRequested(), ""))
+
+
+def test_an_empty_log_and_an_erased_one_have_no_state() -> None:
+    """Each is said in its own words."""
+    with pytest.raises(IllegalEvent, match="an empty log has no state"):
+        fold([])
+    with pytest.raises(RunErased, match="run 'run' was erased"):
+        evolve(RunState(run_id="run"), Record(Envelope(run="run", seq=1, at=EPOCH), None, ""))
+
+
+# Folding ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_fold_can_be_cut_anywhere(name: str) -> None:
+    """fold(a + b) == fold(b, from fold(a)); and what was folded before is not changed by going on."""
+    log = GOLDEN[name]()
+    records = list(read_log(log.state.run_id, log.lines))
+    for cut in range(1, len(records) + 1):
+        part = fold(records[:cut])
+        assert part == log.states[cut - 1] and part.seq == cut and part.digest == records[cut - 1].digest
+        assert fold(records[cut:], part) == log.state
+        assert part == log.states[cut - 1]
+
+
+def test_two_branches_of_one_state_do_not_see_each_other() -> None:
+    """A fork folds on from a state that the live run has left behind."""
+    log = turn(opened())
+    before = log.state
+
+    def grown(text: str) -> RunState:
+        return evolve(before, Record(Envelope(run="run", seq=before.seq + 1, at=EPOCH, scope="main"), e.NoteWritten(text=text), text))
+
+    one, other = grown("one"), grown("other")
+    assert [[i.text for i in s.passes["main"].steps] for s in (before, one, other)] == [["count"], ["count", "one"], ["count", "other"]]
+
+
+@given(st.permutations([0, 1, 2, 3]), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_a_batch_is_observed_by_call_index_whatever_the_order_of_completion(order: list[int], good: list[bool]) -> None:
+    """State, transcript and results are the same for every order; an outcome waits for those before it."""
+
+    def run(order: list[int]) -> Log:
+        log = turn(opened()).add(calls(0, 1, 2, 3), *(begun(f"main.1.{n}", digest=str(n)) for n in range(4)))
+        shown: list[int] = []
+        for n in order:
+            log.add(ended(f"main.1.{n}", n) if good[n] else failed(f"main.1.{n}"))
+            shown.append(log.main.observed)
+        arrived = [max(k for k in range(5) if set(range(k)) <= set(order[: i + 1])) for i in range(4)]
+        assert shown == arrived
+        return log
+
+    one, straight = run(order), run([0, 1, 2, 3])
+    assert [i.call_id for i in one.main.results] == [f"main.1.{n}" for n in range(4)]
+    same = ("steps", "results", "tools_used", "turn_ok", "turn_bad", "progressed", "usage", "status", "observed", "calls")
+    assert [getattr(one.main, f) == getattr(straight.main, f) for f in same] == [True] * len(same)
+    assert one.main.status == "observing" and set(one.main.seen) == set(straight.main.seen)
+
+
+def test_a_status_moves_with_the_turn() -> None:
+    """thinking, acting while calls are open, observing when all have their outcome, thinking again (row 1.2)."""
+    log = opened()
+    seen = [log.main.status]
+    turn(log).add(calls(0))
+    seen.append(log.main.status)
+    log.add(begun(), ended())
+    seen.append(log.main.status)
+    turn(log)
+    seen.append(log.main.status)
+    log.add(planned(Thought(content="hm")))
+    assert [*seen, log.main.status] == ["thinking", "acting", "observing", "thinking", "observing"]
+
+
+def test_the_transcript_begins_with_the_goal_and_tells_what_happened_in_order() -> None:
+    """DESIGN 11: items of kind user, model, tool, note."""
+    log = worked(opened(), 1)
+    log.add(e.NoteWritten(text="n"), e.UserAsked(ask_id="q", question="?"), e.UserReplied(ask_id="q", reply={"a": 1}))
+    turn(log).add(e.PlanRejected(problem="bad"))
+    kinds = [(i.kind, i.iteration, i.text) for i in log.main.steps]
+    assert kinds[:5] == [("user", 0, "count"), ("model", 1, ""), ("tool", 1, ""), ("note", 1, "n"), ("user", 1, '{"a":1}')]
+    assert kinds[5][0] == "note" and "That was not a plan: bad" in kinds[5][2]
+    assert [i.kind for i in log.main.results] == ["tool"]
+
+
+def test_a_note_without_a_pass_goes_to_every_open_one() -> None:
+    """An operator speaks to the run."""
+    log = opened().add(e.PassStarted(key="aside", kernel="react"), e.PassStarted(key="over", kernel="react"))
+    log.add(e.PassFinished(status="done"), scope="over").add(e.NoteWritten(text="hear"), scope="")
+    assert {k: [i.text for i in p.steps][1:] for k, p in log.state.passes.items()} == {"main": ["hear"], "aside": ["hear"], "over": []}
+
+
+def test_tools_that_were_denied_or_failed_are_not_among_those_used() -> None:
+    """DESIGN 6: denied calls are observations, never in `tools_used`."""
+    log = turn(opened()).add(planned(*(ToolCall(tool=t, args={}) for t in ("a", "b", "c", "d"))))
+    log.add(failed("main.1.0", "policy_denied"), begun("main.1.1", tool="b"), failed("main.1.1"))
+    log.add(e.MetaToolAnswered(call="main.1.2", tool="c", content="x"), begun("main.1.3", tool="d"), ended("main.1.3"))
+    assert log.main.tools_used == {"d"} and [i.ok for i in log.main.results] == [False, False, True, True]
+    assert [i.executed for i in log.main.results] == [False, True, False, True]
+
+
+def test_usage_counts_what_was_started_what_failed_and_what_was_said() -> None:
+    """Attempts are not calls; a call that was not run is no failure; a plan that names a model counts as a model call."""
+    log = turn(opened()).add(planned(*(ToolCall(tool="look", args={}) for _ in range(3)), usage=Usage(input_tokens=2, output_tokens=1), model="m"))
+    log.add(begun(), begun(attempt=2), failed(), failed("main.1.1", "policy_denied"), failed("main.1.2", "not_run"))
+    expected = Usage(iterations=1, model_calls=1, tool_calls=1, failures=2, input_tokens=2, output_tokens=1)
+    assert log.state.usage == expected == log.main.usage
+    turn(log).add(e.PlanRejected(problem="p", usage=Usage(input_tokens=1)), planned(Thought(content="hm")))
+    assert log.state.usage.model_calls == 2 and log.state.usage.failures == 3
+
+
+def test_a_recorded_model_call_is_not_counted_twice() -> None:
+    """Its usage comes with the plan; a failed one keeps what it cost."""
+    log = turn(opened()).add(e.ModelCallStarted(model="m"), e.ModelCallFailed(error="x", usage=Usage(input_tokens=1)), e.ModelCallStarted(model="m"))
+    log.add(planned(Thought(content="hm"), usage=Usage(input_tokens=2), model="m"))
+    assert (log.state.usage.model_calls, log.state.usage.input_tokens, log.state.reserved) == (2, 3, None)
+
+
+def test_a_model_call_that_a_crash_left_open_is_charged_at_its_reservation() -> None:
+    """Marked as estimated, once."""
+    log = turn(opened()).add(e.ModelCallStarted(model="m", reserved=Usage(output_tokens=9, cost_usd=0.5)), e.RunResumed(), e.RunResumed())
+    assert (log.state.usage.output_tokens, log.state.usage.cost_usd, log.state.usage.estimated, log.state.reserved) == (9, 0.5, True, None)
+
+
+def test_the_usage_of_a_child_is_the_runs_too() -> None:
+    """No failed or delegated work is lost from the sum (lesson L13)."""
+    log = opened().add(e.SubagentSpawned(child="c", agent="a", goal="g"), e.SubagentJoined(child="c", status="failed", usage=Usage(output_tokens=7)))
+    assert log.state.usage.output_tokens == 7 and log.state.children["c"].status == "failed"
+
+
+def test_reopening_clears_consecutive_counters_and_keeps_usage() -> None:
+    """DESIGN 4: failures in a row, stagnation, reflections, the end and the cancellation are cleared; budgets merge."""
+    log = worked(worked(opened(), 0, ok=False), 0, ok=False).add(e.Reflected(message="m"), e.CancelRequested(why="enough"))
+    log.add(e.PassFinished(status="failed", reason="cancelled", error="enough"), e.RunFinished(status="stopped", reason="cancelled", error="enough", partial="p"))
+    usage = log.state.usage
+    log.add(e.RunReopened(budget=Budget(max_iterations=99)))
+    state, main = log.state, log.main
+    assert (state.status, state.reason, state.error, state.partial, state.cancel, state.openings) == ("running", "", "", "", None, 2)
+    assert (main.status, main.ended, main.consecutive_failed_turns, main.turns_without_progress, main.reflections) == ("thinking", "", 0, 0 + 1, 0)
+    assert state.usage == usage and state.budget.max_iterations == 99 and state.budget.max_model_calls == 200
+    turn(log)
+    assert log.main.iteration == 3
+
+
+def test_a_plan_with_dropped_calls_observes_them_as_not_run() -> None:
+    """DESIGN 4: where a model mixes them, the control action wins and the calls are recorded as not run."""
+    log = turn(opened()).add(planned(Stop(reason="enough"), dropped=(ToolCall(tool="look", args={"n": 1}),)))
+    (item,) = log.main.results
+    assert (item.call_id, item.ok, item.error and item.error.code, item.args) == ("main.1.0", False, "not_run", {"n": 1})
+    assert log.main.ended == "stop_action" and log.state.usage.failures == 0 and not log.main.turn_failed
+
+
+def test_guidance_is_shown_once() -> None:
+    """It is cleared by the plan that saw it (lesson L2)."""
+    log = turn(opened()).add(e.StateChanged(phase=0, guidance=("hint",)))
+    assert log.main.guidance == ("hint",)
+    assert log.add(calls(0)).main.guidance == ()
+
+
+def test_a_state_change_adds_replaces_and_removes() -> None:
+    """`meta` and `scratchpad`; the phase is done for this turn."""
+    log = turn(opened()).add(e.StateChanged(phase=0, meta={"a": 1, "b": 1}, scratchpad={"x": "1"}), e.StateChanged(phase=1, meta={"a": 2}, removed=("b", "x")))
+    assert (log.main.meta, log.main.scratchpad, log.main.phases_done) == ({"a": 2}, {}, {0, 1})
+    assert turn(log).main.phases_done == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ok", "code"), [("happened", True, None), ("told", False, "tool_result_unknown_after_resume"), ("not_happened", False, "not_executed")]
+)
+def test_a_doubt_is_settled_into_an_observation(outcome: Any, ok: bool, code: str | None) -> None:
+    """Each way out of doubt; `again` makes the call ready to run with the same key."""
+    log = in_doubt().add(e.ToolReconciled(call="main.1.0", outcome=outcome, source="person", result=raw("r") if ok else e.NO_RESULT))
+    (item,) = log.main.results
+    assert (item.ok, item.error.code if item.error else None, log.state.in_doubt) == (ok, code, ())
+
+
+def test_a_call_that_is_run_again_keeps_its_key_and_is_counted_once() -> None:
+    """DESIGN 5: the same key over attempts, resume and takeover."""
+    log = in_doubt().add(settled("retry", "again"))
+    call = log.main.calls["main.1.0"]
+    assert (call.status, call.key, call.attempt, log.state.in_doubt) == ("again", "key-main.1.0", 1, ())
+    log.add(begun(attempt=2), ended())
+    assert log.state.usage.tool_calls == 1 and log.main.calls["main.1.0"].status == "finished"
+
+
+@pytest.mark.parametrize("make", [finished_call, lambda: worked(opened(), 1)], ids=["in its turn", "after its turn"])
+def test_the_word_of_a_late_worker_changes_nothing_that_was_settled(make: Any) -> None:
+    """The log then shows both facts."""
+    log = make()
+    before = log.state
+    log.add(settled("late_worker"))
+    assert msgspec.structs.replace(log.state, seq=before.seq, digest=before.digest, updated_at=before.updated_at) == before
+
+
+def test_the_word_of_a_late_worker_settles_what_was_in_doubt() -> None:
+    """It knows what happened."""
+    log = in_doubt().add(settled("late_worker"))
+    assert [(i.ok, i.content) for i in log.main.results] == [(True, "r")]
+
+
+@pytest.mark.parametrize(
+    "wake",
+    [
+        lambda log: log.add(e.CancelRequested()),
+        lambda log: log.add(e.UserReplied(ask_id="q", reply="r")),
+        lambda log: log.add(e.ScheduleFired(timer_id="t")),
+        lambda log: log.add(e.SubagentCancelled(child="c")),
+    ],
+)
+def test_an_answer_from_outside_wakes_a_waiting_run(wake: Any) -> None:
+    """Its status is running again, until the next decision."""
+    log = opened().add(e.UserAsked(ask_id="q", question="?"), e.ScheduleSet(timer_id="t", due=DUE), e.SubagentSpawned(child="c", agent="a", goal="g"))
+    log.add(e.RunWaiting(status="waiting_for_user"))
+    assert log.state.status == "waiting_for_user"
+    wake(log)
+    assert log.state.status == "running"
+
+
+def test_embedded_and_dropped_calls_have_indices_of_their_own() -> None:
+    """No two calls of a turn share an id."""
+    text = planned(FinalAnswer(content="look({})"), embedded=ToolCall(tool="look"), dropped=(ToolCall(tool="a"), ToolCall(tool="b")))
+    log = turn(opened()).add(text)
+    assert [(c.call_id, c.tool, c.provenance) for c in log.main.calls.values()] == [
+        ("main.1.0", "look", "text"), ("main.1.1", "a", "text"), ("main.1.2", "b", "text"),
+    ]  # fmt: skip
+    assert log.main.ended == "" and log.add(begun(), ended(result="found")).main.output == "found"
+
+
+def test_a_step_costs_the_same_late_in_a_run() -> None:
+    """Storage of steps and results is shared by all states of one branch (DESIGN 4); nothing is copied."""
+    log = opened()
+    for n in range(200):
+        worked(log, n)
+    first, last = log.states[20].passes["main"], log.main
+    for field in ("steps", "results"):
+        assert getattr(first, field)._items is getattr(last, field)._items  # noqa: SLF001 - sharing is what is tested
+    assert first.seen._index is last.seen._index  # noqa: SLF001
+
+
+def test_no_order_of_three_independent_signals_is_lost() -> None:
+    """Replies, timers and children may come in any order."""
+    answers = [e.UserReplied(ask_id="q", reply="r"), e.ScheduleFired(timer_id="t"), e.SubagentJoined(child="c", status="completed")]
+    for order in itertools.permutations(answers):
+        log = opened().add(e.UserAsked(ask_id="q", question="?"), e.ScheduleSet(timer_id="t", due=DUE), e.SubagentSpawned(child="c", agent="a", goal="g"))
+        log.add(*order)
+        assert (log.state.asks, log.state.timers, [c.status for c in log.state.children.values()]) == ({}, {}, ["completed"])

@@ -1,0 +1,443 @@
+"""How a call is decided: parse, validate, scopes, guards, policy, approval, in this order. Rows S1-4, K33, K77 to K81, DESIGN 6 and 7."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, Host, NotExecuted, Tool, ToolCall, ToolContext, ToolFailed, tool
+from detent.core import events as e
+from detent.core.errors import ConfigError
+from detent.core.state import KernelState, RunState
+from detent.kernel.guards import default_guards
+from detent.kernel.kernel import make_kernel
+from detent.ports import Block, Call, Verdict
+from kernel.runs import END, Allow, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
+
+CLOSED: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+class Traced:
+    """A tool, a guard and a policy that say when they were asked; each may refuse."""
+
+    def __init__(self, *, block: bool = False, decision: str = "allow", scopes: tuple[str, ...] = ()) -> None:
+        self.trace: list[str] = []
+        trace = self.trace
+
+        async def execute(args: dict[str, Any], context: ToolContext) -> str:
+            trace.append("run")
+            return "ran"
+
+        def sanitize(args: dict[str, Any]) -> dict[str, Any]:
+            trace.append("sanitise")
+            return args
+
+        self.tool = Tool.from_schema(
+            name="traced", description="Traced.", input_schema=CLOSED, execute=execute, side_effect="write", scopes=scopes, sanitize=sanitize,
+            validate=lambda args: trace.append("validate"),
+        )  # fmt: skip
+
+        def guard(call: Call, state: KernelState, run: RunState) -> Block | None:
+            trace.append("guard")
+            return Block("not this one") if block else None
+
+        def decide(call: Call) -> str:
+            trace.append("policy")
+            return decision
+
+        self.options: dict[str, Any] = {"kernel": make_kernel(guards=(guard,)), "policy": Decide(decide)}
+
+    def go(self, args: Any, **options: Any) -> Ran:
+        """Call the tool once."""
+        return ran([ToolCall(tool="traced", args=args), END], self.tool, replays=False, **self.options, **options)
+
+
+# Order ------------------------------------------------------------------------------------------------------------------------
+
+
+STEPS = ["sanitise", "validate", "guard", "policy", "run"]
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "code", "last"),
+    [
+        ("{", {}, "schema_validation_failed", ""),
+        ("[1]", {}, "schema_validation_failed", ""),
+        (None, {}, "schema_validation_failed", ""),
+        ({"n": "x"}, {}, "schema_validation_failed", "sanitise"),
+        ({"n": 1, "m": 2}, {}, "schema_validation_failed", "sanitise"),
+        ({"n": "x"}, {"scopes": ("pay",), "block": True, "decision": "deny"}, "schema_validation_failed", "sanitise"),
+        ({"n": 1}, {"scopes": ("pay",), "block": True, "decision": "deny"}, "missing_scopes", "validate"),
+        ({"n": 1}, {"block": True, "decision": "deny"}, "guard_blocked", "guard"),
+        ({"n": 1}, {"decision": "deny"}, "policy_denied", "policy"),
+        ({"n": 1}, {}, "", "run"),
+        ('{"n": 1}', {}, "", "run"),
+    ],
+)
+def test_the_first_check_that_refuses_gives_the_code_and_nothing_after_it_is_asked(args: Any, options: Any, code: str, last: str) -> None:
+    """K79 as DESIGN has it: parse, sanitise, validate, scopes, guards, policy, approval; then, and only then, the tool."""
+    traced = Traced(**options)
+    done = traced.go(args)
+    assert done.codes == [code] and traced.trace == STEPS[: STEPS.index(last) + 1 if last else 0]
+    assert done.why == ("completed", "final_answer") and bool(done.all(e.ToolStarted)) == (code == "")
+
+
+def test_an_unknown_tool_is_an_observation_that_names_those_offered() -> None:
+    """R5, DESIGN 7: registered but unlisted is not found either."""
+    desk = Desk()
+    done = ran([call("wipe", n=1), call("nowhere"), END], *desk.all, agent={"tools": ["look", "put"]})
+    assert done.codes == ["tool_not_found"] * 2 and desk.ran == []
+    assert [i.error.message for i in done.items if i.error] == [f"there is no tool '{t}' here; offered: look, put" for t in ("wipe", "nowhere")]
+    assert [s.name for s in done.views[0].tools] == ["look", "put"]
+
+
+def test_an_agent_without_tools_is_offered_none() -> None:
+    """`tools=()` offers none, whatever is registered."""
+    done = ran([call("look"), END], *Desk().all, agent={"tools": ()})
+    assert done.views[0].tools == () and done.codes == ["tool_not_found"] and "offered: none" in str(done.items[0].error)
+
+
+def test_scopes_are_those_of_the_host_of_this_run() -> None:
+    """K81: every required scope."""
+
+    @tool(side_effect="read", scopes=("pay", "read"))
+    async def spend(n: int) -> int:
+        """Spend n."""
+        return n
+
+    codes = [ran([call("spend", n=1), END], spend, host=Host(scopes=s)).codes for s in ((), ("pay",), ("read", "pay"), ("read", "pay", "more"))]
+    assert codes == [["missing_scopes"], ["missing_scopes"], [""], [""]]
+
+
+def test_text_arguments_are_parsed_and_what_counts_is_on_record() -> None:
+    """L17: arguments as JSON text are not dropped; `CallHealed` holds what was run, the plan what was said."""
+    done = ran([ToolCall(tool="look", args='{"n": 3}'), ToolCall(tool="look", args=""), END], *Desk().all)
+    assert [i.args for i in done.items] == [{"n": 3}, {}] and [h.repairs for h in done.all(e.CallHealed)] == [("parsed from text",)] * 2
+    assert done.all(e.Planned)[0].actions[0].args == '{"n": 3}'  # type: ignore[union-attr]
+
+
+def test_the_digest_and_key_of_a_call_are_fixed_before_it_runs() -> None:
+    """DESIGN 5: key = H(run, call id, arguments); another call has another key, an equal one in another place too."""
+    done = ran([(call("put", n=1), call("put", n=1), call("put", n=2)), END], *Desk().all)
+    one, two, three = done.all(e.ToolStarted)
+    assert one.digest == two.digest != three.digest and len({one.key, two.key, three.key}) == 3
+
+
+def test_a_tool_sees_its_host_its_key_and_the_arguments_as_decided() -> None:
+    """K78: and what it does to its arguments changes nothing."""
+    seen: list[Any] = []
+
+    @tool(side_effect="write")
+    async def keep(items: list[int], context: ToolContext) -> int:
+        """Keep items."""
+        seen.append((context.host.tenant, context.idempotency_key, context.call_id, context.run_id, list(items)))
+        items.append(99)
+        return 1
+
+    done = ran([call("keep", items=[1]), END], keep, host=Host(tenant="acme"))
+    ((tenant, key, call_id, run_id, items),) = seen
+    assert (tenant, key, call_id, run_id, items) == ("acme", done.all(e.ToolStarted)[0].key, "main.1.0", done.result.run_id, [1])
+    assert done.items[0].args == {"items": [1]}
+
+
+# Guards -----------------------------------------------------------------------------------------------------------------------
+
+
+def guard_of(name: str, trace: list[str], answer: Any = None) -> Any:
+    """Return a guard that says that it was asked and answers as told."""
+
+    def guard(call: Call, state: KernelState, run: RunState) -> Block | None:
+        trace.append(name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guard.__name__ = name
+    return guard
+
+
+def test_guards_are_asked_in_order_and_the_first_block_wins() -> None:
+    """S1-4: the tool never runs; the run goes on; the reason is in the next view; the log names the guard."""
+    trace: list[str] = []
+    guards = (guard_of("one", trace), guard_of("two", trace, Block("because two")), guard_of("three", trace, Block("because three")))
+    desk = Desk()
+    done = ran([call("put", n=1), END], *desk.all, kernel=make_kernel(guards=guards), replays=False)
+    assert trace == ["one", "two"] and desk.ran == [] and done.why == ("completed", "final_answer")
+    (blocked,) = done.all(e.GuardBlocked)
+    assert (blocked.call, blocked.guard, blocked.reason) == ("main.1.0", "two", "because two")
+    error = done.views[1].transcript[-1].error
+    assert error is not None and (error.code, error.message) == ("guard_blocked", "because two")
+
+
+def test_a_guard_that_raises_blocks() -> None:
+    """A failing check must not let a call through."""
+    desk = Desk()
+    done = ran([call("put", n=1), END], *desk.all, kernel=make_kernel(guards=(guard_of("broken", [], KeyError("k")),)))
+    assert done.codes == ["guard_blocked"] and desk.ran == [] and "guard failed: KeyError: 'k'" in str(done.items[0].error)
+
+
+def test_a_guard_sees_the_call_as_it_will_run_and_the_state_so_far() -> None:
+    """Frozen arguments, the pass, the run."""
+    seen: list[Any] = []
+
+    def guard(call: Call, state: KernelState, run: RunState) -> None:
+        seen.append((call.tool.name, call.args, call.provenance, state.iteration, len(state.results), run.goal))
+
+    ran([ToolCall(tool="look", args='{"n": 1}'), call(n=2), END], *Desk().all, kernel=make_kernel(guards=(guard,)), replays=False)
+    assert seen == [("look", {"n": 1}, "planner", 1, 0, "go"), ("look", {"n": 2}, "planner", 2, 1, "go")]
+
+
+def test_blocked_calls_are_failed_turns() -> None:
+    """A planner that insists does not run for ever."""
+    done = ran([lambda view: call(n=view.iteration)] * 20, *Desk().all, kernel=make_kernel(guards=(guard_of("no", [], Block("no")),)))
+    assert done.why == ("stopped", "failure_threshold") and done.result.iterations == 3
+
+
+def test_a_call_equal_to_one_in_doubt_is_blocked_until_that_is_settled() -> None:
+    """DESIGN 5: the default guard; other arguments pass."""
+    broke: list[int] = []
+
+    @tool(side_effect="write")
+    async def pay(n: int) -> str:
+        """Pay n."""
+        broke.append(n)
+        raise ValueError("connection lost")
+
+    assert [g.__name__ for g in default_guards] == ["in_doubt_guard"]
+
+    async def main() -> None:
+        planner = Script([(call("pay", n=1), call("pay", n=1)), END])
+        async with engine_for(planner, pay) as engine:
+            first = await engine.run(Agent(name="w", tools=["pay"]), "go")
+            assert (first.status, broke) == ("waiting_for_reconciliation", [1])
+            second = await engine.reconcile(first.run_id, "main.1.0", happened=False, resume=False)
+            assert second.status == "waiting_for_reconciliation"
+            done = await look(engine, first, planner)
+            assert [d.call for d in done.all(e.ToolInDoubt)] == ["main.1.0"]
+
+    run_async(main)
+
+
+# Policy -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_denied_call_is_a_failed_observation_and_never_runs() -> None:
+    """DESIGN 6: the default; not among the tools used; the reason is told."""
+    desk = Desk()
+    done = ran([call("put", n=1), call("look", n=1), END], *desk.all, policy=Decide(lambda c: "deny" if c.tool.name == "put" else "allow"))
+    assert done.why == ("completed", "final_answer") and done.codes == ["policy_denied", ""] and desk.ran == [("look", 1)]
+    assert done.items[0].error is not None and done.items[0].error.message == "policy_denied: deny by rule" and done.main.tools_used == {"look"}
+    assert [(d.decision, d.rule, d.policy) for d in done.all(e.PolicyDecided)] == [("deny", "own", "decide-1"), ("allow", "own", "")]
+
+
+def test_an_agent_may_end_on_denial() -> None:
+    """`on_deny="fail"` (X1); later calls of the batch do not run."""
+    desk = Desk()
+    done = ran(
+        [(call("put", n=1), call("look", n=1)), END], *desk.all, agent={"on_deny": "fail"}, policy=Decide(lambda c: "deny" if c.tool.name == "put" else "allow")
+    )
+    assert done.why == ("failed", "policy_denied") and desk.ran == []
+
+
+def test_a_policy_may_stop_the_run() -> None:
+    """Nothing of the batch runs: all calls are decided before any is executed."""
+    desk = Desk()
+    done = ran([(call("look", n=1), call("put", n=2)), END], *desk.all, policy=Decide(lambda c: "stop" if c.tool.name == "put" else "allow"))
+    assert done.why == ("stopped", "policy_stopped") and done.result.error == "stop by rule" and desk.ran == []
+
+
+def test_a_policy_that_fails_denies() -> None:
+    """Fail closed, and said."""
+    desk = Desk()
+    done = ran([call("look", n=1), END], *desk.all, policy=Decide(lambda c: 1 / 0))  # type: ignore[arg-type,return-value]
+    assert done.codes == ["policy_denied"] and desk.ran == [] and "the policy failed: ZeroDivisionError" in str(done.items[0].error)
+
+
+def test_what_a_policy_bases_its_verdict_on_is_recorded() -> None:
+    """Rule, reason, sources, facts, version."""
+    verdict = Verdict(decision="deny", rule="r7", reason="because", sources=("doc",), facts={"balance": 3})
+    (decided,) = ran([call(n=1), END], *Desk().all, policy=Decide(lambda c: verdict)).all(e.PolicyDecided)
+    assert (decided.rule, decided.reason, decided.sources, decided.facts, decided.policy) == ("r7", "because", ("doc",), {"balance": 3}, "decide-1")
+
+
+def test_without_a_policy_the_tiers_decide() -> None:
+    """DESIGN 7: none, read and write are allowed, destructive asks; a tool that does not say is destructive."""
+
+    @tool
+    async def unsaid(n: int) -> int:
+        """Do something."""
+        return n
+
+    desk = Desk()
+    done = ran([(call("look", n=1), call("put", n=1), call("wipe", n=1), call("unsaid", n=1))], *desk.all, unsaid)
+    assert [(d.call, d.decision, d.rule) for d in done.all(e.PolicyDecided)] == [
+        ("main.1.0", "allow", "tier:read"), ("main.1.1", "allow", "tier:write"), ("main.1.2", "require_approval", "tier:destructive"),
+        ("main.1.3", "require_approval", "tier:destructive"),
+    ]  # fmt: skip
+    assert done.result.status == "waiting_for_approval" and desk.ran == [("look", 1), ("put", 1)]
+
+
+# Approval ---------------------------------------------------------------------------------------------------------------------
+
+
+async def asked(script: Any, desk: Desk, **options: Any) -> tuple[Any, Any, Script]:
+    """Return an engine and the result of a run that waits."""
+    planner = Script(script)
+    agent = options.pop("agent", {})
+    engine = engine_for(planner, *desk.all, **options)
+    result = await engine.run(Agent(name="w", tools=[t.name for t in desk.all], **agent), "go")
+    return engine, result, planner
+
+
+def test_nothing_of_a_call_happens_before_it_is_approved_and_then_it_happens_once() -> None:
+    """The request is durable and names exactly the stored arguments; approving needs no planner."""
+
+    async def main() -> None:
+        desk = Desk()
+        engine, first, planner = await asked([call("wipe", n=7), END], desk)
+        (request,) = await engine.approvals()
+        assert (first.status, desk.ran, len(planner.views)) == ("waiting_for_approval", [], 1)
+        assert (request.call_id, request.tool, request.args, request.reason) == ("main.1.0", "wipe", {"n": 7}, "destructive tools need approval")
+        done = await look(engine, await engine.approve(first.run_id, "main.1.0", by="ann"), planner)
+        assert done.why == ("completed", "final_answer") and desk.ran == [("wipe", 7)] and await engine.approvals() == []
+        (resolved,) = done.all(e.ApprovalResolved)
+        assert (resolved.decision, resolved.by) == ("approved", "ann")
+
+    run_async(main)
+
+
+def test_several_requests_are_open_at_once_and_an_open_one_holds_back_what_follows() -> None:
+    """DESIGN 6: all calls are decided first and every approval requested; then they execute in order."""
+
+    async def main() -> None:
+        desk = Desk()
+        batch = (call("look", n=0), call("wipe", n=1), call("put", n=2), call("wipe", n=3), call("look", n=4))
+        engine, first, planner = await asked([batch], desk)
+        assert desk.ran == [("look", 0)] and [a.call_id for a in await engine.approvals()] == ["main.1.1", "main.1.3"]
+        again = await engine.approve(first.run_id, "main.1.3", by="ann")
+        assert again.status == "waiting_for_approval" and desk.ran == [("look", 0)]
+        last = await engine.deny(first.run_id, "main.1.1", by="bob", reason="not that one")
+        assert desk.ran == [("look", 0), ("put", 2), ("wipe", 3), ("look", 4)]
+        assert [i.error.code if i.error else "" for i in last.tool_calls] == ["", "approval_rejected", "", "", ""]
+        assert [i.call_id for i in last.tool_calls] == [f"main.1.{n}" for n in range(5)]
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("on_reject", ["observe", "stop"])
+def test_a_rejected_call_is_an_observation_or_the_end_as_the_agent_says(on_reject: str) -> None:
+    """DESIGN 6."""
+
+    async def main() -> None:
+        desk = Desk()
+        engine, first, planner = await asked([call("wipe", n=1), END], desk, agent={"on_reject": on_reject})
+        done = await look(engine, await engine.deny(first.run_id, "main.1.0", by="ann", reason="too risky"), planner)
+        assert desk.ran == []
+        if on_reject == "stop":
+            assert done.why == ("stopped", "approval_rejected") and done.result.error == "too risky"
+        else:
+            assert done.why == ("completed", "final_answer") and done.codes == ["approval_rejected"]
+            assert "too risky" in str(planner.views[1].transcript[-1].error)
+
+    run_async(main)
+
+
+def test_a_call_that_is_approved_with_other_arguments_is_authorised_again() -> None:
+    """They are validated, guarded and put to the policy like any others."""
+
+    async def main() -> None:
+        for args, ran_with, code in (({"n": 5}, [("wipe", 5)], ""), ({"n": "x"}, [], "schema_validation_failed"), ({"n": 13}, [], "policy_denied")):
+            desk = Desk()
+            policy = Decide(lambda c: "deny" if c.args.get("n") == 13 else "require_approval")
+            policy.may_ask = lambda tool: True  # type: ignore[method-assign]
+            engine, first, planner = await asked([call("wipe", n=1), END], desk, policy=policy)
+            done = await look(engine, await engine.approve(first.run_id, "main.1.0", by="ann", args=args), planner)
+            assert (desk.ran, done.codes) == (ran_with, [code])
+            assert [x.args for x in done.all(e.ApprovalEdited)] == [args]
+            if not code:
+                assert done.items[0].args == {"n": 5} and done.all(e.ToolStarted)[0].digest == done.all(e.ApprovalEdited)[0].digest
+
+    run_async(main)
+
+
+def test_an_approval_that_expires_stops_the_run() -> None:
+    """`approval_expired`, by the run's own clock, when somebody resumes it."""
+
+    async def main() -> None:
+        desk = Desk()
+        verdict = Verdict(decision="require_approval", reason="look", expires_s=60)
+        engine, first, _planner = await asked([call("put", n=1), END], desk, policy=Decide(lambda c: verdict))
+        clock: Any = engine._parts.clock  # noqa: SLF001
+        clock.advance(59)
+        assert (await engine.resume(first.run_id)).status == "waiting_for_approval"
+        clock.advance(1)
+        last = await engine.resume(first.run_id)
+        assert (last.status, last.reason, desk.ran) == ("stopped", "approval_expired", []) and (await engine.replay(first.run_id)).identical
+
+    run_async(main)
+
+
+def test_a_run_refuses_to_start_where_nobody_could_ever_approve() -> None:
+    """DESIGN 7: in memory, no terminal, no approver; the message says what to do."""
+    with pytest.raises(ConfigError, match=r"lists tools that need approval \(wipe\), but nobody can give it"):
+        ran([END], *Desk().all, approver=None, store=None)
+    assert ran([END], *Desk().all, approver=None, agent={"tools": ["look", "put"]}).why == ("completed", "final_answer")
+    assert ran([END], *Desk().all, approver=None, policy=Allow()).why == ("completed", "final_answer")
+
+
+# Codes of attempts ------------------------------------------------------------------------------------------------------------
+
+
+def test_how_a_tool_ended_is_a_code_for_the_model() -> None:
+    """K80, K82: one row an ending."""
+    tools: list[Any] = []
+
+    def add(name: str, **options: Any) -> Any:
+        def register(function: Any) -> Any:
+            function.__name__ = name
+            tools.append(tool(function, side_effect="read", **options))
+            return function
+
+        return register
+
+    @add("raises")
+    async def _(n: int = 0) -> str:
+        """Raise."""
+        raise ValueError("strange")
+
+    @add("typed")
+    async def _(n: int = 0) -> str:
+        """Raise."""
+        raise ToolFailed("no", error_code="not_found", details={"n": n})
+
+    @add("not_run")
+    async def _(n: int = 0) -> str:
+        """Raise."""
+        raise NotExecuted("busy")
+
+    @add("slow", timeout_s=0.01)
+    async def _(n: int = 0) -> str:
+        """Never end."""
+        await asyncio.Event().wait()
+        return ""
+
+    @add("says_no")
+    async def _(n: int = 0) -> dict[str, Any]:
+        """Report a failure."""
+        return {"success": False, "error": "no_room", "message": "full"}
+
+    @add("no_json")
+    async def _(n: int = 0) -> Any:
+        """Give what is no JSON."""
+        return object()
+
+    @add("wrong", result_schema={"type": "integer"})
+    async def _(n: int = 0) -> Any:
+        """Give what the schema does not allow."""
+        return "text"
+
+    done = ran([tuple(call(t.name) for t in tools), END], *tools, budget=Budget(max_failed_turns=9))
+    assert done.codes == ["handler_error", "not_found", "handler_error", "timeout", "no_room", "result_not_serializable", "output_schema_failed"]
+    assert done.items[1].error is not None and done.items[1].error.details == {"n": 0} and "0.01" in str(done.items[3].error)

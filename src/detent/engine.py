@@ -195,7 +195,8 @@ class Engine:
         if run_id is not None and await self.store.head(run_id) is not None:
             await self._same_context(run_id, started)
             return await self._resume(run_id, turns=turns, observers=observers)
-        run_id = run_id or new_run_id(goal, self._parts.clock.now(), self._parts.ids.token(6))
+        hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
+        run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
         return await self._advance(run_id, planner, lambda a: self._start(a, started, turns), observers)
 
     async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
@@ -596,7 +597,8 @@ class Engine:
         if not goal.strip():
             raise ConfigError("the goal is empty; say what is to be achieved")
         asked = checked(budget or Budget(), ceiling=self.ceiling).over(checked(spec.budget, ceiling=self.ceiling))
-        return RunStarted(goal=goal, agent=spec, budget=asked.over(self.budget).over(DEFAULT), **fields)
+        usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or self.ceiling, self.ceiling))
+        return RunStarted(goal=goal, agent=spec, budget=asked.over(self.budget).over(usual), **fields)
 
     async def _same_context(self, run_id: str, wanted: RunStarted) -> None:
         """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""

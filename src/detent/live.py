@@ -146,6 +146,10 @@ class LiveWorld:
         """How long the run has been advanced, here and before, without waits and downtime."""
         return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
 
+    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
+        """Make a value that the log cannot give."""
+        return await make()
+
     async def pause(self, seconds: float) -> None:
         """Sleep between two attempts; a cancellation ends the sleep."""
         with self.control.during(0):
@@ -211,7 +215,7 @@ class LiveWorld:
             idempotency_key=call.key,
             attempt=call.attempt,
             deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
-            cancelled=self.control.cancelled,
+            cancelled=Cancellation(self.control.cancelled),
             progress=self._progress(call, state) if self._chunk is not None else None,
         )
 

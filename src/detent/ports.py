@@ -149,19 +149,24 @@ class ToolContext:
 
 
 class Cancellation:
-    """A flag that is set once and may be read from any thread."""
+    """A flag that is set once and may be read from any thread; it is also set while that of its `parent` is."""
 
-    __slots__ = ("why",)
+    __slots__ = ("_parent", "_why")
 
-    def __init__(self) -> None:
-        self.why = ""
+    def __init__(self, parent: Cancellation | None = None) -> None:
+        self._why, self._parent = "", parent
+
+    @property
+    def why(self) -> str:
+        """The first reason that was given, "" while the flag is not set."""
+        return self._why or (self._parent.why if self._parent is not None else "")
 
     def __bool__(self) -> bool:
-        return bool(self.why)
+        return bool(self._why) or bool(self._parent)
 
     def set(self, why: str) -> None:
-        """Set the flag; the first reason stays."""
-        self.why = self.why or why
+        """Set the flag (not its parent's); the first reason stays."""
+        self._why = self._why or why
 
 
 class Tool(Protocol):

@@ -38,6 +38,12 @@ class Redactor:
             value = pattern.sub(lambda m: m[0] if PLACEHOLDER.fullmatch(m[0]) else self._hide(m[0]), value)
         return value
 
+    def without(self, value: str) -> str:
+        """Return `value` with every match left out."""
+        for pattern in self._patterns:
+            value = pattern.sub("", value)
+        return value
+
     def data(self, value: Any) -> Any:
         """Return JSON data with every match in its strings replaced."""
         return walk(value, self.text) if self._patterns else value

@@ -217,8 +217,8 @@ def commands(run: str) -> dict[str, tuple[str, ...]]:
 def test_json_is_one_document_and_nothing_else(desk: Desk, name: str) -> None:
     """On success and on failure alike; an error is {"error": {"code", "message"}}."""
     desk.steps("wipe", "answer")
-    desk.detent("run", "Clean")
-    done: Done = desk.detent(*commands(desk.only_run())[name], "--json")
+    desk.detent("run", "--run-id", "mine", "Clean")
+    done: Done = desk.detent(*commands("mine")[name], "--json")
     data: Any = done.json
     failed = name in ("unknown run", "unknown option", "no goal", "mistyped")
     assert ("error" in data and bool(data["error"]) and done.code == 2) == failed, done

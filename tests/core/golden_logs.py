@@ -29,7 +29,9 @@ def answered() -> Log:
     log.add(
         e.RunStarted(
             goal="count the ünïts \U0001f600",
-            agent=AgentSpec(name="counter", instructions="Count.", model="m", tools=("look", "done"), budget=Budget(max_iterations=9), redact=("x+",)),
+            agent=AgentSpec(
+                name="counter", instructions="Count.", model="m", tools=("look", "done"), budget=Budget(max_iterations=9), redact=("x+",)
+            ),
             budget=Budget(max_iterations=9, max_cost_usd=1.5).over(DEFAULT),
             host=Host(tenant="acme", workspace="w", principal="ann", scopes=("read",), trace_id="t"),
             variables={"limit": 3, "nested": {"b": [1, None, True]}},
@@ -65,16 +67,28 @@ def answered() -> Log:
         ended("main.1.1", {"units": 7}, latency_ms=1.25, progress=("half",)),
         begun("main.1.0", attempt=2, previous=e.ToolError(code="timeout", message="late", details={"s": 1})),
         e.ToolFinished(
-            call="main.1.0", result=raw([1, 2]), artifact=e.ArtifactRef(key="ab" * 32, size_bytes=99), usage=Usage(cost_usd=0.5), latency_ms=2.0
+            call="main.1.0",
+            result=raw([1, 2]),
+            artifact=e.ArtifactRef(key="ab" * 32, size_bytes=99),
+            usage=Usage(cost_usd=0.5),
+            latency_ms=2.0,
         ),
         e.StateChanged(phase=1, meta={"seen": 2}, scratchpad={"k": "v", "old": "x"}, guidance=("be brief",)),
-        e.StateChanged(phase=2, removed=("old",)),
+        e.StateChanged(phase=2, removed_scratchpad=("old",)),
         e.EffectRecorded(label="now", phase=2, value="2026", usage=Usage(model_calls=1, output_tokens=1)),
     )
-    turn(log).add(planned(Thought(content="nearly there"), text="so far: 7"), e.ContextCompacted(items=2, summary="looked twice", usage=Usage(model_calls=1)))
-    turn(log).add(planned(ToolCall(tool="done", args={"answer": {"n": 7}})), begun("main.3.0", tool="done", side_effect="none", ends_turn=True))
+    turn(log).add(
+        planned(Thought(content="nearly there"), text="so far: 7"),
+        e.ContextCompacted(items=2, summary="looked twice", usage=Usage(model_calls=1)),
+    )
+    turn(log).add(
+        planned(ToolCall(tool="done", args={"answer": {"n": 7}})), begun("main.3.0", tool="done", side_effect="none", ends_turn=True)
+    )
     log.add(ended("main.3.0", {"status": "done", "answer": {"n": 7}}))
-    log.add(e.PassFinished(status="done", reason="done_tool", output={"n": 7}), e.RunFinished(status="completed", reason="done_tool", output={"n": 7}))
+    log.add(
+        e.PassFinished(status="done", reason="done_tool", output={"n": 7}),
+        e.RunFinished(status="completed", reason="done_tool", output={"n": 7}),
+    )
     return log
 
 
@@ -82,7 +96,11 @@ def governed() -> Log:
     """A run with guards, denials, approvals of every outcome, a malformed plan, reflection and a bound; opened again and erased."""
     log = Log("20260101-000000-tidy-bbbbbb")
     log.add(
-        e.RunStarted(goal="tidy", agent=AgentSpec(name="tidier", on_deny="observe", tools=("look", "wipe")), budget=Budget(max_iterations=4).over(DEFAULT)),
+        e.RunStarted(
+            goal="tidy",
+            agent=AgentSpec(name="tidier", on_deny="observe", tools=("look", "wipe")),
+            budget=Budget(max_iterations=4).over(DEFAULT),
+        ),
         e.PassStarted(key="main", kernel="react"),
     )
     turn(log).add(
@@ -97,10 +115,19 @@ def governed() -> Log:
         log.add(
             e.PolicyDecided(call=call, decision="require_approval", rule="tier:destructive", reason="destructive", policy="tiers-1"),
             e.ApprovalRequested(
-                call=call, tool="wipe", digest=f"d{call}", reason="destructive", approvers=2, requested_at=EPOCH, expires_at=EPOCH + timedelta(hours=1), policy="tiers-1"
+                call=call,
+                tool="wipe",
+                digest=f"d{call}",
+                reason="destructive",
+                approvers=2,
+                requested_at=EPOCH,
+                expires_at=EPOCH + timedelta(hours=1),
+                policy="tiers-1",
             ),
         )
-    log.add(e.RunWaiting(status="waiting_for_approval", running_ms=4.5), e.RunResumed(worker="host:1", running_ms=4.5, changed=("tool:wipe",)))
+    log.add(
+        e.RunWaiting(status="waiting_for_approval", running_ms=4.5), e.RunResumed(worker="host:1", running_ms=4.5, changed=("tool:wipe",))
+    )
     log.add(
         e.ApprovalResolved(call="main.1.2", decision="approved", by="ann", reason="fine", signal="s1"),
         e.ApprovalEdited(call="main.1.3", args={"n": 30}, digest="d30", by="bob", signal="s2"),
@@ -108,16 +135,27 @@ def governed() -> Log:
         e.PolicyDecided(call="main.1.3", decision="allow", rule="approval_granted", reason="edited by bob"),
     )
     log.add(begun("main.1.2", tool="wipe", side_effect="destructive"), ended("main.1.2", "gone"))
-    log.add(begun("main.1.3", tool="wipe", side_effect="destructive"), failed("main.1.3", "not_found"), failed("main.1.4", "approval_rejected"))
+    log.add(
+        begun("main.1.3", tool="wipe", side_effect="destructive"), failed("main.1.3", "not_found"), failed("main.1.4", "approval_rejected")
+    )
     turn(log).add(e.Reflected(message="look again"), e.NoteWritten(text="a word from outside", author="operator"), calls(5))
     log.add(e.MetaToolAnswered(call="main.2.0", tool="look", content="nothing new"))
     turn(log).add(calls(6), e.MetaToolAnswered(call="main.3.0", tool="look", content="no", success=False))
-    turn(log).add(calls(7, tool="wipe"), e.ApprovalRequested(call="main.4.0", tool="wipe", digest="d7"), e.ApprovalExpired(call="main.4.0", signal="s4"))
+    turn(log).add(
+        calls(7, tool="wipe"),
+        e.ApprovalRequested(call="main.4.0", tool="wipe", digest="d7"),
+        e.ApprovalExpired(call="main.4.0", signal="s4"),
+    )
     log.add(failed("main.4.0", "approval_expired"), e.PassFinished(status="failed", reason="approval_expired", error="nobody decided"))
     log.add(e.RunFinished(status="stopped", reason="approval_expired", partial="so far", error="nobody decided"))
-    log.add(e.RunReopened(by="ann", why="again", budget=Budget(max_iterations=9)), e.BudgetChanged(budget=Budget(max_iterations=5), by="ann"))
+    log.add(
+        e.RunReopened(by="ann", why="again", budget=Budget(max_iterations=9)), e.BudgetChanged(budget=Budget(max_iterations=5), by="ann")
+    )
     turn(log).add(calls(8), e.PolicyDecided(call="main.5.0", decision="stop", reason="enough"), failed("main.5.0", "policy_stopped"))
-    log.add(e.PassFinished(status="failed", reason="policy_stopped", error="enough"), e.RunFinished(status="stopped", reason="policy_stopped", error="enough"))
+    log.add(
+        e.PassFinished(status="failed", reason="policy_stopped", error="enough"),
+        e.RunFinished(status="stopped", reason="policy_stopped", error="enough"),
+    )
     log.add(e.RunReopened())
     log.add(e.RunFinished(status="stopped", reason="max_iterations", dimension="iterations", limit=5, used=5))
     return log.add(e.Erased(by="ann", why="asked to"))
@@ -135,7 +173,10 @@ def doubted() -> Log:
     )
     turn(log).add(calls(0, 1, 2, 3, 4, 5, tool="pay"))
     for n in range(6):
-        log.add(begun(f"main.1.{n}", tool="pay", side_effect="write", idempotent=n == 0), e.ToolInDoubt(call=f"main.1.{n}", why="its worker ended", latency_ms=9.5))
+        log.add(
+            begun(f"main.1.{n}", tool="pay", side_effect="write", idempotent=n == 0),
+            e.ToolInDoubt(call=f"main.1.{n}", why="its worker ended", latency_ms=9.5),
+        )
     log.add(e.RunWaiting(status="waiting_for_reconciliation"))
     log.add(
         e.ToolReconciled(call="main.1.0", outcome="again", source="retry"),
@@ -159,14 +200,20 @@ def waited() -> Log:
     log = Log("20260101-000000-plan-dddddd").add(
         e.RunStarted(goal="plan", agent=AgentSpec(name="planner"), budget=DEFAULT), e.PassStarted(key="main", kernel="react")
     )
-    turn(log).add(planned(AskUser(question="how many?", expected={"type": "integer"})), e.UserAsked(ask_id="main.1", question="how many?", expected={"type": "integer"}))
+    turn(log).add(
+        planned(AskUser(question="how many?", expected={"type": "integer"})),
+        e.UserAsked(ask_id="main.1", question="how many?", expected={"type": "integer"}),
+    )
     log.add(e.RunWaiting(status="waiting_for_user"), e.UserReplied(ask_id="main.1", reply={"n": 3}, by="ann", signal="s1"))
     turn(log).add(planned(Schedule(delay_s=60.0)), e.ScheduleSet(timer_id="main.2", due=EPOCH + timedelta(minutes=1)))
     log.add(e.RunWaiting(status="waiting_for_schedule"), e.ScheduleFired(timer_id="main.2", signal="s2"))
     turn(log).add(planned(SpawnSubagent(agent="x", goal="part", budget={"max_iterations": 2})))
     for child in ("c1", "c2"):
         log.add(e.SubagentSpawned(child=child, agent="x", goal="part", join=child == "c1"))
-    log.add(e.RunWaiting(status="waiting_for_subagent"), e.SubagentJoined(child="c1", status="completed", output="part", usage=Usage(model_calls=2, cost_usd=0.1)))
+    log.add(
+        e.RunWaiting(status="waiting_for_subagent"),
+        e.SubagentJoined(child="c1", status="completed", output="part", usage=Usage(model_calls=2, cost_usd=0.1)),
+    )
     log.add(e.SubagentCancelled(child="c2", why="not needed"))
     turn(log).add(planned(PushGoal(goal="deeper")), e.GoalPushed(goal_id="main.4", goal="deeper"))
     turn(log).add(planned(CompleteGoal(outcome="done")), e.GoalCompleted(goal_id="main.4", outcome="done"))
@@ -174,17 +221,24 @@ def waited() -> Log:
     log.add(e.MemoryProposed(item_id="m1", item={"text": "t"}), e.MemoryWritten(item_id="m1"))
     log.add(e.MemorySuperseded(item_id="m1", by_id="m2", why="newer"))
     turn(log).add(planned(Abstain(reason="no data", missing=("prices",))))
-    log.add(e.PassFinished(status="failed", reason="abstained", error="no data"), e.RunFinished(status="stopped", reason="abstained", error="no data"))
+    log.add(
+        e.PassFinished(status="failed", reason="abstained", error="no data"),
+        e.RunFinished(status="stopped", reason="abstained", error="no data"),
+    )
     return log.add(e.MemoryTombstoned(item_id="m1", why="wrong"))
 
 
 def embedded() -> Log:
     """A run whose answer is a call in text that runs, beside calls that do not; and one that is stopped by its planner after it is reopened."""
     log = Log("20260101-000000-look-eeeeee").add(
-        e.RunStarted(goal="look", agent=AgentSpec(name="looker", tools=("look",)), budget=DEFAULT), e.PassStarted(key="main", kernel="react")
+        e.RunStarted(goal="look", agent=AgentSpec(name="looker", tools=("look",)), budget=DEFAULT),
+        e.PassStarted(key="main", kernel="react"),
     )
     turn(log).add(planned(Stop(reason="enough"), dropped=(ToolCall(tool="look", args={"n": 1}),)))
-    log.add(e.PassFinished(status="failed", reason="stop_action", error="enough"), e.RunFinished(status="stopped", reason="stop_action", error="enough"))
+    log.add(
+        e.PassFinished(status="failed", reason="stop_action", error="enough"),
+        e.RunFinished(status="stopped", reason="stop_action", error="enough"),
+    )
     log.add(e.RunReopened(by="ann"))
     text = 'look({"n":2})'
     turn(log).add(

@@ -84,7 +84,7 @@ def test_an_explicit_zero_is_kept_by_a_merge_and_then_refused() -> None:
     """Zero means zero and never the default (rows T3, T9 as changed by DESIGN)."""
     merged = Budget(max_tool_calls=0).over(DEFAULT)
     assert merged.max_tool_calls == 0
-    with pytest.raises(BudgetRefused, match="budget.max_tool_calls is 0; a bound must be above 0"):
+    with pytest.raises(BudgetRefused, match=r"budget.max_tool_calls is 0; a bound must be above 0"):
         checked(merged)
 
 

@@ -75,7 +75,9 @@ def test_a_record_comes_back_as_it_was_sealed(value: Any, text: str) -> None:
     assert read_record(line) == record and b"\n" not in line
 
 
-@pytest.mark.parametrize("text", ['","salt":"', '{"envelope":', '","body":', '"digest":"', ',"erased":"', "\n\r\u2028", '\\",\\"body\\":', "\x00"])
+@pytest.mark.parametrize(
+    "text", ['","salt":"', '{"envelope":', '","body":', '"digest":"', ',"erased":"', "\n\r\u2028", '\\",\\"body\\":', "\x00"]
+)
 def test_text_that_looks_like_the_layout_is_only_text(text: str) -> None:
     """What users write can stand in body, scope and run id without being taken for structure."""
     event = e.NoteWritten(text=text, author=text)
@@ -99,7 +101,7 @@ def test_a_line_is_one_json_object_that_holds_the_exact_bytes_of_its_body() -> N
 
 
 def test_the_chain_is_what_the_format_says() -> None:
-    """digest = H(previous, envelope, H(salt, body)), over the exact bytes."""
+    """Digest = H(previous, envelope, H(salt, body)), over the exact bytes."""
     log = opened()
     previous = ""
     for line in log.lines:
@@ -296,7 +298,9 @@ def test_sets_are_sorted_arrays_and_maps_are_objects() -> None:
     assert data["v"] == STATE_VERSION
     assert data["state"]["tools_used"] == ["a", "b", "c"] and data["state"]["scratchpad"] == {"k": "v"}
     assert data["state"]["seen"] == {"x": True, "y": True} and data["state"]["steps"] == [{"kind": "note", "text": "t"}]
-    assert dump_state(state) == dump_state(KernelState(tools_used=frozenset(reversed(names)), scratchpad={"k": "v"}, seen=seen, steps=state.steps))
+    assert dump_state(state) == dump_state(
+        KernelState(tools_used=frozenset(reversed(names)), scratchpad={"k": "v"}, seen=seen, steps=state.steps)
+    )
 
 
 def test_a_state_of_a_newer_version_is_refused() -> None:
@@ -307,7 +311,8 @@ def test_a_state_of_a_newer_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b"null", b'{"v":1}', b'{"v":"x","state":{}}', b'{"v":1,"state":{}}', b'{"v":1,"state":{"run_id":5}}', b"\xff"]
+    "data",
+    [b"", b"{}", b"[]", b"null", b'{"v":1}', b'{"v":"x","state":{}}', b'{"v":1,"state":{}}', b'{"v":1,"state":{"run_id":5}}', b"\xff"],
 )
 def test_what_is_no_state_is_refused_by_name(data: bytes) -> None:
     """Corrupt JSON and other JSON alike (row 1.3, codec)."""

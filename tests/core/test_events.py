@@ -17,7 +17,7 @@ from detent.core.codec import decode_event, encode
 EVENTS: tuple[type[e.Event], ...] = get_args(e.AnyEvent)
 ACTIONS: tuple[type[a.Action], ...] = get_args(AnyAction)
 SEEN: dict[type, list[Any]] = {}
-for _name, _make in GOLDEN.items():
+for _make in GOLDEN.values():
     for _event in _make().events:
         SEEN.setdefault(type(_event), []).append(_event)
 

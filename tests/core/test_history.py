@@ -17,7 +17,7 @@ branches = st.lists(st.tuples(st.integers(0, 50), small), max_size=40)
 
 def storage(view: Any) -> Any:
     """Return what a view stands on."""
-    return view._items if isinstance(view, Seq) else view._index  # noqa: SLF001 - sharing is what is tested
+    return view._items if isinstance(view, Seq) else view._index
 
 
 @given(branches)

@@ -72,19 +72,38 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "max_iterations": (lambda: worked(worked(bounded(max_iterations=2), 1), 2), "max_iterations is 2, used 2", "iterations"),
     "budget_exhausted": (lambda: worked(bounded(max_tool_calls=1), 1), "max_tool_calls is 1, used 1", "tool_calls"),
     "no_progress": (lambda: stalled(12), "12 turns without a new successful observation, after 3 reflections", ""),
-    "failure_threshold": (lambda: worked(worked(worked(opened(), 0, ok=False), 0, ok=False), 0, ok=False), "3 turns in a row in which no call", ""),
-    "policy_stopped": (lambda: turn(opened()).add(calls(0), e.PolicyDecided(call="main.1.0", decision="stop", reason="enough")), "enough", ""),
+    "failure_threshold": (
+        lambda: worked(worked(worked(opened(), 0, ok=False), 0, ok=False), 0, ok=False),
+        "3 turns in a row in which no call",
+        "",
+    ),
+    "policy_stopped": (
+        lambda: turn(opened()).add(calls(0), e.PolicyDecided(call="main.1.0", decision="stop", reason="enough")),
+        "enough",
+        "",
+    ),
     "approval_rejected": (lambda: denied(on_reject="stop"), "not now", ""),
     "approval_expired": (expired, "approval of call main.1.0 expired", ""),
     "cancelled": (lambda: turn(opened()).add(e.CancelRequested(by="ann")), "cancelled by ann", ""),
     "abstained": (lambda: turn(opened()).add(planned(Abstain(reason="no data", missing=("a", "b")))), "no data (missing: a, b)", ""),
     "stop_action": (lambda: turn(opened()).add(planned(Stop(reason="enough"))), "enough", ""),
-    "fatal_tool_error": (lambda: turn(opened()).add(calls(0), begun(), failed(code="fatal_tool_error", fatal=True)), "no: fatal_tool_error", ""),
+    "fatal_tool_error": (
+        lambda: turn(opened()).add(calls(0), begun(), failed(code="fatal_tool_error", fatal=True)),
+        "no: fatal_tool_error",
+        "",
+    ),
     "policy_denied": (lambda: turn(opened(on_deny="fail")).add(calls(0), failed(code="policy_denied")), "no: policy_denied", ""),
     "malformed_plan": (lambda: rejected(rejected(rejected(opened()))), "3 turns in a row without a valid plan", ""),
     **{
         reason: (lambda reason=reason: done_with(reason), "why", "")
-        for reason in ("model_refused", "context_overflow", "output_schema_failed", "missing_required_tool", "planner_error", "kernel_error")
+        for reason in (
+            "model_refused",
+            "context_overflow",
+            "output_schema_failed",
+            "missing_required_tool",
+            "planner_error",
+            "kernel_error",
+        )
     },
 }
 
@@ -122,7 +141,9 @@ def test_a_run_with_nothing_against_it_goes_on() -> None:
     assert decide(opened()) is None and decide(turn(opened()), turn_over=False) is None and decide(worked(opened(), 1)) is None
 
 
-@pytest.mark.parametrize("make", [lambda: worked(worked(bounded(max_iterations=2), 1), 2), lambda: stalled(12), lambda: rejected(rejected(rejected(opened())))])
+@pytest.mark.parametrize(
+    "make", [lambda: worked(worked(bounded(max_iterations=2), 1), 2), lambda: stalled(12), lambda: rejected(rejected(rejected(opened())))]
+)
 def test_what_bounds_a_new_turn_does_not_end_an_open_one(make: Any) -> None:
     """A batch that is waiting for its approval is not cut off by its own turn."""
     assert decide(make(), turn_over=False) is None
@@ -141,7 +162,9 @@ def test_a_turn_with_one_success_is_no_failed_turn_and_a_success_ends_the_row() 
     """DESIGN 6: a turn fails when it had calls and none succeeded."""
     log = opened()
     for n in range(6):
-        turn(log).add(calls(0, 1), begun(f"main.{n + 1}.0"), failed(f"main.{n + 1}.0"), begun(f"main.{n + 1}.1"), ended(f"main.{n + 1}.1", n))
+        turn(log).add(
+            calls(0, 1), begun(f"main.{n + 1}.0"), failed(f"main.{n + 1}.0"), begun(f"main.{n + 1}.1"), ended(f"main.{n + 1}.1", n)
+        )
     assert decide(log) is None
     log = worked(worked(worked(worked(opened(), 0, ok=False), 0, ok=False), 1), 0, ok=False)
     assert log.main.consecutive_failed_turns == 1 and decide(log) is None
@@ -178,7 +201,9 @@ def test_the_failure_threshold_is_an_option(threshold: int) -> None:
     ("base", "reflections", "reflected", "stopped"),
     [(3, 3, [3, 6, 9], 12), (2, 3, [2, 4, 6], 8), (1, 3, [1, 2, 3], 4), (4, 2, [4, 8], 12), (5, 1, [5], 10)],
 )
-def test_a_stalled_run_reflects_with_a_growing_allowance_and_then_stops(base: int, reflections: int, reflected: list[int], stopped: int) -> None:
+def test_a_stalled_run_reflects_with_a_growing_allowance_and_then_stops(
+    base: int, reflections: int, reflected: list[int], stopped: int
+) -> None:
     """DESIGN 6 and row K60: with base 3 at 3, 6, 9, and the end at 12."""
     log = bounded(max_non_progress=base, max_reflections=reflections)
     seen: list[int] = []
@@ -197,7 +222,7 @@ def test_a_stalled_run_reflects_with_a_growing_allowance_and_then_stops(base: in
 
 
 def test_progress_clears_stagnation_and_reflections() -> None:
-    """r counts the reflections since the last progress."""
+    """R counts the reflections since the last progress."""
     log = worked(stalled(2, reflections=1), "new")
     assert log.main.turns_without_progress == 0
     for _ in range(3):
@@ -290,7 +315,10 @@ def test_failures_in_total_goal_depth_and_time_stop_a_run_by_name() -> None:
 
 def test_the_limits_of_a_pass_bound_it_too() -> None:
     """Its own use against its own limits; the run's come first."""
-    log = Log().add(e.RunStarted(goal="g", agent=opened().state.agent, budget=DEFAULT), e.PassStarted(key="main", kernel="react", limits=Budget(max_iterations=1)))
+    log = Log().add(
+        e.RunStarted(goal="g", agent=opened().state.agent, budget=DEFAULT),
+        e.PassStarted(key="main", kernel="react", limits=Budget(max_iterations=1)),
+    )
     assert decide(log) is None
     verdict = decide(worked(log, 1))
     assert isinstance(verdict, Settled) and verdict.reason == "max_iterations" and verdict.bound is not None and verdict.bound.limit == 1
@@ -370,7 +398,13 @@ def test_a_blank_output_never_counts_as_completed(blank: Any) -> None:
     """Law 6, lesson L4: it is a failure of the planner, with the best text so far as partial."""
     log = turn(opened()).add(planned(FinalAnswer(content="x"), text="so far"))
     event = finish(log.state, Settled(reason="final_answer", output=blank))
-    assert (event.status, event.reason, event.output, event.partial, event.error) == ("failed", "planner_error", None, "so far", "the answer is empty")
+    assert (event.status, event.reason, event.output, event.partial, event.error) == (
+        "failed",
+        "planner_error",
+        None,
+        "so far",
+        "the answer is empty",
+    )
 
 
 @pytest.mark.parametrize("answer", ["0", 0, False, [], {}, {"a": None}])

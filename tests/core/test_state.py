@@ -74,7 +74,9 @@ def test_a_pass_moves_as_the_table_says_and_no_other_way(before: PassStatus, aft
 def test_the_tables_name_every_status_and_nothing_else() -> None:
     """A status without a row, or a row without a status, would be a hole."""
     assert set(LEGAL_RUN) == {"", *RUN} and set(LEGAL_PASS) == set(PASS)
-    assert {s for moves in LEGAL_RUN.values() for s in moves} == set(RUN) and {s for moves in LEGAL_PASS.values() for s in moves} == set(PASS)
+    assert {s for moves in LEGAL_RUN.values() for s in moves} == set(RUN) and {s for moves in LEGAL_PASS.values() for s in moves} == set(
+        PASS
+    )
     assert set(TERMINAL) | set(WAITING) | {"running"} == set(RUN) and set(CLOSED) == {"done", "failed"}
 
 

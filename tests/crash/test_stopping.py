@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crash.scenes import every_store, one_call, run_main
-from detent import AskUser, Plan, ToolCall, ToolContext, View, tool
+from detent import AskUser, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.actions import Schedule
 from detent.live import Control
@@ -292,6 +292,43 @@ def test_nothing_is_started_after_a_cancel(tmp_path: Path) -> None:
             await engine.cancel("run")
             assert (await task).reason == "cancelled"
             assert ran == ["act"]
+            assert (await engine.replay("run")).identical
+        check_laws(await place.lines("run"))
+
+    run_main(place, main)
+
+
+@every_store
+def test_a_timeout_of_one_call_cancels_nothing_else(kind: str, tmp_path: Path) -> None:
+    """The call that ran out of time is told so, the calls beside and after it are not, and the run goes on planning."""
+    place = Place(kind, tmp_path)
+    told: list[tuple[str, str]] = []
+
+    async def work(n: int, context: ToolContext) -> str:
+        """Take too long, or look whether somebody wants an end."""
+        if n == 0:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.append(("late", context.cancelled.why))
+        told.append(("then", context.cancelled.why))
+        return f"work {n}"
+
+    late = tool(work, name="late", side_effect="read", timeout_s=0.01)
+    then = tool(work, name="then", side_effect="write")
+
+    def plan(view: View) -> Any:
+        if view.iteration == 1:
+            return (ToolCall(tool="late", args={"n": 0}), ToolCall(tool="late", args={"n": 1}), ToolCall(tool="then", args={"n": 2}))
+        if view.iteration == 2:
+            return ToolCall(tool="then", args={"n": 3})
+        return FinalAnswer(content=[item.content if item.ok else item.error.code for item in view.results])
+
+    async def main() -> None:
+        async with engine_on(place.store(), plan, [late, then]) as engine:
+            result = await engine.run(agent_of(late, then), "work", run_id="run")
+            assert (result.status, result.output) == ("completed", ["timeout", "work 1", "work 2", "work 3"])
+            assert sorted(told) == [("late", "timeout"), ("then", ""), ("then", ""), ("then", "")]
             assert (await engine.replay("run")).identical
         check_laws(await place.lines("run"))
 

@@ -179,21 +179,22 @@ def test_every_command_and_option_is_described() -> None:
 
 @pytest.mark.parametrize("name", sorted(command_line().commands))
 def test_the_help_of_a_command_says_what_the_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`detent COMMAND --help` shows every option, and every argument, that cli.md has."""
+    """`detent COMMAND --help` shows every option and every argument that cli.md has, in the same words."""
     from typer.testing import CliRunner
 
     from detent.cli.main import make_app
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("NO_COLOR", "1")
     shown = CliRunner().invoke(make_app(), [name, "--help"])
     assert shown.exit_code == 0
     text = generated(DOCS / "cli.md", "commands")
     part = re.search(rf"^#### detent {name}\n(.*?)(?=^#{{3,4}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert part is not None
-    for cell in [row[0] for row in rows(part[1])]:
-        for option in re.findall(r"`([^` ]+)", cell):
-            assert option.strip("[].") in shown.output
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.output).split())
+    for names, meaning in rows(part[1]):
+        assert all(option.strip("[].") in said for option in re.findall(r"`([^` ]+)", names))
+        assert re.sub(r" Default: \d+\.$", "", meaning) in said  # a number is shown in brackets there
 
 
 def test_commands_and_options_that_pages_show_exist() -> None:

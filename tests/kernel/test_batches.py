@@ -67,7 +67,11 @@ def test_consecutive_calls_that_only_read_run_together(side_effect: Any) -> None
 
         meeting = Meeting(together=3)
         done = await go([batch("look", "look", "look"), END], meeting.make("look", side_effect=side_effect))
-        assert meeting.most == 3 and [i.content for i in done.items] == ["look0", "look1", "look2"] and done.why == ("completed", "final_answer")
+        assert (
+            meeting.most == 3
+            and [i.content for i in done.items] == ["look0", "look1", "look2"]
+            and done.why == ("completed", "final_answer")
+        )
         started, finished = [[x.call for x in done.all(kind)] for kind in (e.ToolStarted, e.ToolFinished)]
         assert started == [f"main.1.{n}" for n in range(3)] and sorted(finished) == started
 
@@ -123,7 +127,11 @@ def test_observations_keep_the_order_of_calls_when_the_last_ends_first() -> None
         done = await go([tuple(call("late", n=n) for n in range(4)), END], late)
         assert order == [3, 2, 1, 0] and [x.call[-1] for x in done.all(e.ToolFinished)] == ["3", "2", "1", "0"]
         assert [i.content for i in done.items] == [0, 10, 20, 30]
-        assert [i.content for i in done.views[1].transcript if i.kind == "tool"] == [0, 10, 20, 30] == [i.content for i in done.views[1].results]
+        assert (
+            [i.content for i in done.views[1].transcript if i.kind == "tool"]
+            == [0, 10, 20, 30]
+            == [i.content for i in done.views[1].results]
+        )
 
     asyncio.run(main())
 
@@ -201,7 +209,9 @@ def test_a_blank_answer_of_done_is_a_failed_observation(answer: Any) -> None:
 def test_calls_before_done_run_and_calls_after_it_do_not() -> None:
     """It must be the last of its batch: what follows is observed as not run, and costs nothing."""
     desk = Desk()
-    done = ran([(call("put", n=1), call("look", n=2), call("done", answer="x"), call("put", n=3), call("look", n=4))], done_tool(), *desk.all)
+    done = ran(
+        [(call("put", n=1), call("look", n=2), call("done", answer="x"), call("put", n=3), call("look", n=4))], done_tool(), *desk.all
+    )
     assert done.why == ("completed", "done_tool") and desk.ran == [("put", 1), ("look", 2)] and done.result.output == "x"
     assert done.codes == ["", "", "", "not_run", "not_run"] and done.result.usage.failures == 0 and done.result.usage.tool_calls == 3
 

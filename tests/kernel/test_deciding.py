@@ -89,7 +89,9 @@ def test_an_unknown_tool_is_an_observation_that_names_those_offered() -> None:
     desk = Desk()
     done = ran([call("wipe", n=1), call("nowhere"), END], *desk.all, agent={"tools": ["look", "put"]})
     assert done.codes == ["tool_not_found"] * 2 and desk.ran == []
-    assert [i.error.message for i in done.items if i.error] == [f"there is no tool '{t}' here; offered: look, put" for t in ("wipe", "nowhere")]
+    assert [i.error.message for i in done.items if i.error] == [
+        f"there is no tool '{t}' here; offered: look, put" for t in ("wipe", "nowhere")
+    ]
     assert [s.name for s in done.views[0].tools] == ["look", "put"]
 
 
@@ -107,7 +109,9 @@ def test_scopes_are_those_of_the_host_of_this_run() -> None:
         """Spend n."""
         return n
 
-    codes = [ran([call("spend", n=1), END], spend, host=Host(scopes=s)).codes for s in ((), ("pay",), ("read", "pay"), ("read", "pay", "more"))]
+    codes = [
+        ran([call("spend", n=1), END], spend, host=Host(scopes=s)).codes for s in ((), ("pay",), ("read", "pay"), ("read", "pay", "more"))
+    ]
     assert codes == [["missing_scopes"], ["missing_scopes"], [""], [""]]
 
 
@@ -228,7 +232,11 @@ def test_a_denied_call_is_a_failed_observation_and_never_runs() -> None:
     desk = Desk()
     done = ran([call("put", n=1), call("look", n=1), END], *desk.all, policy=Decide(lambda c: "deny" if c.tool.name == "put" else "allow"))
     assert done.why == ("completed", "final_answer") and done.codes == ["policy_denied", ""] and desk.ran == [("look", 1)]
-    assert done.items[0].error is not None and done.items[0].error.message == "policy_denied: deny by rule" and done.main.tools_used == {"look"}
+    assert (
+        done.items[0].error is not None
+        and done.items[0].error.message == "policy_denied: deny by rule"
+        and done.main.tools_used == {"look"}
+    )
     assert [(d.decision, d.rule, d.policy) for d in done.all(e.PolicyDecided)] == [("deny", "own", "decide-1"), ("allow", "own", "")]
 
 
@@ -236,7 +244,10 @@ def test_an_agent_may_end_on_denial() -> None:
     """`on_deny="fail"` (X1); later calls of the batch do not run."""
     desk = Desk()
     done = ran(
-        [(call("put", n=1), call("look", n=1)), END], *desk.all, agent={"on_deny": "fail"}, policy=Decide(lambda c: "deny" if c.tool.name == "put" else "allow")
+        [(call("put", n=1), call("look", n=1)), END],
+        *desk.all,
+        agent={"on_deny": "fail"},
+        policy=Decide(lambda c: "deny" if c.tool.name == "put" else "allow"),
     )
     assert done.why == ("failed", "policy_denied") and desk.ran == []
 
@@ -244,7 +255,9 @@ def test_an_agent_may_end_on_denial() -> None:
 def test_a_policy_may_stop_the_run() -> None:
     """Nothing of the batch runs: all calls are decided before any is executed."""
     desk = Desk()
-    done = ran([(call("look", n=1), call("put", n=2)), END], *desk.all, policy=Decide(lambda c: "stop" if c.tool.name == "put" else "allow"))
+    done = ran(
+        [(call("look", n=1), call("put", n=2)), END], *desk.all, policy=Decide(lambda c: "stop" if c.tool.name == "put" else "allow")
+    )
     assert done.why == ("stopped", "policy_stopped") and done.result.error == "stop by rule" and desk.ran == []
 
 
@@ -259,7 +272,13 @@ def test_what_a_policy_bases_its_verdict_on_is_recorded() -> None:
     """Rule, reason, sources, facts, version."""
     verdict = Verdict(decision="deny", rule="r7", reason="because", sources=("doc",), facts={"balance": 3})
     (decided,) = ran([call(n=1), END], *Desk().all, policy=Decide(lambda c: verdict)).all(e.PolicyDecided)
-    assert (decided.rule, decided.reason, decided.sources, decided.facts, decided.policy) == ("r7", "because", ("doc",), {"balance": 3}, "decide-1")
+    assert (decided.rule, decided.reason, decided.sources, decided.facts, decided.policy) == (
+        "r7",
+        "because",
+        ("doc",),
+        {"balance": 3},
+        "decide-1",
+    )
 
 
 def test_without_a_policy_the_tiers_decide() -> None:
@@ -299,7 +318,12 @@ def test_nothing_of_a_call_happens_before_it_is_approved_and_then_it_happens_onc
         engine, first, planner = await asked([call("wipe", n=7), END], desk)
         (request,) = await engine.approvals()
         assert (first.status, desk.ran, len(planner.views)) == ("waiting_for_approval", [], 1)
-        assert (request.call_id, request.tool, request.args, request.reason) == ("main.1.0", "wipe", {"n": 7}, "destructive tools need approval")
+        assert (request.call_id, request.tool, request.args, request.reason) == (
+            "main.1.0",
+            "wipe",
+            {"n": 7},
+            "destructive tools need approval",
+        )
         done = await look(engine, await engine.approve(first.run_id, "main.1.0", by="ann"), planner)
         assert done.why == ("completed", "final_answer") and desk.ran == [("wipe", 7)] and await engine.approvals() == []
         (resolved,) = done.all(e.ApprovalResolved)
@@ -348,7 +372,11 @@ def test_a_call_that_is_approved_with_other_arguments_is_authorised_again() -> N
     """They are validated, guarded and put to the policy like any others."""
 
     async def main() -> None:
-        for args, ran_with, code in (({"n": 5}, [("wipe", 5)], ""), ({"n": "x"}, [], "schema_validation_failed"), ({"n": 13}, [], "policy_denied")):
+        for args, ran_with, code in (
+            ({"n": 5}, [("wipe", 5)], ""),
+            ({"n": "x"}, [], "schema_validation_failed"),
+            ({"n": 13}, [], "policy_denied"),
+        ):
             desk = Desk()
             policy = Decide(lambda c: "deny" if c.args.get("n") == 13 else "require_approval")
             policy.may_ask = lambda tool: True  # type: ignore[method-assign]
@@ -369,7 +397,7 @@ def test_an_approval_that_expires_stops_the_run() -> None:
         desk = Desk()
         verdict = Verdict(decision="require_approval", reason="look", expires_s=60)
         engine, first, _planner = await asked([call("put", n=1), END], desk, policy=Decide(lambda c: verdict))
-        clock: Any = engine._parts.clock  # noqa: SLF001
+        clock: Any = engine._parts.clock
         clock.advance(59)
         assert (await engine.resume(first.run_id)).status == "waiting_for_approval"
         clock.advance(1)
@@ -439,5 +467,33 @@ def test_how_a_tool_ended_is_a_code_for_the_model() -> None:
         return "text"
 
     done = ran([tuple(call(t.name) for t in tools), END], *tools, budget=Budget(max_failed_turns=9))
-    assert done.codes == ["handler_error", "not_found", "handler_error", "timeout", "no_room", "result_not_serializable", "output_schema_failed"]
+    assert done.codes == [
+        "handler_error",
+        "not_found",
+        "handler_error",
+        "timeout",
+        "no_room",
+        "result_not_serializable",
+        "output_schema_failed",
+    ]
     assert done.items[1].error is not None and done.items[1].error.details == {"n": 0} and "0.01" in str(done.items[3].error)
+
+
+def test_a_timeout_is_the_calls_own_affair() -> None:
+    """The planner is asked again, and later calls are not told that they are cancelled."""
+    told: list[bool] = []
+
+    @tool(side_effect="read", timeout_s=0.01)
+    async def slow() -> str:
+        """Never end."""
+        await asyncio.Event().wait()
+        return ""
+
+    @tool(side_effect="read")
+    async def next_one(context: ToolContext) -> str:
+        """Say whether it is cancelled."""
+        told.append(bool(context.cancelled))
+        return "fine"
+
+    done = ran([call("slow"), call("next_one"), END], slow, next_one)
+    assert done.why == ("completed", "final_answer") and done.codes == ["timeout", ""] and told == [False] and len(done.views) == 3

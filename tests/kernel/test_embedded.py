@@ -117,7 +117,11 @@ def test_a_call_in_text_that_does_not_only_read_needs_approval(name: str) -> Non
         (request,) = await engine.approvals()
         assert (request.tool, request.args) == (name, {"n": 3})
         done = await look(engine, await engine.approve(first.run_id, request.call_id, by="ann"), planner)
-        assert done.why == ("completed", "final_answer") and desk.ran == [(name, 3)] and done.result.output == {"put": "put 3", "wipe": "gone 3"}[name]
+        assert (
+            done.why == ("completed", "final_answer")
+            and desk.ran == [(name, 3)]
+            and done.result.output == {"put": "put 3", "wipe": "gone 3"}[name]
+        )
 
     run_async(main)
 
@@ -131,7 +135,12 @@ def test_a_call_in_text_that_is_rejected_drops_the_answer_and_the_loop_goes_on()
         engine = engine_for(planner, *desk.all)
         first = await engine.run(Agent(name="w", tools=["put"]), "go")
         done = await look(engine, await engine.deny(first.run_id, "main.1.0", by="ann", reason="no"), planner)
-        assert done.why == ("completed", "final_answer") and done.result.output == "the end" and desk.ran == [] and done.codes == ["approval_rejected"]
+        assert (
+            done.why == ("completed", "final_answer")
+            and done.result.output == "the end"
+            and desk.ran == []
+            and done.codes == ["approval_rejected"]
+        )
 
     run_async(main)
 

@@ -66,8 +66,14 @@ def test_every_record_names_run_goal_and_iteration() -> None:
     done = ran([call(n=1), END], *Desk().all)
     for record in done.records:
         assert record.envelope.run == record.envelope.goal_id == done.result.run_id and record.envelope.at.utcoffset() == timedelta(0)
-        assert record.envelope.iteration == (0 if record.envelope.seq < 3 or record.envelope.scope == "" else 1 if record.envelope.seq < 8 else 2)
-    assert msgspec.json.decode(done.lines[3])["body"] == {"type": "planned", "actions": [{"type": "tool_call", "tool": "look", "args": {"n": 1}}], "latency_ms": 0.0}
+        assert record.envelope.iteration == (
+            0 if record.envelope.seq < 3 or record.envelope.scope == "" else 1 if record.envelope.seq < 8 else 2
+        )
+    assert msgspec.json.decode(done.lines[3])["body"] == {
+        "type": "planned",
+        "actions": [{"type": "tool_call", "tool": "look", "args": {"n": 1}}],
+        "latency_ms": 0.0,
+    }
 
 
 def test_the_cap_stops_a_run_and_no_hook_says_done() -> None:
@@ -112,7 +118,12 @@ def test_the_budget_of_a_run_is_merged_over_agent_engine_and_defaults() -> None:
     given = Budget(max_iterations=9, max_tool_calls=10, max_failures=11)
     done = ran([END], budget=Budget(max_iterations=7), agent={"budget": Budget(max_iterations=8, max_tool_calls=9)}, engine_budget=given)
     (first,) = done.all(e.RunStarted)
-    assert (first.budget.max_iterations, first.budget.max_tool_calls, first.budget.max_failures, first.budget.max_model_calls) == (7, 9, 11, 200)
+    assert (first.budget.max_iterations, first.budget.max_tool_calls, first.budget.max_failures, first.budget.max_model_calls) == (
+        7,
+        9,
+        11,
+        200,
+    )
 
 
 def test_the_default_cap_is_fifty_turns() -> None:
@@ -162,7 +173,9 @@ def test_no_planner_at_all_is_said_plainly() -> None:
     from detent import Agent, Engine
 
     result = Engine(store="ram:").run_sync(Agent(name="lost"), "go")
-    assert (result.status, result.reason) == ("failed", "planner_error") and "agent 'lost' has neither rules nor a planner" in str(result.error)
+    assert (result.status, result.reason) == ("failed", "planner_error") and "agent 'lost' has neither rules nor a planner" in str(
+        result.error
+    )
 
 
 # Malformed plans --------------------------------------------------------------------------------------------------------------
@@ -367,7 +380,9 @@ def test_time_is_bounded_by_recorded_readings(field: str) -> None:
 
     done = ran([lambda view: call("wait", n=view.iteration)] * 9, wait, clock=clock, budget=Budget(**{field: 20.0}))
     assert done.why == ("stopped", "budget_exhausted") and (done.state.dimension, len(done.items)) == (field.removeprefix("max_"), 2)
-    assert [t.running_ms for t in done.all(e.TurnStarted)] == [0, 10_000, 20_000] and done.records[-1].envelope.at == EPOCH + timedelta(seconds=20)
+    assert [t.running_ms for t in done.all(e.TurnStarted)] == [0, 10_000, 20_000] and done.records[-1].envelope.at == EPOCH + timedelta(
+        seconds=20
+    )
 
 
 def test_the_view_says_what_is_left() -> None:

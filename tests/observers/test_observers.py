@@ -148,6 +148,25 @@ def test_a_failing_observer_of_one_run_is_reported_once(caplog: pytest.LogCaptur
     assert len(caplog.records) == 1
 
 
+def test_a_run_that_goes_on_after_an_approval_reports_no_second_time(caplog: pytest.LogCaptureFixture) -> None:
+    """For the observer it is one run, whatever the engine does in between."""
+
+    @tool(side_effect="destructive")
+    async def wipe() -> str:
+        """Remove something."""
+        return "gone"
+
+    async def main() -> str:
+        planner = ScriptedPlanner([ToolCall(tool="wipe"), FinalAnswer(content="wiped")])
+        async with Engine(planner=planner, tools=[wipe], approver=lambda request: True) as engine:
+            planner.begin_run = lambda run_id: None  # type: ignore[method-assign]
+            return (await engine.run(Agent(name="w", tools=["wipe"]), "wipe", observers=[Failing()])).status
+
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        assert asyncio.run(main()) == "completed"
+    assert len(caplog.records) == 1
+
+
 def test_cancelling_the_run_while_an_observer_works_still_cancels() -> None:
     """A cancellation that comes from outside is nobody's failure."""
     entered = asyncio.Event()
@@ -228,6 +247,17 @@ def test_the_console_shows_what_matters_first() -> None:
     ):
         assert said in text
     assert all("abc123" in line for line in long)
+
+
+def test_the_console_sends_no_control_characters() -> None:
+    """What a model or a tool says cannot clear the screen, recolour it or begin a line of its own."""
+    out = io.StringIO()
+    text = "one\x1b[2J\r\ntwo\x07\u202e"
+    ConsoleObserver(out, level="verbose").on_chunk(
+        Chunk(kind="text", run_id="r-abc", goal_id="r", agent="a", scope="main", iteration=1, content=text)
+    )
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith(r"abc main.1 text: one\x1b[2J\r two\x07\u202e")
 
 
 def test_the_console_can_write_json_lines() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -223,10 +222,11 @@ def test_leaving_a_stream_early_does_not_touch_the_run() -> None:
     async def main() -> None:
         gated = Gated()
         async with engine_of([ToolCall(tool="gate"), FinalAnswer(content="ok")], gated) as engine:
-            async for item in engine.stream(AGENT, "go", run_id="r"):
+            stream = engine.stream(AGENT, "go", run_id="r")
+            async for item in stream:
                 if isinstance(item, Record) and isinstance(item.event, e.ToolStarted):
                     break
-            gc.collect()
+            await stream.aclose()
             await gated.entered.wait()
             gated.open.set()
             while engine._advancing:

@@ -15,7 +15,7 @@ Store = Annotated[
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
 Workspace = Annotated[Path | None, typer.Option("--workspace", metavar="DIR", help="The directory that workspace tools are confined to.")]
 AgentFile = Annotated[
-    str | None, typer.Option("--agent", metavar="FILE", help="An agent file, or a name in [agents]. Default: ./agent.toml")
+    str | None, typer.Option("--agent", metavar="FILE", help="An agent file, or a name that detent.toml gives one. Default: ./agent.toml")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; twice: every record.")]

@@ -16,6 +16,7 @@ import msgspec
 
 from detent.core import errors as e
 from detent.core.codec import encode
+from detent.core.events import ToolError
 
 COMPLETED, FAILED, USAGE, WAITING, STOPPED, SUSPENDED = range(6)
 """The exit codes."""
@@ -53,6 +54,13 @@ def plain(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """Return a value as people read it: text as it is, anything else as JSON."""
     return clean(value) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
+def fault(error: ToolError | None) -> str:
+    """Return a call's error as one text, its code first and once."""
+    if error is None:
+        return ""
+    return error.message if error.message.startswith(error.code) else f"{error.code}: {error.message}"
 
 
 def shortened(text: str, limit: int | None) -> str:

@@ -11,7 +11,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-from detent.cli.output import Output, as_text, clean, coloured, shortened
+from detent.cli.output import Output, as_text, clean, coloured, fault, shortened
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import Item, RunState
@@ -146,4 +146,4 @@ def _gist(args: Any) -> str:
 
 
 def _problem(item: Item) -> str:
-    return clean(f"{item.error.code}: {item.error.message}") if item.error else ""
+    return clean(fault(item.error))

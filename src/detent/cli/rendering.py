@@ -34,6 +34,8 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     for line in waits_for(state):
         out.show(f"  waits     {line}")
     for command in next_commands(state, session):
+        if command == session.command("show", state.run_id):
+            continue
         out.show(f"  next      {command}")
 
 

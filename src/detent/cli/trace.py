@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from detent.cli.output import fault
 from detent.core import events as e
 from detent.core.actions import AnyAction, ToolCall
 from detent.core.budget import FIELDS
@@ -173,7 +174,7 @@ class _Reader:
             call.latency_ms = event.latency_ms
             call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
         call.outcome = "ok" if event.error is None else "failed"
-        call.error = f"{event.error.code}: {event.error.message}" if event.error else ""
+        call.error = fault(event.error)
         call.output = msgspec.json.decode(event.result) if event.result else None
 
     def _approval(self, call: Call, event: Any, at: datetime) -> None:

@@ -175,7 +175,8 @@ class StateChanged(Event, frozen=True, kw_only=True):
     meta: dict[str, Any] = {}
     scratchpad: dict[str, str] = {}
     guidance: tuple[str, ...] | None = None
-    removed: tuple[str, ...] = ()
+    removed_meta: tuple[str, ...] = ()
+    removed_scratchpad: tuple[str, ...] = ()
 
 
 class EffectRecorded(Event, frozen=True, kw_only=True):

@@ -89,8 +89,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             return _call(state, call, refused="guard_blocked", why=event.reason)
         case e.StateChanged():
             before = _pass(state, scope)
-            pad = {k: v for k, v in before.scratchpad.items() if k not in event.removed} | event.scratchpad
-            meta = {k: v for k, v in before.meta.items() if k not in event.removed} | event.meta
+            pad = {k: v for k, v in before.scratchpad.items() if k not in event.removed_scratchpad} | event.scratchpad
+            meta = {k: v for k, v in before.meta.items() if k not in event.removed_meta} | event.meta
             guidance = before.guidance if event.guidance is None else event.guidance
             done = before.phases_done | {event.phase}
             return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
@@ -130,7 +130,11 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             if decision == "approved":
                 return _call(state, call, status="allowed", approved=True, why=f"approved by {event.by}")
             state = _call(state, call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
-            return _end(state, scope, "approval_rejected", error=event.reason) if state.agent.on_reject == "stop" else state
+            return (
+                _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {call}")
+                if state.agent.on_reject == "stop"
+                else state
+            )
         case e.ApprovalEdited(call=call, args=args):
             return _call(
                 _wake(_approval_closed(state, call)),

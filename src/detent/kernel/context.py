@@ -125,7 +125,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         known = self.state.effects
         if key in known:
             return known[key]
-        value = await make()
+        value = await self.run.world.effect(make, label, occurrence, phase)
         self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
         return self.state.effects[key]
 

@@ -188,12 +188,23 @@ async def _execute(context: KernelContext) -> None:
         elif alone:
             over = tool.spec.ends_turn
             await _run_call(call, tool, context)
-            if context.state.calls[call_id].status == "in_doubt":
+            now = context.state.calls[call_id]
+            if now.status == "in_doubt":
+                break
+            if over and now.item is not None and now.item.ok:
+                _skip_rest(context)
                 break
         else:
             together.append(call)
     else:
         await _run_group(together, context)
+
+
+def _skip_rest(context: KernelContext) -> None:
+    """Give the calls behind one that ended the turn their observation."""
+    for call in list(context.state.calls.values()):
+        if call.status != "finished":
+            _refuse(call, context, "not_run", "not run: the call before it ended the turn")
 
 
 async def _run_group(calls: list[CallState], context: KernelContext) -> None:

@@ -77,12 +77,11 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
                 "Use context.plan, context.record or the default phases, and return a transition of context.state",
             )
     changes: dict[str, Any] = {}
-    removed: list[str] = []
     for field in ("meta", "scratchpad"):
         before, after = getattr(now, field), getattr(returned, field)
         changes[field] = {k: v for k, v in after.items() if k not in before or before[k] != v}
-        removed += [k for k in before if k not in after]
+        changes[f"removed_{field}"] = tuple(k for k in before if k not in after)
     if returned.guidance != now.guidance:
         changes["guidance"] = returned.guidance
-    if removed or any(changes.values()) or "guidance" in changes:
-        context.run.record(context.scope, StateChanged(phase=number, removed=tuple(removed), **changes))
+    if any(changes.values()) or "guidance" in changes:
+        context.run.record(context.scope, StateChanged(phase=number, **changes))

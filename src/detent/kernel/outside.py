@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from detent.core.budget import Exhausted
@@ -40,6 +40,8 @@ class World(Protocol):
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
+
+    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any: ...
 
     async def pause(self, seconds: float) -> None: ...
 

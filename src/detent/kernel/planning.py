@@ -41,14 +41,18 @@ async def propose(context: KernelContext) -> Planned | None:
         except (BoundReached, Divergence):
             raise
         except MalformedPlan as error:
-            context.run.record(
-                context.scope, _rejection(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
-            )
+            await _reject(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
             failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
-            context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=str(failed)))
+            said = await context.run.world.scrub(str(failed))
+            context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=said))
         else:
-            _record_answer(answer, context, started=started)
+            problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
+            if event is not None:
+                context.run.record(context.scope, event)
+            else:
+                usage = answer.usage if isinstance(answer, Plan) else NOTHING  # pyright: ignore[reportUnnecessaryIsInstance]
+                await _reject(context, problem, raw=_shown(answer), usage=usage, started=started)
         if context.run.state.usage.model_calls:
             await context.commit()
     return context.state.plan
@@ -61,18 +65,13 @@ async def _ask(context: KernelContext) -> Plan:
     return await world.hide(answer, {spec.name: spec for spec in context.specs})
 
 
-def _record_answer(answer: Any, context: KernelContext, *, started: float) -> None:
-    problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
-    if event is None:
-        usage = answer.usage if isinstance(answer, Plan) else NOTHING
-        context.run.record(context.scope, _rejection(context, problem, raw=_shown(answer), usage=usage, started=started))
-    else:
-        context.run.record(context.scope, event)
-
-
-def _rejection(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> PlanRejected:
-    elapsed = round(context.run.world.running_ms() - started, 3)
-    return PlanRejected(problem=problem, raw=raw[:4000], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
+async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> None:
+    """Record that the answer is no plan, with sensitive values in what it said replaced."""
+    world = context.run.world
+    said = await world.scrub([problem, raw[:4000]])
+    elapsed = round(world.running_ms() - started, 3)
+    event = PlanRejected(problem=said[0], raw=said[1], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
+    context.run.record(context.scope, event)
 
 
 def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[str, Planned | None]:

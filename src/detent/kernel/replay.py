@@ -9,7 +9,7 @@ middle of something: the re-execution is unwound there and starts again from the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -129,6 +129,13 @@ class ReplayWorld:
     def running_ms(self) -> float:
         """Replaced by what the log says."""
         return self._journal.state.running_ms
+
+    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
+        """Return the value that was recorded."""
+        expected = self._journal.expect()
+        if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
+            return expected.value
+        raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
     async def pause(self, seconds: float) -> None:
         """A re-execution does not wait."""

@@ -117,7 +117,7 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
         if context.state.status not in CLOSED:
-            context.run.record(context.scope, _failed(said))
+            context.run.record(context.scope, _failed(await context.run.world.scrub(said)))
     return None
 
 

@@ -93,6 +93,7 @@ class Tool(Generic[P, R]):
         """The declaration; building it imports pydantic. Raise `ConfigError` for types that JSON Schema cannot describe."""
         given = self.options
         safe = given.concurrency_safe
+        _sensitive_are_text(self.name, given.sensitive, self.arguments.schema)
         described = given.description if given.description is not None else signature.described(self.function)
         return ToolSpec(
             name=self.name,
@@ -237,3 +238,19 @@ def takes_context(function: Callable[..., Any], *, after: int) -> bool:
         return several
     extra = positional[after]
     return extra.default is extra.empty or extra.name in ("ctx", "context") or "ToolContext" in str(extra.annotation)
+
+
+def _sensitive_are_text(name: str, fields: tuple[str, ...], schema: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a sensitive field that is no text: its placeholder, which is text, would not pass the tool's own check."""
+    properties = cast("dict[str, dict[str, Any]]", schema.get("properties", {}))
+    for field in fields:
+        declared = properties.get(field)
+        if declared is None:
+            raise ConfigError(
+                f"tool {name!r}: there is no argument {field!r} that could be sensitive; arguments: {', '.join(properties) or 'none'}"
+            )
+        kinds = {part.get("type") for part in cast("list[dict[str, Any]]", declared.get("anyOf", [declared]))}
+        if not kinds <= {"string", "null", None}:
+            raise ConfigError(
+                f"tool {name!r}: the sensitive argument {field!r} must be text, so that a placeholder can stand for it in the log"
+            )

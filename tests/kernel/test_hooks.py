@@ -1,0 +1,174 @@
+"""The five hooks: once an event, after its commit, from one place; they can never fail a run. Rows S0-12 to S0-14, K9, K10."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from detent import Agent, Plan, Thought, tool
+from detent.core import events as e
+from detent.core.errors import MalformedPlan
+from detent.kernel.hooks import KernelHooks, noop_hooks
+from detent.stores.ram import RamStore
+from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
+
+
+class Heard:
+    """Hooks that keep what they are told."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+        def keep(name: str) -> Any:
+            def hook(state: Any, *rest: Any) -> None:
+                self.said.append((name, state.iteration, *rest))
+
+            return hook
+
+        self.hooks = KernelHooks(
+            on_thought=keep("thought"),
+            on_action=keep("action"),
+            on_observation=keep("observation"),
+            on_done=keep("done"),
+            on_error=keep("error"),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Which hooks were called, in order."""
+        return [name for name, *_ in self.said]
+
+
+def test_each_hook_fires_once_for_its_event_in_order() -> None:
+    """S0-12, S0-13: n calls, n actions and n observations; one thought a plan; one done."""
+    heard = Heard()
+    ran(
+        [Plan(actions=(call("put", n=1),), text="I put."), (call("look", n=2), call("slip", n=3)), END],
+        *Desk().all,
+        hooks=heard.hooks,
+        replays=False,
+    )
+    assert heard.names == [
+        "thought",
+        "action",
+        "observation",
+        "thought",
+        "action",
+        "action",
+        "observation",
+        "observation",
+        "thought",
+        "done",
+    ]
+    assert heard.said[0] == ("thought", 1, "I put.") and heard.said[1] == ("action", 1, "put", "main.1.0")
+    shown = [(text, ok, state.tool) for _, _, text, ok, state in (s for s in heard.said if s[0] == "observation")]
+    assert shown == [('"put 1"', True, "put"), ('{"n":2}', True, "look"), ("slipped on 3", False, "slip")]
+
+
+def test_a_call_that_was_refused_is_an_observation_and_no_action() -> None:
+    """Nothing began."""
+    heard = Heard()
+    ran([call("put", n=1), call("nowhere"), END], *Desk().all, hooks=heard.hooks, policy=Decide(lambda c: "deny"))
+    assert heard.names == ["thought", "observation", "thought", "observation", "thought", "done"]
+
+
+def test_a_run_that_ends_badly_says_so_once() -> None:
+    """on_error, with the error; not on_done."""
+    heard = Heard()
+    ran([call("end")], *Desk().all, hooks=heard.hooks)
+    assert heard.names == ["thought", "action", "observation", "error"] and heard.said[-1] == ("error", 1, "the disk is gone")
+
+
+def test_retries_are_actions_and_give_one_observation() -> None:
+    """Every attempt is one; its outcome is one."""
+    tries: list[int] = []
+
+    @tool(side_effect="read", retries=2)
+    async def flaky() -> str:
+        """Fail twice."""
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return "ok"
+
+    heard = Heard()
+    ran([call("flaky"), END], flaky, hooks=heard.hooks, replays=False)
+    assert heard.names == ["thought", "action", "action", "action", "observation", "thought", "done"] and len(tries) == 3
+
+
+def test_a_replay_calls_no_hook() -> None:
+    """It is the past that is gone through."""
+    heard = Heard()
+    ran([call("put", n=1), END], *Desk().all, hooks=heard.hooks)
+    assert heard.names == ["thought", "action", "observation", "thought", "done"]
+
+
+def test_hooks_and_observers_are_told_after_the_commit() -> None:
+    """K10, append before resolve: what they hear is in the store."""
+
+    async def main() -> None:
+        store = RamStore()
+        late: list[Any] = []
+
+        async def check(state: Any, *rest: Any) -> None:
+            lines = await store.read("r")
+            late.append(b'"type":"planned"' in b"".join(lines))
+
+        class Watching:
+            async def on_record(self, record: Any, state: Any) -> None:
+                assert len(await store.read("r")) >= record.envelope.seq and state.seq == record.envelope.seq
+                late.append(True)
+
+            def on_chunk(self, chunk: Any) -> None: ...
+
+        engine = engine_for(
+            Script([call("put", n=1), END]), *Desk().all, store=store, hooks=KernelHooks(on_thought=check), observers=(Watching(),)
+        )
+        result = await engine.run(Agent(name="w", tools=["put"]), "go", run_id="r")
+        assert result.status == "completed" and len(late) == 11 + 2 and all(late)
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_hook_that_raises_is_reported_once_and_fails_nothing(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """K9: swallowed; log and state stay authoritative."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("hook")
+
+    async def broken_later(*_: Any) -> None:
+        raise KeyError("hook")
+
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        done = ran([call(n=1), call(n=2), END], *Desk().all, hooks=KernelHooks(on_thought=broken_later if is_async else broken))
+    assert done.why == ("completed", "final_answer") and len([r for r in caplog.records if "an observer failed" in r.getMessage()]) == 1
+
+
+def test_without_hooks_nothing_is_called_and_nothing_fails() -> None:
+    """S0-14: `noop_hooks` is the default, and a value of its own."""
+    assert (
+        ran([call(n=1), END], *Desk().all, hooks=noop_hooks).why == ran([call(n=1), END], *Desk().all).why == ("completed", "final_answer")
+    )
+    assert noop_hooks == KernelHooks() and KernelHooks().on_done("anything") is None
+
+
+def test_a_rejected_plan_is_no_thought() -> None:
+    """Only a plan is."""
+
+    def bad(view: Any) -> Any:
+        raise MalformedPlan("no")
+
+    heard = Heard()
+    ran([bad, Thought(content="hm"), END], hooks=heard.hooks)
+    assert heard.names == ["thought", "thought", "done"]
+
+
+def test_the_order_of_hooks_is_that_of_the_log() -> None:
+    """One source: each hook call stands for one record."""
+    heard = Heard()
+    done = ran([(call("look", n=1), call("look", n=2)), END], *Desk().all, hooks=heard.hooks)
+    kinds = {e.Planned: "thought", e.ToolStarted: "action", e.ToolFinished: "observation", e.PassFinished: "done"}
+    assert heard.names == [kinds[type(x)] for x in done.events if type(x) in kinds]

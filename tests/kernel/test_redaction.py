@@ -1,0 +1,244 @@
+"""Redaction (DESIGN 4): what is sensitive is nowhere in the stored bytes of the log, tools get the values, replay is the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, Plan, Thought, ToolCall, ToolFailed, tool
+from detent.core import events as e
+from detent.core.errors import ConfigError, MalformedPlan
+from detent.kernel.kernel import make_kernel
+from detent.ports import Call
+from detent.redact import Redactor
+from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
+
+SECRET = "hunter2-s3cret"
+CARD = "4111-1111-1111-1111"
+CARDS = r"\d{4}-\d{4}-\d{4}-\d{4}"
+HIDDEN = re.compile(r"<secret:[0-9a-f]{24}>")
+
+
+class Bank:
+    """Tools that take secrets, and keep what they really got."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+        @tool(side_effect="write", sensitive=("password", "options"))
+        async def login(user: str, password: str, options: dict[str, Any] | None = None) -> str:
+            """Log in."""
+            self.got.append((user, password, options))
+            return f"hello {user}"
+
+        @tool(side_effect="read")
+        async def card_of(user: str) -> dict[str, Any]:
+            """Give the card of a user."""
+            self.got.append(user)
+            return {"user": user, "cards": [CARD], "note": f"card {CARD} is valid"}
+
+        @tool(side_effect="write")
+        async def charge(card: str) -> str:
+            """Charge a card."""
+            self.got.append(card)
+            if card != CARD:
+                raise ToolFailed(f"unknown card {card}")
+            return "charged"
+
+        @tool(side_effect="read")
+        async def trip(card: str) -> str:
+            """Fail, and tell."""
+            raise ToolFailed(f"card {CARD} is blocked", details={"card": CARD})
+
+        self.all = (login, card_of, charge, trip)
+
+
+def hidden(done: Ran, *values: str) -> bool:
+    """Say whether none of the values stands in any stored byte of the log."""
+    return not any(value.encode() in line for value in values for line in done.lines)
+
+
+def test_a_sensitive_field_reaches_the_tool_and_stands_nowhere_in_the_log() -> None:
+    """Per-tool fields: the whole value, at any depth; other fields stay readable; replay is identical."""
+    bank = Bank()
+    args = {"user": "ann", "password": SECRET, "options": {"pin": ["9876"], "n": 5}}
+    done = ran([ToolCall(tool="login", args=args), END], *bank.all)
+    assert bank.got == [("ann", SECRET, {"pin": ["9876"], "n": 5})] and done.why == ("completed", "final_answer")
+    assert hidden(done, SECRET, "9876")
+    shown = done.items[0].args
+    assert shown["user"] == "ann" and HIDDEN.fullmatch(shown["password"]) and HIDDEN.fullmatch(shown["options"]["pin"][0])
+    assert done.views[1].results[0].args == shown
+
+
+def test_a_sensitive_field_in_text_arguments_is_hidden_too() -> None:
+    """Arguments that came as JSON text, good or bad."""
+    bank = Bank()
+    good, bad = f'{{"user": "ann", "password": "{SECRET}"}}', f'{{"password": "{SECRET}"'
+    done = ran([(ToolCall(tool="login", args=good), ToolCall(tool="login", args=bad)), END], *bank.all)
+    assert bank.got == [("ann", SECRET, None)] and done.codes == ["", "schema_validation_failed"] and hidden(done, SECRET)
+
+
+def test_a_pattern_hides_values_wherever_they_come_from() -> None:
+    """Goal, variables, arguments, texts, results, error messages and details, answers; the tool gets the real one."""
+    bank = Bank()
+    script = [
+        Plan(actions=(call("card_of", user="ann"),), text=f"looking for {CARD}", thinking=f"it may be {CARD}"),
+        call("charge", card=CARD),
+        call("trip", card=CARD),
+        Thought(content=f"remember {CARD}"),
+        lambda view: FinalAnswer(content=f"charged {CARD}, seen {view.results[0].content['cards'][0]}"),
+    ]
+    done = ran(script, *bank.all, goal=f"charge {CARD}", run={"variables": {"card": [CARD]}}, redact=[CARDS])
+    assert bank.got == ["ann", CARD] and done.codes == ["", "", "handler_error"] and hidden(done, CARD)
+    names = {
+        HIDDEN.search(text)[0]
+        for text in (done.state.goal, done.items[0].content["note"], str(done.items[2].error), str(done.result.output))
+    }  # type: ignore[index]
+    assert len(names) == 1, "equal values have equal placeholders"
+    assert done.views[0].variables == {"card": [next(iter(names))]}
+
+
+def test_the_planner_can_hand_a_placeholder_on_and_the_tool_gets_the_value() -> None:
+    """What a result hid can be used in the next call."""
+    bank = Bank()
+    script = [call("card_of", user="ann"), lambda view: call("charge", card=view.results[0].content["cards"][0]), END]
+    done = ran(script, *bank.all, redact=[CARDS])
+    assert bank.got == ["ann", CARD] and done.codes == ["", ""] and hidden(done, CARD)
+
+
+def test_an_agent_may_bring_patterns_of_its_own() -> None:
+    """`Agent(redact=...)` beside the engine's."""
+    bank = Bank()
+    done = ran([call("charge", card=CARD), Thought(content="token-77"), END], *bank.all, redact=["token-[0-9]+"], agent={"redact": [CARDS]})
+    assert bank.got == [CARD] and hidden(done, CARD, "token-77")
+
+
+def test_guards_policy_digest_and_key_see_the_placeholder() -> None:
+    """Live and in replay alike: replay is identical though it has no secrets."""
+    seen: list[Any] = []
+
+    def guard(call: Call, state: Any, run: Any) -> None:
+        seen.append(call.args["password"])
+
+    def decide(call: Call) -> str:
+        seen.append(call.args["password"])
+        return "allow"
+
+    args = {"user": "ann", "password": SECRET}
+    done = ran([ToolCall(tool="login", args=args)] * 2 + [END], *Bank().all, kernel=make_kernel(guards=(guard,)), policy=Decide(decide))
+    assert len(set(seen)) == 1 and HIDDEN.fullmatch(seen[0]) and len({s.digest for s in done.all(e.ToolStarted)}) == 1
+
+
+def test_other_values_have_other_placeholders_and_other_runs_too() -> None:
+    """A keyed hash: nothing can be guessed from it, nor told apart over runs."""
+
+    def name(password: str) -> str:
+        done = ran([ToolCall(tool="login", args={"user": "a", "password": password}), END], *Bank().all)
+        return str(done.items[0].args["password"])
+
+    assert len({name("a"), name("a"), name("b")}) == 3
+
+
+def test_a_reply_and_edited_arguments_are_redacted_before_the_log() -> None:
+    """What people send takes the same way."""
+
+    async def main() -> None:
+        bank = Bank()
+        planner = Script([AskUser(question="card?"), ToolCall(tool="login", args={"user": "ann", "password": "old-pass"}), END])
+        policy = Decide(lambda c: "require_approval" if c.tool.name == "login" else "allow")
+        engine = engine_for(planner, *bank.all, policy=policy, redact=[CARDS])
+        first = await engine.run(Agent(name="w", tools=["login", "charge"]), "go")
+        second = await engine.reply(first.run_id, {"card": CARD}, by="ann")
+        assert second.status == "waiting_for_approval"
+        edited = await engine.approve(first.run_id, "main.2.0", by="ann", args={"user": "ann", "password": SECRET})
+        done = await look(engine, edited, planner)
+        assert done.why == ("completed", "final_answer") and bank.got == [("ann", SECRET, None)] and hidden(done, CARD, SECRET, "old-pass")
+
+    run_async(main)
+
+
+def test_what_a_planner_said_badly_is_redacted_too() -> None:
+    """Problem and raw text of a rejected plan, the error of a failed planner."""
+
+    def bad(view: Any) -> Any:
+        raise MalformedPlan(f"no JSON near {CARD}", raw=f"charge {CARD}")
+
+    def breaks(view: Any) -> Any:
+        raise RuntimeError(f"cannot send {CARD}")
+
+    done = ran([bad, breaks], redact=[CARDS])
+    assert done.why == ("failed", "planner_error") and hidden(done, CARD) and len(done.all(e.PlanRejected)) == 1
+
+
+def test_an_artifact_is_redacted_like_its_preview() -> None:
+    """A large result is stored whole, without the secret."""
+
+    async def main() -> None:
+        @tool(side_effect="read", max_result_bytes=200)
+        async def dump() -> list[str]:
+            """Give a lot."""
+            return [f"row {n} {CARD}" for n in range(100)]
+
+        planner = Script([call("dump"), END])
+        engine = engine_for(planner, dump, redact=[CARDS])
+        done = await look(engine, await engine.run(Agent(name="w", tools=["dump"]), "go"), planner)
+        (item,) = done.items
+        assert item.artifact is not None and hidden(done, CARD)
+        whole = await engine.store.get_blob(done.result.run_id, item.artifact.key)
+        assert whole is not None and CARD.encode() not in whole and b"row 99" in whole
+
+    run_async(main)
+
+
+def test_values_survive_a_restart_and_are_erased_with_the_run(tmp_path: Path) -> None:
+    """They are kept with the run, apart from the log; erasing removes them from the store's bytes."""
+
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path / 'runs.db'}"
+        bank = Bank()
+        agent = Agent(name="w", tools=["login"])
+        policy = Decide(lambda c: "require_approval")
+        async with Engine(
+            store=url, planner=Script([ToolCall(tool="login", args={"user": "ann", "password": SECRET})]), tools=bank.all, policy=policy
+        ) as first:
+            result = await first.run(agent, "go")
+        async with Engine(store=url, planner=Script([END]), tools=bank.all, policy=policy) as second:
+            done = await second.approve(result.run_id, "main.1.0", by="ann")
+            assert (done.status, bank.got) == ("completed", [("ann", SECRET, None)])
+            assert all(SECRET.encode() not in line for line in await second.store.read(result.run_id))
+            await second.erase(result.run_id)
+        stored = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+        assert SECRET.encode() not in stored
+
+    run_async(main)
+
+
+def test_a_pattern_that_is_none_is_refused_at_once() -> None:
+    """By name, when the engine is made."""
+    with pytest.raises(ConfigError, match=r"redact pattern '\(' is not a regular expression"):
+        Engine(redact=["("])
+
+
+def test_a_pattern_never_hides_a_placeholder_again() -> None:
+    """Redacting twice changes nothing, whatever the pattern."""
+    redactor = Redactor([r"\S+"], b"key")
+    once = redactor.text("one two")
+    assert redactor.text(once) == once and HIDDEN.fullmatch(once.split()[0])
+
+
+def test_a_sensitive_argument_that_is_no_text_is_refused() -> None:
+    """Only text can be replaced by a placeholder: said before a run starts, by the argument's name."""
+    got: list[int] = []
+
+    @tool(side_effect="write", sensitive=("pin",))
+    async def unlock(pin: int) -> str:
+        """Unlock."""
+        got.append(pin)
+        return "open"
+
+    with pytest.raises(ConfigError, match="pin"):
+        ran([call("unlock", pin=731_946), END], unlock, *Desk().all)
+    assert got == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, RunReopened, RunResumed
@@ -77,9 +78,10 @@ class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
     def __init__(
-        self, parts: Parts, run_id: str, planner: Planner, *, sinks: Sequence[Sink] = (), chunk: Callable[[Chunk], None] | None = None
+        self, parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner], *, sinks: Sequence[Sink] = (), chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        self.parts, self.run_id, self.planner = parts, run_id, planner
+        self.parts, self.run_id = parts, run_id
+        self._planner_for = planner_for
         self.control = Control()
         self._sinks, self._chunk = sinks, chunk
 
@@ -116,9 +118,13 @@ class Advancing:
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
         parts = self.parts
+        planner = self._planner_for(journal.state.agent)
+        begin = getattr(planner, "begin_run", None)
+        if begin is not None:
+            begin(self.run_id)
         world = LiveWorld(
             run=lambda: journal.state,
-            planner=self.planner,
+            planner=planner,
             store=parts.store,
             clock=parts.clock,
             control=self.control,
@@ -153,9 +159,6 @@ class Advancing:
         journal.record(*events)
         for signal in left if reopened else ():
             journal.consume(signal.id)
-        begin = getattr(self.planner, "begin_run", None)
-        if begin is not None:
-            begin(self.run_id)
         return await self.go(journal, turns=turns)
 
 

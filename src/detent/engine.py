@@ -51,6 +51,7 @@ from detent.results import Approval, Replay, Result, Verification, approvals_of,
 from detent.watcher import Watcher
 
 T = TypeVar("T")
+STRATEGIES = ("reactive",)
 Approver = Callable[[Approval], Any]
 
 
@@ -179,7 +180,7 @@ class Engine:
         `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
         """
         await self._open()
-        spec = self._admit(agent)
+        spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy))
         started = self._started(
             spec,
             goal,
@@ -189,15 +190,15 @@ class Engine:
             seed_memory=tuple(seed_memory),
             attachments=tuple(attachments),
             output_schema=output_schema or spec.output_schema,
-            strategy=strategy or spec.strategy,
+            strategy=spec.strategy,
         )
-        planner = self._planner_for(spec)
+        self._planner_for(spec)  # rules that cannot be read are refused before anything is recorded
         if run_id is not None and await self.store.head(run_id) is not None:
             await self._same_context(run_id, started)
             return await self._resume(run_id, turns=turns, observers=observers)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
-        return await self._advance(run_id, planner, lambda a: self._start(a, started, turns), observers)
+        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers)
 
     async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
         """Record `started` and take the run on."""
@@ -208,9 +209,6 @@ class Engine:
         if patterns:
             started = await self._redacted(started, advancing.run_id, patterns)
         journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts)))
-        begin = getattr(advancing.planner, "begin_run", None)
-        if begin is not None:
-            begin(advancing.run_id)
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
@@ -221,7 +219,7 @@ class Engine:
         redactor = Redactor(patterns, key)
         hidden = msgspec.structs.replace(started, goal=redactor.text(started.goal), variables=redactor.data(started.variables))
         for name, value in redactor.found.items():
-            await self.store.put_blob(run_id, blob_of(name), value.encode())
+            await self.store.put_blob(run_id, blob_of(name), msgspec.json.encode(value))
         return hidden
 
     def run_sync(self, agent: Agent, goal: str, **options: Any) -> Result:
@@ -329,13 +327,11 @@ class Engine:
         return await self._resume(run_id, event, turns=None if resume else 0, observers=observers)
 
     async def _resume(self, run_id: str, *events: Any, turns: int | None = None, observers: Sequence[Observer] = ()) -> Result:
-        planner = self._planner_for((await self.load(run_id)).agent)
-        return await self._advance(run_id, planner, lambda a: a.resume(*events, turns=turns), observers)
+        return await self._advance(run_id, lambda a: a.resume(*events, turns=turns), observers)
 
     async def _advance(
         self,
         run_id: str,
-        planner: Planner,
         work: Callable[[Advancing], Coroutine[Any, Any, RunState]],
         observers: Sequence[Observer],
     ) -> Result:
@@ -349,7 +345,7 @@ class Engine:
         async def main() -> RunState:
             async with (
                 self._limit or contextlib.nullcontext(),
-                Advancing(self._parts, run_id, planner, sinks=sinks, chunk=chunk) as advancing,
+                Advancing(self._parts, run_id, self._planner_for, sinks=sinks, chunk=chunk) as advancing,
             ):
                 return await work(advancing)
 
@@ -400,8 +396,9 @@ class Engine:
         await self._open()
         await self._visible(run_id, host)
         state = await self.load(run_id)
-        if call_id not in state.approvals:
-            waiting = ", ".join(state.approvals) or "none"
+        waiting_for = [request.call_id for request in approvals_of(state)]
+        if call_id not in waiting_for:
+            waiting = ", ".join(waiting_for) or "none"
             raise NotAllowedNow(
                 run_id,
                 f"call {call_id!r} of run {run_id!r} does not wait for approval (waiting: {waiting}); it was decided already or never asked",
@@ -582,6 +579,8 @@ class Engine:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
         spec = agent.spec()
+        if spec.strategy not in STRATEGIES:
+            raise UnknownName("strategy", spec.strategy, STRATEGIES)
         for name in spec.tools:
             if name not in self.tools:
                 raise UnknownName("tool", name, self.tools.names())
@@ -602,11 +601,14 @@ class Engine:
 
     async def _same_context(self, run_id: str, wanted: RunStarted) -> None:
         """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
+        head = await self.store.head(run_id)
+        if head is not None and head.tenant != wanted.host.tenant:
+            mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
+            raise RunContextMismatch(run_id, [mine])
         state = await self.load(run_id)
         pairs = (
             ("agent", state.agent.name, wanted.agent.name),
             ("goal", state.goal, wanted.goal),
-            ("host.tenant", state.host.tenant, wanted.host.tenant),
             ("host.workspace", state.host.workspace, wanted.host.workspace),
             ("host.principal", state.host.principal, wanted.host.principal),
         )

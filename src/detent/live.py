@@ -126,7 +126,7 @@ class LiveWorld:
         self._base_ms = run().running_ms
         self._since = clock.monotonic()
         self._redactor: Redactor | None = None
-        self._secrets: dict[str, str] = {}
+        self._secrets: dict[str, Any] = {}
 
     @property
     def cancelled(self) -> Cancellation:
@@ -307,7 +307,7 @@ class LiveWorld:
 
     async def _keep_secrets(self, redactor: Redactor) -> None:
         for name, value in redactor.found.items():
-            await self._store.put_blob(self._run().run_id, blob_of(name), value.encode())
+            await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(value))
             self._secrets[name] = value
         redactor.found.clear()
 
@@ -319,7 +319,7 @@ class LiveWorld:
             if name not in self._secrets:
                 data = await self._store.get_blob(self._run().run_id, blob_of(name))
                 if data is not None:
-                    self._secrets[name] = data.decode()
+                    self._secrets[name] = msgspec.json.decode(data)
         return resolve(args, self._secrets)
 
 

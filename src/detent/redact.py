@@ -26,7 +26,7 @@ class Redactor:
 
     def __init__(self, patterns: Sequence[str], key: bytes) -> None:
         self._key = key
-        self.found: dict[str, str] = {}
+        self.found: dict[str, Any] = {}
         try:
             self._patterns = [re.compile(p) for p in patterns]
         except re.error as error:
@@ -62,12 +62,17 @@ class Redactor:
         return self.data(args)
 
     def _whole(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value if PLACEHOLDER.fullmatch(value) else self._hide(value)
-        return walk(value, self._hide)
+        """Return a sensitive value with each scalar in it replaced; shapes stay."""
+        if isinstance(value, dict):
+            return {k: self._whole(v) for k, v in cast("dict[str, Any]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return [self._whole(v) for v in cast("list[Any]", value)]
+        if value is None or (isinstance(value, str) and PLACEHOLDER.fullmatch(value)):
+            return value
+        return self._hide(value)
 
-    def _hide(self, value: str) -> str:
-        name = f"<secret:{hmac.new(self._key, value.encode(), sha256).hexdigest()[:24]}>"
+    def _hide(self, value: Any) -> str:
+        name = f"<secret:{hmac.new(self._key, msgspec.json.encode(value), sha256).hexdigest()[:24]}>"
         self.found[name] = value
         return name
 
@@ -84,6 +89,14 @@ def placeholders(value: Any) -> set[str]:
     return found
 
 
-def resolve(value: Any, secrets: dict[str, str]) -> Any:
-    """Return JSON data with known placeholders replaced by their values."""
-    return walk(value, lambda text: PLACEHOLDER.sub(lambda m: secrets.get(m[0], m[0]), text))
+def resolve(value: Any, secrets: dict[str, Any]) -> Any:
+    """Return JSON data with known placeholders replaced by their values; one that stands alone gives its value with its type."""
+    if isinstance(value, str):
+        if PLACEHOLDER.fullmatch(value):
+            return secrets.get(value, value)
+        return PLACEHOLDER.sub(lambda m: str(secrets.get(m[0], m[0])), value)
+    if isinstance(value, dict):
+        return {k: resolve(v, secrets) for k, v in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [resolve(v, secrets) for v in cast("list[Any]", value)]
+    return value

@@ -62,7 +62,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 def approvals_of(state: RunState) -> list[Approval]:
     """Return the open approvals of a run."""
     found: list[Approval] = []
-    for call_id, asked in state.approvals.items():
+    for call_id, asked in () if state.terminal else state.approvals.items():
         call = state.call(call_id)
         args = msgspec.json.decode(msgspec.json.encode(call.args)) if call else None
         found.append(

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import ToolCall
+from detent.core.actions import Thought, ToolCall
 from detent.core.agent import AgentSpec
-from detent.core.budget import DEFAULT
+from detent.core.budget import DEFAULT, Budget
 from detent.core.codec import decode_event, encode, seal
 from detent.core.fold import evolve
 from detent.core.records import Envelope, Record
+from detent.core.settle import Verdict, settle
 from detent.core.state import KernelState, RunState
 from detent.testing.clocks import EPOCH
 
@@ -118,3 +119,53 @@ def worked(log: Log, result: Any, *, ok: bool = True, **fields: Any) -> Log:
     turn(log).add(calls(0))
     call = f"main.{log.main.iteration}.0"
     return log.add(begun(call, **fields), ended(call, result) if ok else failed(call))
+
+
+def decide(log: Log, *, turn_over: bool = True, running_s: float = 0.0, **also: Any) -> Verdict:
+    """Ask how the run goes on."""
+    return settle(log.state, log.main, running_s=running_s, now=also.get("now"), turn_over=turn_over)
+
+
+def bounded(**limits: Any) -> Log:
+    """Return an opened run with these bounds over the defaults."""
+    return opened(budget=Budget(**limits).over(DEFAULT))
+
+
+def rejected(log: Log) -> Log:
+    """Go through a turn without a valid plan."""
+    return turn(log).add(*(e.PlanRejected(problem="text", attempt=n) for n in (1, 2, 3)))
+
+
+def stalled(turns: int, *, base: int = 3, reflections: int = 3) -> Log:
+    """Return a run that thinks and thinks."""
+    log = bounded(max_non_progress=base)
+    for _ in range(reflections):
+        log.add(e.Reflected(message="look again"))
+    for _ in range(turns):
+        turn(log).add(planned(Thought(content="hm")))
+    return log
+
+
+def started_call() -> Log:
+    """Return a run whose first call is running."""
+    return turn(opened()).add(calls(0, 1), begun())
+
+
+def finished_call() -> Log:
+    """Return a run whose first of two calls has its outcome."""
+    return started_call().add(ended())
+
+
+def in_doubt() -> Log:
+    """Return a run whose first call is in doubt."""
+    return started_call().add(e.ToolInDoubt(call="main.1.0", why="crash"))
+
+
+def stopped() -> Log:
+    """Return a run that is stopped."""
+    return turn(opened()).add(e.RunFinished(status="stopped", reason="cancelled"))
+
+
+def settled(source: Any, outcome: Any = "happened") -> e.ToolReconciled:
+    """Return the settlement of the first call."""
+    return e.ToolReconciled(call="main.1.0", outcome=outcome, source=source, result=raw("r"))

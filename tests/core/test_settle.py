@@ -8,29 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from core.logs import Log, begun, calls, ended, failed, opened, planned, turn, worked
+from core.logs import Log, begun, bounded, calls, decide, ended, failed, opened, planned, rejected, stalled, turn, worked
 from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, FinalAnswer, PushGoal, Stop, Thought
 from detent.core.budget import DEFAULT, Budget, Usage
-from detent.core.settle import REASONS, Reflect, Settled, Verdict, Wait, finish, settle, waits
+from detent.core.settle import REASONS, Settled, Wait, finish, settle, waits
 from detent.testing.clocks import EPOCH
 
 replace = msgspec.structs.replace
-
-
-def decide(log: Log, *, turn_over: bool = True, running_s: float = 0.0, **also: Any) -> Verdict:
-    """Ask how the run goes on."""
-    return settle(log.state, log.main, running_s=running_s, now=also.get("now"), turn_over=turn_over)
-
-
-def bounded(**limits: Any) -> Log:
-    """Return an opened run with these bounds over the defaults."""
-    return opened(budget=Budget(**limits).over(DEFAULT))
-
-
-def rejected(log: Log) -> Log:
-    """Go through a turn without a valid plan."""
-    return turn(log).add(*(e.PlanRejected(problem="text", attempt=n) for n in (1, 2, 3)))
 
 
 def done_with(reason: str) -> Log:
@@ -53,16 +38,6 @@ def denied(**agent: Any) -> Log:
     """Return a run whose one call was denied by a person."""
     asked = e.ApprovalRequested(call="main.1.0", tool="look", digest="d")
     return turn(opened(**agent)).add(calls(0), asked, e.ApprovalResolved(call="main.1.0", decision="denied", by="ann", reason="not now"))
-
-
-def stalled(turns: int, *, base: int = 3, reflections: int = 3) -> Log:
-    """Return a run that thinks and thinks."""
-    log = bounded(max_non_progress=base)
-    for _ in range(reflections):
-        log.add(e.Reflected(message="look again"))
-    for _ in range(turns):
-        turn(log).add(planned(Thought(content="hm")))
-    return log
 
 
 CASES: dict[str, tuple[Any, str, str]] = {
@@ -192,83 +167,6 @@ def test_the_failure_threshold_is_an_option(threshold: int) -> None:
         worked(log, 0, ok=False)
     verdict = decide(log)
     assert isinstance(verdict, Settled) and verdict.reason == "failure_threshold"
-
-
-# Reflection -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("base", "reflections", "reflected", "stopped"),
-    [(3, 3, [3, 6, 9], 12), (2, 3, [2, 4, 6], 8), (1, 3, [1, 2, 3], 4), (4, 2, [4, 8], 12), (5, 1, [5], 10)],
-)
-def test_a_stalled_run_reflects_with_a_growing_allowance_and_then_stops(
-    base: int, reflections: int, reflected: list[int], stopped: int
-) -> None:
-    """DESIGN 6 and row K60: with base 3 at 3, 6, 9, and the end at 12."""
-    log = bounded(max_non_progress=base, max_reflections=reflections)
-    seen: list[int] = []
-    for number in range(1, 30):
-        turn(log).add(planned(Thought(content="hm")))
-        verdict = decide(log)
-        if isinstance(verdict, Reflect):
-            assert verdict.turns == number
-            seen.append(number)
-            log.add(e.Reflected(message="look again"))
-            assert decide(log) is None, "one reflection a stall"
-        elif verdict is not None:
-            assert isinstance(verdict, Settled) and (verdict.reason, number) == ("no_progress", stopped)
-            break
-    assert seen == reflected
-
-
-def test_progress_clears_stagnation_and_reflections() -> None:
-    """R counts the reflections since the last progress."""
-    log = worked(stalled(2, reflections=1), "new")
-    assert log.main.turns_without_progress == 0
-    for _ in range(3):
-        assert decide(log) is None
-        turn(log).add(planned(Thought(content="hm")))
-    assert decide(log) == Reflect(3) and log.main.reflections == 0
-
-
-def test_a_new_result_is_progress_and_the_same_result_is_not() -> None:
-    """(tool, arguments, result) has to be new (row K61)."""
-    log = opened()
-    for n in range(20):
-        worked(log, n)
-        assert decide(log) is None and log.main.turns_without_progress == 0
-    for n in range(3):
-        worked(log, 7)
-        assert log.main.turns_without_progress == n + 1
-    assert decide(log) == Reflect(3)
-    worked(log, 7, digest="other arguments")
-    assert log.main.turns_without_progress == 0
-
-
-def test_a_completed_goal_is_progress_and_a_pushed_one_is_not() -> None:
-    """Row K61."""
-    log = turn(stalled(1, reflections=0)).add(planned(PushGoal(goal="g")), e.GoalPushed(goal_id="g", goal="g"))
-    assert log.main.turns_without_progress == 2
-    turn(log).add(planned(Thought(content="hm")), e.GoalCompleted(goal_id="g"))
-    assert log.main.turns_without_progress == 0
-
-
-def test_polling_is_neither_progress_nor_stagnation() -> None:
-    """A successful call of a volatile tool leaves c as it is; a failed one does not."""
-    log = stalled(2, reflections=0)
-    for n in range(20):
-        worked(log, n % 2, volatile=True)
-        assert log.main.turns_without_progress == 2 and decide(log) is None
-    worked(log, 0, ok=False, volatile=True)
-    assert log.main.turns_without_progress == 3 and decide(log) == Reflect(3)
-
-
-def test_an_unbounded_run_never_stalls() -> None:
-    """A bound that is not there is not reached."""
-    log = opened(budget=Budget())
-    for _ in range(30):
-        turn(log).add(planned(Thought(content="hm")))
-    assert decide(log) is None
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------------------

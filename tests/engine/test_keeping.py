@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, tool
+from detent import Agent, AskUser, Budget, Host, tool
 from detent.core import events as e
 from detent.core.codec import read_log
-from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.core.errors import NotAllowedNow, RunNotFound
 from detent.core.fold import fold
 from detent.ports import RunQuery, Signal
 from detent.stores.ram import RamStore
@@ -21,16 +20,6 @@ from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
 ACME, OTHER = Host(tenant="acme"), Host(tenant="other")
 SECRET = "the-launch-code-is-7421"
-
-
-def bytes_below(directory: Path) -> bytes:
-    """Return everything that is stored in a directory."""
-    return b"".join(path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file())
-
-
-def url_of(kind: str, directory: Path) -> str:
-    """Return a store's URL in a directory."""
-    return f"file:{directory / 'logs'}" if kind == "file" else f"sqlite:///{directory / 'runs.db'}"
 
 
 # Tenants ----------------------------------------------------------------------------------------------------------------------
@@ -325,110 +314,6 @@ def test_a_signal_reaches_a_run_that_is_being_advanced() -> None:
         assert posted.status == "running"
         result = await running
         assert (result.status, result.reason, result.error) == ("stopped", "cancelled", "enough")
-
-    run_async(main)
-
-
-# Erase, delete, gc ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_an_erased_run_keeps_its_chain_and_nothing_of_its_content(kind: str, tmp_path: Path) -> None:
-    """DESIGN 4: log, snapshot, inbox and artifacts; the text is not in the store's bytes any more; the head still verifies."""
-
-    async def main() -> None:
-        @tool(side_effect="read", max_result_bytes=200)
-        async def dump() -> list[str]:
-            """Give a lot."""
-            return [f"{SECRET} {n}" for n in range(200)]
-
-        url = url_of(kind, tmp_path)
-        async with Engine(store=url, planner=Script([call("dump"), FinalAnswer(content=SECRET)]), tools=[dump]) as engine:
-            other = await engine.run(Agent(name="w", tools=["dump"]), "keep me")
-            result = await engine.run(Agent(name="w", tools=["dump"]), f"find {SECRET}", run_id="r", host=ACME, variables={"x": SECRET})
-            assert SECRET.encode() in bytes_below(tmp_path)
-            digests = [r.digest for r in await engine.records("r")]
-            await engine.delete(other.run_id)
-            await engine.erase("r", by="ann", why="asked to")
-            checked = await engine.verify("r")
-            assert (checked.ok, checked.erased, checked.records) == (True, True, result.state.seq + 1)
-            lines = await engine.store.read("r")
-            assert [r.digest for r in read_log("r", lines)][:-1] == digests and await engine.store.list_blobs("r") == []
-            (head,) = await engine.list_runs()
-            assert (head.run_id, head.status, head.tenant, head.goal) == ("r", "completed", "acme", "")
-            for verb in (engine.load, engine.resume, engine.replay):
-                with pytest.raises(RunErased, match="run 'r' was erased"):
-                    await verb("r")
-            await engine.gc()
-        assert SECRET.encode() not in bytes_below(tmp_path)
-
-    run_async(main)
-
-
-def test_only_a_finished_or_waiting_run_is_erased() -> None:
-    """A running one is refused by name; a waiting one is erased and never wakes."""
-
-    async def main() -> None:
-        engine = engine_for(Script([call("look", n=1), AskUser(question="?")]), *Desk().all)
-        await engine.step(Agent(name="w", tools=["look"]), "go", run_id="r")
-        with pytest.raises(NotAllowedNow, match="is running; finish or cancel it") as caught:
-            await engine.erase("r")
-        assert caught.value.reason_code == "still_running" and (await engine.resume("r")).status == "waiting_for_user"
-        await engine.erase("r")
-        with pytest.raises(RunErased):
-            await engine.reply("r", "x")
-
-    run_async(main)
-
-
-def test_a_run_that_is_being_advanced_is_neither_erased_nor_deleted() -> None:
-    """Not under the feet of its worker, here or elsewhere."""
-
-    async def main() -> None:
-        place, begun, gate = RamStore(), asyncio.Event(), asyncio.Event()
-
-        @tool(side_effect="read", timeout_s=None)
-        async def work() -> str:
-            """Work until let go."""
-            begun.set()
-            await gate.wait()
-            return "ok"
-
-        engine, outside = engine_for(Script([call("work"), END]), work, store=place), engine_for(Script([]), work, store=place.sibling())
-        running = asyncio.create_task(engine.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
-        await begun.wait()
-        for one in (engine, outside):
-            for verb in (one.erase, one.delete):
-                with pytest.raises(RunBusy):
-                    await verb("r")
-        gate.set()
-        assert (await running).status == "completed"
-        await outside.delete("r")
-        with pytest.raises(RunNotFound):
-            await engine.load("r")
-
-    run_async(main)
-
-
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_gc_drops_artifacts_that_no_record_names_and_keeps_the_others(kind: str, tmp_path: Path) -> None:
-    """As a crash between artifact and record leaves them."""
-
-    async def main() -> None:
-        @tool(side_effect="read", max_result_bytes=200)
-        async def dump() -> str:
-            """Give a lot."""
-            return "x" * 5000
-
-        async with Engine(store=url_of(kind, tmp_path), planner=Script([call("dump"), END]), tools=[dump], redact=["zzz"]) as engine:
-            result = await engine.run(Agent(name="w", tools=["dump"]), "go zzz", run_id="r")
-            named = result.tool_calls[0].artifact
-            assert named is not None
-            kept = set(await engine.store.list_blobs("r"))
-            await engine.store.put_blob("r", "f" * 64, b"left over" * 100)
-            freed = await engine.gc()
-            assert freed >= 900 and set(await engine.store.list_blobs("r")) == kept and named.key in kept and len(kept) >= 3
-            assert (await engine.load("r")).status == "completed"
 
     run_async(main)
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Host, Suspended, ToolContext, tool
+from detent import Agent, Budget, Engine, Host, Suspended, ToolContext, tool
 from detent.clock import RandomIds, new_run_id, slug
 from detent.core import events as e
 from detent.core.errors import ConfigError, DetentError, RunBusy, RunContextMismatch, RunNotFound, ToolsMissing, UnknownName
@@ -31,10 +26,20 @@ from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("   build___release---artifacts   ", "build-release-artifacts"), ("***", "goal"), ("", "goal"), ("Tidy the Logs", "tidy-the-logs"), ("a/b_c d-e", "a-b-c-d-e"),
-        ("what's up?", "whats-up"), ("ünïcode only: 北京", "ncode-only"), ("-x-", "x"), ("a\tb\nc", "a-b-c"), ("x" * 60, "x" * 48), ("a" * 47 + " bcd", "a" * 47), ("1 + 1", "1-1"),
+        ("   build___release---artifacts   ", "build-release-artifacts"),
+        ("***", "goal"),
+        ("", "goal"),
+        ("Tidy the Logs", "tidy-the-logs"),
+        ("a/b_c d-e", "a-b-c-d-e"),
+        ("what's up?", "whats-up"),
+        ("ünïcode only: 北京", "ncode-only"),
+        ("-x-", "x"),
+        ("a\tb\nc", "a-b-c"),
+        ("x" * 60, "x" * 48),
+        ("a" * 47 + " bcd", "a" * 47),
+        ("1 + 1", "1-1"),
     ],
-)  # fmt: skip
+)
 def test_a_slug_is_what_the_rule_says(text: str, expected: str) -> None:
     """R19: lower case, ASCII, runs of space - _ / as one dash, at most 48 characters, no dash at an end, never empty."""
     assert slug(text) == expected
@@ -184,123 +189,6 @@ def test_an_unknown_run_is_named_by_every_verb(verb: str) -> None:
     run_async(main)
 
 
-# Attach -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_running_with_the_id_of_a_run_takes_it_on() -> None:
-    """DESIGN 8: same agent, goal and host."""
-
-    async def main() -> None:
-        planner, desk = Script([call("put", n=1), END]), Desk()
-        engine = engine_for(planner, *desk.all)
-        agent, host = Agent(name="w", tools=["put"]), Host(tenant="acme", workspace="w", principal="ann")
-        await engine.run(agent, "go", run_id="r", host=host, turns=1)
-        done = await engine.run(agent, "go", run_id="r", host=host)
-        again = await engine.run(agent, "go", run_id="r", host=host)
-        assert (done.status, again.output, desk.ran, done.run_id) == ("completed", "the end", [("put", 1)], "r")
-
-    run_async(main)
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "received"),
-    [
-        ({"agent": Agent(name="other")}, "agent", "other"),
-        ({"goal": "elsewhere"}, "goal", "elsewhere"),
-        ({"host": Host(workspace="w", principal="ann")}, "host.tenant", ""),
-        ({"host": Host(tenant="acme", principal="ann")}, "host.workspace", ""),
-        ({"host": Host(tenant="acme", workspace="w", principal="bob")}, "host.principal", "bob"),
-    ],
-)
-def test_running_with_the_id_of_another_run_is_an_error_that_says_what_differs(change: dict[str, Any], field: str, received: str) -> None:
-    """K8: a list of {field, expected, received}; nothing is recorded."""
-
-    async def main() -> None:
-        engine = engine_for(Script([END]))
-        given: dict[str, Any] = {"agent": Agent(name="w"), "goal": "go", "host": Host(tenant="acme", workspace="w", principal="ann")}
-        await engine.run(**given, run_id="r")
-        records = len(await engine.records("r"))
-        with pytest.raises(RunContextMismatch, match=re.escape(field)) as caught:
-            await engine.run(**{**given, **change}, run_id="r")
-        (mismatch,) = caught.value.mismatches
-        assert set(mismatch) == {"field", "expected", "received"} and (mismatch["field"], mismatch["received"]) == (field, received)
-        assert len(await engine.records("r")) == records
-
-    run_async(main)
-
-
-# Tools ------------------------------------------------------------------------------------------------------------------------
-
-
-def test_an_agent_that_lists_an_unknown_tool_does_not_start() -> None:
-    """The nearest name is given; nothing is recorded."""
-
-    async def main() -> None:
-        engine = engine_for(Script([END]), *Desk().all)
-        with pytest.raises(UnknownName, match="unknown tool 'lok'; did you mean 'look'"):
-            await engine.run(Agent(name="w", tools=["lok"]), "go")
-        assert await engine.list_runs() == []
-
-    run_async(main)
-
-
-def test_a_run_is_not_resumed_without_its_tools() -> None:
-    """`ToolsMissing(names)`; with them it goes on."""
-
-    async def main() -> None:
-        place, desk = RamStore(), Desk()
-        begun = await engine_for(Script([call("put", n=1)]), *desk.all, store=place).step(
-            Agent(name="w", tools=["put", "look", "slip"]), "go"
-        )
-        bare = engine_for(Script([END]), desk.look, store=place)
-        for verb in (bare.resume, bare.replay):
-            with pytest.raises(ToolsMissing, match="put, slip") as caught:
-                await verb(begun.run_id)
-            assert caught.value.names == ["put", "slip"]
-        assert (await engine_for(Script([END]), *desk.all, store=place).resume(begun.run_id)).status == "completed"
-
-    run_async(main)
-
-
-def test_tools_that_an_agent_brings_are_registered_once() -> None:
-    """The same object again is a no-op, another under its name an error."""
-
-    async def main() -> None:
-        one, other = Desk(), Desk()
-        engine = engine_for(Script([END] * 3))
-        for _ in range(2):
-            await engine.run(Agent(name="w", tools=[one.look]), "go")
-        with pytest.raises(ConfigError, match="look"):
-            await engine.run(Agent(name="w", tools=[other.look]), "go")
-
-    run_async(main)
-
-
-def test_a_resume_says_what_changed_in_the_code() -> None:
-    """`RunResumed.changed` names a tool whose schema is another, a policy, a kernel; nothing when all is the same."""
-
-    async def main() -> None:
-        from detent.kernel.kernel import make_kernel
-        from kernel.runs import Allow
-
-        place, desk = RamStore(), Desk()
-
-        @tool(name="look", side_effect="read")
-        async def other_look(n: int = 0, more: str = "") -> int:
-            """Look differently."""
-            return n
-
-        begun = await engine_for(Script([call("look", n=1)]), *desk.all, store=place).step(Agent(name="w", tools=["look", "put"]), "go")
-        await engine_for(Script([call("look", n=2)]), *desk.all, store=place).step(run_id=begun.run_id)
-        others = {"policy": Allow(), "kernel": make_kernel(version=2)}
-        engine = engine_for(Script([END]), other_look, desk.put, store=place, **others)
-        result = await engine.resume(begun.run_id)
-        changed = [r.event.changed for r in await engine.records(result.run_id) if isinstance(r.event, e.RunResumed)]
-        assert changed == [(), ("kernel", "policy", "tool:look")]
-
-    run_async(main)
-
-
 # Stream -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -367,242 +255,6 @@ def test_an_error_of_a_run_comes_out_of_its_stream() -> None:
     run_async(main)
 
 
-# Concurrency and claims -------------------------------------------------------------------------------------------------------
-
-
-def test_two_engines_never_advance_one_run_at_once() -> None:
-    """The loser says who holds it, and does nothing; so does the same engine."""
-
-    async def main() -> None:
-        place = RamStore()
-        begun, gate, ran = asyncio.Event(), asyncio.Event(), []
-
-        @tool(side_effect="write", timeout_s=None)
-        async def work() -> str:
-            """Work until let go."""
-            ran.append(1)
-            begun.set()
-            await gate.wait()
-            return "ok"
-
-        first = engine_for(Script([call("work"), END]), work, store=place)
-        second = engine_for(Script([END]), work, store=place.sibling())
-        running = asyncio.create_task(first.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
-        await begun.wait()
-        for other in (second, first):
-            with pytest.raises(RunBusy, match="is being advanced by"):
-                await other.resume("r")
-        gate.set()
-        assert (await running).status == "completed" and ran == [1]
-        assert (await second.resume("r")).status == "completed"
-
-    run_async(main)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_an_engine_advances_no_more_runs_at_once_than_it_was_told(limit: int) -> None:
-    """`max_concurrent_runs`; all end, and so many do run at once."""
-
-    async def main() -> None:
-        now, most, full = 0, 0, asyncio.Event()
-
-        @tool(side_effect="read", timeout_s=None)
-        async def work() -> str:
-            """Meet the others."""
-            nonlocal now, most
-            now += 1
-            most = max(most, now)
-            if now == limit:
-                full.set()
-            await full.wait()
-            await asyncio.sleep(0)
-            now -= 1
-            return "ok"
-
-        engine = engine_for(Script([call("work"), END]), work, max_concurrent_runs=limit)
-        results = await asyncio.gather(*(engine.run(Agent(name="w", tools=["work"]), f"go {n}") for n in range(6)))
-        assert most == limit and {r.status for r in results} == {"completed"} and len({r.run_id for r in results}) == 6
-
-    run_async(main)
-
-
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_that_lets_nothing_run_is_refused(limit: int) -> None:
-    """An explicit 0 is not "no limit"."""
-    with pytest.raises(ConfigError, match=f"max_concurrent_runs is {limit}"):
-        Engine(max_concurrent_runs=limit)
-
-
-def test_concurrent_runs_share_nothing() -> None:
-    """Lesson L21: 20 runs of one agent, each with its own state and answer."""
-
-    async def main() -> None:
-        desk = Desk()
-        script = [
-            lambda view: call("look", n=int(view.goal)),
-            lambda view: FinalAnswer(content=[view.goal, view.results[-1].content, view.scratchpad]),
-        ]
-        engine = engine_for(Script(script), *desk.all)
-        results = await asyncio.gather(*(engine.run(Agent(name="w", tools=["look"]), str(n)) for n in range(20)))
-        assert [r.output for r in results] == [[str(n), {"n": n}, {}] for n in range(20)] and sorted(desk.ran) == [
-            ("look", n) for n in range(20)
-        ]
-
-    run_async(main)
-
-
-# Approvers --------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("answer", [True, False])
-def test_an_approver_of_the_program_answers_at_once(answer: bool, is_async: bool) -> None:
-    """A function of the request, sync or async; the run does not come back waiting."""
-
-    async def main() -> None:
-        asked: list[Any] = []
-
-        def approver(request: Any) -> bool:
-            asked.append((request.tool, request.args))
-            return answer
-
-        async def later(request: Any) -> bool:
-            await asyncio.sleep(0)
-            return approver(request)
-
-        desk = Desk()
-        planner = Script([call("wipe", n=1), call("wipe", n=2), END])
-        engine = engine_for(planner, *desk.all, approver=later if is_async else approver)
-        done = await look(engine, await engine.run(Agent(name="w", tools=["wipe"]), "go"), planner)
-        assert done.why == ("completed", "final_answer") and asked == [("wipe", {"n": 1}), ("wipe", {"n": 2})]
-        assert desk.ran == ([("wipe", 1), ("wipe", 2)] if answer else []) and done.codes == ["" if answer else "approval_rejected"] * 2
-
-    run_async(main)
-
-
-def test_an_approver_that_fails_leaves_the_run_waiting() -> None:
-    """Its error comes out; nothing was executed; somebody else can answer."""
-
-    async def main() -> None:
-        def approver(request: Any) -> bool:
-            raise ZeroDivisionError("no")
-
-        desk = Desk()
-        engine = engine_for(Script([call("wipe", n=1), END]), *desk.all, approver=approver)
-        with pytest.raises(ZeroDivisionError):
-            await engine.run(Agent(name="w", tools=["wipe"]), "go", run_id="r")
-        assert (await engine.load("r")).status == "waiting_for_approval" and desk.ran == []
-
-    run_async(main)
-
-
-# Sync and suspension ----------------------------------------------------------------------------------------------------------
-
-CHILD = """
-import asyncio, sys
-sys.path[:0] = {paths!r}
-from detent import Agent, Engine, Suspended, tool
-from kernel.runs import END, Script, call
-
-@tool(side_effect="write", timeout_s=None)
-async def put(n: int) -> str:
-    with open({effects!r}, "a") as f:
-        f.write(str(n))
-    return "ok"
-
-@tool(side_effect="read", timeout_s=None)
-async def hang() -> str:
-    print("hanging", flush=True)
-    await asyncio.Event().wait()
-    return ""
-
-engine = Engine(store={url!r}, planner=Script([call("put", n=1), call("hang"), END]), tools=[put, hang])
-try:
-    engine.run_sync(Agent(name="w", tools=["put", "hang"]), "go", run_id="r")
-except Suspended as error:
-    print("suspended", error.run_id, error.why, flush=True)
-    sys.exit(5)
-"""
-
-
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
-def test_ctrl_c_and_sigterm_suspend_a_run_that_can_be_resumed(tmp_path: Path, number: int, name: str) -> None:
-    """DESIGN 4: the claim is released, nothing finished; `Suspended` is raised; another process goes on and repeats nothing."""
-    effects, url = tmp_path / "effects", f"sqlite:///{tmp_path / 'runs.db'}"
-    root = Path(__file__).resolve().parents[2]
-    program = CHILD.format(paths=[str(root / "src"), str(root / "tests")], effects=str(effects), url=url)
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None and child.stdout.readline() == "hanging\n"
-    os.kill(child.pid, number)
-    out, err = child.communicate(timeout=30)
-    assert (child.returncode, out, err) == (5, f"suspended r {name}\n", "")
-
-    async def main() -> None:
-        @tool(side_effect="write")
-        async def put(n: int) -> str:
-            """Put."""
-            effects.write_text(effects.read_text() + str(n))
-            return "ok"
-
-        @tool(side_effect="read")
-        async def hang() -> str:
-            """Do not hang any more."""
-            return "free"
-
-        async with Engine(store=url, planner=Script([END]), tools=[put, hang]) as engine:
-            assert (await engine.load("r")).status == "running"
-            result = await engine.resume("r")
-            assert (result.status, result.tool_calls[0].content, effects.read_text()) == ("completed", "ok", "1")
-            assert (await engine.replay("r")).identical
-
-    run_async(main)
-
-
-def test_closing_an_engine_suspends_its_runs() -> None:
-    """Nothing is finished; `run` raises; the next engine goes on."""
-
-    async def main() -> None:
-        place, begun = RamStore(), asyncio.Event()
-
-        @tool(side_effect="read", timeout_s=None)
-        async def hang() -> str:
-            """Hang once."""
-            if not begun.is_set():
-                begun.set()
-                await asyncio.Event().wait()
-            return "free"
-
-        engine = engine_for(Script([call("hang"), END]), hang, store=place)
-        running = asyncio.create_task(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"))
-        await begun.wait()
-        await engine.close()
-        with pytest.raises(Suspended, match="the engine is closing"):
-            await running
-        after = engine_for(Script([END]), hang, store=place)
-        assert (await after.load("r")).status == "running" and (await after.resume("r")).status == "completed"
-
-    run_async(main)
-
-
-def test_run_sync_works_from_a_thread_and_leaves_signals_as_they_were() -> None:
-    """Also where no signal handler can be set."""
-    import threading
-
-    before = signal.getsignal(signal.SIGINT)
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go")))
-    thread.start()
-    thread.join(20)
-    results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go"))
-    assert [r.status for r in results] == ["completed"] * 2 and signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_engine_can_be_used_again_after_run_sync() -> None:
-    """Each call has an event loop of its own."""
-    engine = Engine(planner=Script([END]))
-    assert [engine.run_sync(Agent(name="w"), "go").status for _ in range(2)] == ["completed"] * 2
-
-
 # Observers --------------------------------------------------------------------------------------------------------------------
 
 
@@ -660,5 +312,30 @@ def test_a_clock_and_ids_make_two_runs_the_same_byte_for_byte() -> None:
 
     async def main() -> None:
         assert await lines() == await lines()
+
+    run_async(main)
+
+
+def test_nothing_in_a_view_is_the_runs_own() -> None:
+    """DESIGN 7: views get fresh plain data; a planner that changes what it was given changes nothing."""
+
+    def vandal(view: Any) -> Any:
+        view.attachments[0]["name"] = "changed"
+        view.memory[0]["t"] = "changed"
+        view.output_schema["type"] = "changed"
+        view.variables["a"] = "changed"
+        return END
+
+    async def main() -> None:
+        engine = engine_for(Script([vandal]))
+        given: dict[str, Any] = {
+            "attachments": [{"name": "a"}],
+            "seed_memory": [{"t": 1}],
+            "output_schema": {"type": "string"},
+            "variables": {"a": 1},
+        }
+        state = (await engine.run(Agent(name="w"), "go", **given)).state
+        assert (list(state.attachments), list(state.seed_memory), state.output_schema, state.variables) == tuple(given.values())
+        assert state == await engine.load(state.run_id)
 
     run_async(main)

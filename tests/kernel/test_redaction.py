@@ -28,10 +28,10 @@ class Bank:
     def __init__(self) -> None:
         self.got: list[Any] = []
 
-        @tool(side_effect="write", sensitive=("password", "options"))
-        async def login(user: str, password: str, options: dict[str, Any] | None = None) -> str:
+        @tool(side_effect="write", sensitive=("password", "pin"))
+        async def login(user: str, password: str, pin: str = "") -> str:
             """Log in."""
-            self.got.append((user, password, options))
+            self.got.append((user, password, pin))
             return f"hello {user}"
 
         @tool(side_effect="read")
@@ -62,14 +62,14 @@ def hidden(done: Ran, *values: str) -> bool:
 
 
 def test_a_sensitive_field_reaches_the_tool_and_stands_nowhere_in_the_log() -> None:
-    """Per-tool fields: the whole value, at any depth; other fields stay readable; replay is identical."""
+    """Per-tool fields: the whole value; other fields stay readable; replay is identical."""
     bank = Bank()
-    args = {"user": "ann", "password": SECRET, "options": {"pin": ["9876"], "n": 5}}
+    args = {"user": "ann", "password": SECRET, "pin": "9876"}
     done = ran([ToolCall(tool="login", args=args), END], *bank.all)
-    assert bank.got == [("ann", SECRET, {"pin": ["9876"], "n": 5})] and done.why == ("completed", "final_answer")
+    assert bank.got == [("ann", SECRET, "9876")] and done.why == ("completed", "final_answer")
     assert hidden(done, SECRET, "9876")
     shown = done.items[0].args
-    assert shown["user"] == "ann" and HIDDEN.fullmatch(shown["password"]) and HIDDEN.fullmatch(shown["options"]["pin"][0])
+    assert shown["user"] == "ann" and HIDDEN.fullmatch(shown["password"]) and HIDDEN.fullmatch(shown["pin"])
     assert done.views[1].results[0].args == shown
 
 
@@ -78,7 +78,7 @@ def test_a_sensitive_field_in_text_arguments_is_hidden_too() -> None:
     bank = Bank()
     good, bad = f'{{"user": "ann", "password": "{SECRET}"}}', f'{{"password": "{SECRET}"'
     done = ran([(ToolCall(tool="login", args=good), ToolCall(tool="login", args=bad)), END], *bank.all)
-    assert bank.got == [("ann", SECRET, None)] and done.codes == ["", "schema_validation_failed"] and hidden(done, SECRET)
+    assert bank.got == [("ann", SECRET, "")] and done.codes == ["", "schema_validation_failed"] and hidden(done, SECRET)
 
 
 def test_a_pattern_hides_values_wherever_they_come_from() -> None:
@@ -155,7 +155,7 @@ def test_a_reply_and_edited_arguments_are_redacted_before_the_log() -> None:
         assert second.status == "waiting_for_approval"
         edited = await engine.approve(first.run_id, "main.2.0", by="ann", args={"user": "ann", "password": SECRET})
         done = await look(engine, edited, planner)
-        assert done.why == ("completed", "final_answer") and bank.got == [("ann", SECRET, None)] and hidden(done, CARD, SECRET, "old-pass")
+        assert done.why == ("completed", "final_answer") and bank.got == [("ann", SECRET, "")] and hidden(done, CARD, SECRET, "old-pass")
 
     run_async(main)
 
@@ -207,7 +207,7 @@ def test_values_survive_a_restart_and_are_erased_with_the_run(tmp_path: Path) ->
             result = await first.run(agent, "go")
         async with Engine(store=url, planner=Script([END]), tools=bank.all, policy=policy) as second:
             done = await second.approve(result.run_id, "main.1.0", by="ann")
-            assert (done.status, bank.got) == ("completed", [("ann", SECRET, None)])
+            assert (done.status, bank.got) == ("completed", [("ann", SECRET, "")])
             assert all(SECRET.encode() not in line for line in await second.store.read(result.run_id))
             await second.erase(result.run_id)
         stored = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())

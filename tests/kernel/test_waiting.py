@@ -224,35 +224,32 @@ def test_a_stopped_run_is_opened_again_with_a_higher_bound() -> None:
     run_async(main)
 
 
-def test_a_doubt_is_settled_in_each_way() -> None:
-    """A person says that it happened (with a result), or that it did not (it then runs, with the same key)."""
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_doubt_is_settled_by_a_person(happened: bool) -> None:
+    """It happened (with a result), or it did not: it then runs, with the same key."""
 
     async def main() -> None:
-        for happened in (True, False):
-            keys: list[str] = []
+        keys: list[str] = []
 
-            @tool(side_effect="write")
-            async def pay(context: ToolContext, keys: Any = None) -> str:
-                """Pay."""
-                seen.append(context.idempotency_key)
-                if len(seen) == 1:
-                    raise OSError("connection lost")
-                return "paid now"
+        @tool(side_effect="write")
+        async def pay(context: ToolContext) -> str:
+            """Pay."""
+            keys.append(context.idempotency_key)
+            if len(keys) == 1:
+                raise OSError("connection lost")
+            return "paid now"
 
-            seen: list[str] = keys
-            planner = Script([call("pay"), END])
-            engine = engine_for(planner, pay)
-            first = await engine.run(Agent(name="w", tools=["pay"]), "go")
-            assert first.status == "waiting_for_reconciliation" and first.state.in_doubt == ("main.1.0",)
-            with pytest.raises(NotAllowedNow, match="is not in doubt"):
-                await engine.reconcile(first.run_id, "main.1.7", happened=True)
-            done = await look(
-                engine, await engine.reconcile(first.run_id, "main.1.0", happened=happened, result="paid before", by="ann"), planner
-            )
-            assert done.why == ("completed", "final_answer") and [i.content for i in done.items] == [
-                "paid before" if happened else "paid now"
-            ]
-            assert len(seen) == (1 if happened else 2) and len(set(seen)) == 1 and done.result.usage.tool_calls == 1
+        planner = Script([call("pay"), END])
+        engine = engine_for(planner, pay)
+        first = await engine.run(Agent(name="w", tools=["pay"]), "go")
+        assert first.status == "waiting_for_reconciliation" and first.state.in_doubt == ("main.1.0",)
+        with pytest.raises(NotAllowedNow, match="is not in doubt"):
+            await engine.reconcile(first.run_id, "main.1.7", happened=True)
+        done = await look(
+            engine, await engine.reconcile(first.run_id, "main.1.0", happened=happened, result="paid before", by="ann"), planner
+        )
+        assert done.why == ("completed", "final_answer") and [i.content for i in done.items] == ["paid before" if happened else "paid now"]
+        assert len(keys) == (1 if happened else 2) and len(set(keys)) == 1 and done.result.usage.tool_calls == 1
 
     run_async(main)
 

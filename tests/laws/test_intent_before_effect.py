@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import FinalAnswer, Tool, ToolCall, ToolContext, View, tool
+from detent import FinalAnswer, Plan, Tool, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import Conflict, StoreFull, Suspended
@@ -207,5 +207,48 @@ def test_what_runs_is_what_was_validated_and_decided_on(tmp_path: Path) -> None:
             assert seen == [{"n": 1}, {"n": 1}]
             assert result.tool_calls[0].args == {"box": {"n": 1}}
         check_laws(await place.lines("run"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outcome_is_durable_before_anything_else_happens(kind: str, tmp_path: Path) -> None:
+    """The next call of the batch, even if it only reads, and the planner find the outcome of the effect in the store."""
+    place = Place(kind, tmp_path)
+    store = Durably(place.store())
+    seen: list[str] = []
+
+    async def look_at(who: str) -> None:
+        records = list(read_log("run", await place.lines("run")))
+        done = [r.envelope.seq for r in records if isinstance(r.event, e.ToolFinished) and r.event.call == "main.1.0"]
+        assert done, f"the outcome is not in the store when the {who} begins"
+        assert store.durable >= done[0], f"the outcome may be lost when the {who} begins"
+        seen.append(who)
+
+    @tool(side_effect="write")
+    async def act() -> str:
+        """Act."""
+        return "acted"
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look at the log."""
+        await look_at("next call")
+        return "seen"
+
+    class Looks:
+        async def plan(self, view: View) -> Plan:
+            """Look at the log."""
+            if view.iteration == 1:
+                return Plan(actions=(ToolCall(tool="act"), ToolCall(tool="look")))
+            await look_at("planner")
+            return Plan(actions=(FinalAnswer(content="done"),))
+
+    async def main() -> None:
+        async with engine_on(store, Looks(), [act, look]) as engine:
+            result = await engine.run(agent_of(act, look), "act", run_id="run")
+            assert result.status == "completed", result.error
+        assert seen == ["next call", "planner"]
+        await place.close()
 
     asyncio.run(main())

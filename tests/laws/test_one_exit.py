@@ -171,3 +171,28 @@ def test_a_cancel_that_comes_too_late_does_not_end_the_next_opening(tmp_path: Pa
         await place.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("result", [None, "", "  ", {"answer": ""}], ids=repr)
+def test_a_blank_answer_does_not_complete_whoever_gives_it(result: Any, tmp_path: Path) -> None:
+    """A person who says that the call that ends the run happened, with nothing as its result, has not answered for it."""
+
+    @tool(side_effect="write", ends_turn=True)
+    async def submit() -> str:
+        """Submit, in a way that nobody knows."""
+        raise OSError("the line broke")
+
+    def plan(view: View) -> Any:
+        return ToolCall(tool="submit") if view.iteration == 1 else Stop(reason="gave up")
+
+    async def main() -> None:
+        place = Place("ram", tmp_path)
+        async with engine_on(place.store(), plan, [submit]) as engine:
+            assert (await engine.run(agent_of(submit), "end", run_id="run")).status == "waiting_for_reconciliation"
+            ended = await engine.reconcile("run", "main.1.0", happened=True, result=result, by="ann")
+            assert ended.status in ("failed", "stopped")
+            assert ended.output is None
+            assert (await engine.replay("run")).identical
+        check_laws(await place.lines("run"))
+
+    asyncio.run(main())

@@ -112,9 +112,9 @@ def test_options_of_the_decorator_stand_in_the_declaration() -> None:
     }
 
     @tool(**given)
-    def original(x: int) -> int:
+    def original(x: str) -> int:
         """Something else."""
-        return x
+        return len(x)
 
     assert {name: getattr(original.spec, name) for name in given} == given
 

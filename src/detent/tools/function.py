@@ -250,7 +250,7 @@ def _sensitive_are_text(name: str, fields: tuple[str, ...], schema: dict[str, An
                 f"tool {name!r}: there is no argument {field!r} that could be sensitive; arguments: {', '.join(properties) or 'none'}"
             )
         kinds = {part.get("type") for part in cast("list[dict[str, Any]]", declared.get("anyOf", [declared]))}
-        if not kinds <= {"string", "null", None}:
+        if not kinds <= {"string", "object", "array", "null", None}:
             raise ConfigError(
                 f"tool {name!r}: the sensitive argument {field!r} must be text, so that a placeholder can stand for it in the log"
             )

@@ -36,7 +36,7 @@ CHUNK_BYTES = 65_536
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
     """How a program ended. `code` is its exit code, negative for a signal; `success` means code 0 in time
-    (false does not make it a failed call: only a result with a text `error` beside it is one)
+    (false does not make it a failed call: only a result with a text `error` beside it is one).
 
     The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped.
     """

@@ -1,0 +1,141 @@
+"""Many runs at once, one worker a run, and approvers of the program. DESIGN 5, 7, 8."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, tool
+from detent.core.errors import ConfigError, RunBusy
+from detent.stores.ram import RamStore
+from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
+
+# Concurrency and claims -------------------------------------------------------------------------------------------------------
+
+
+def test_two_engines_never_advance_one_run_at_once() -> None:
+    """The loser says who holds it, and does nothing; so does the same engine."""
+
+    async def main() -> None:
+        place = RamStore()
+        begun, gate, ran = asyncio.Event(), asyncio.Event(), []
+
+        @tool(side_effect="write", timeout_s=None)
+        async def work() -> str:
+            """Work until let go."""
+            ran.append(1)
+            begun.set()
+            await gate.wait()
+            return "ok"
+
+        first = engine_for(Script([call("work"), END]), work, store=place)
+        second = engine_for(Script([END]), work, store=place.sibling())
+        running = asyncio.create_task(first.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
+        await begun.wait()
+        for other in (second, first):
+            with pytest.raises(RunBusy, match="is being advanced by"):
+                await other.resume("r")
+        gate.set()
+        assert (await running).status == "completed" and ran == [1]
+        assert (await second.resume("r")).status == "completed"
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_an_engine_advances_no_more_runs_at_once_than_it_was_told(limit: int) -> None:
+    """`max_concurrent_runs`; all end, and so many do run at once."""
+
+    async def main() -> None:
+        now, most, full = 0, 0, asyncio.Event()
+
+        @tool(side_effect="read", timeout_s=None)
+        async def work() -> str:
+            """Meet the others."""
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            if now == limit:
+                full.set()
+            await full.wait()
+            await asyncio.sleep(0)
+            now -= 1
+            return "ok"
+
+        engine = engine_for(Script([call("work"), END]), work, max_concurrent_runs=limit)
+        results = await asyncio.gather(*(engine.run(Agent(name="w", tools=["work"]), f"go {n}") for n in range(6)))
+        assert most == limit and {r.status for r in results} == {"completed"} and len({r.run_id for r in results}) == 6
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_lets_nothing_run_is_refused(limit: int) -> None:
+    """An explicit 0 is not "no limit"."""
+    with pytest.raises(ConfigError, match=f"max_concurrent_runs is {limit}"):
+        Engine(max_concurrent_runs=limit)
+
+
+def test_concurrent_runs_share_nothing() -> None:
+    """Lesson L21: 20 runs of one agent, each with its own state and answer."""
+
+    async def main() -> None:
+        desk = Desk()
+        script = [
+            lambda view: call("look", n=int(view.goal)),
+            lambda view: FinalAnswer(content=[view.goal, view.results[-1].content, view.scratchpad]),
+        ]
+        engine = engine_for(Script(script), *desk.all)
+        results = await asyncio.gather(*(engine.run(Agent(name="w", tools=["look"]), str(n)) for n in range(20)))
+        assert [r.output for r in results] == [[str(n), {"n": n}, {}] for n in range(20)] and sorted(desk.ran) == [
+            ("look", n) for n in range(20)
+        ]
+
+    run_async(main)
+
+
+# Approvers --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("answer", [True, False])
+def test_an_approver_of_the_program_answers_at_once(answer: bool, is_async: bool) -> None:
+    """A function of the request, sync or async; the run does not come back waiting."""
+
+    async def main() -> None:
+        asked: list[Any] = []
+
+        def approver(request: Any) -> bool:
+            asked.append((request.tool, request.args))
+            return answer
+
+        async def later(request: Any) -> bool:
+            await asyncio.sleep(0)
+            return approver(request)
+
+        desk = Desk()
+        planner = Script([call("wipe", n=1), call("wipe", n=2), END])
+        engine = engine_for(planner, *desk.all, approver=later if is_async else approver)
+        done = await look(engine, await engine.run(Agent(name="w", tools=["wipe"]), "go"), planner)
+        assert done.why == ("completed", "final_answer") and asked == [("wipe", {"n": 1}), ("wipe", {"n": 2})]
+        assert desk.ran == ([("wipe", 1), ("wipe", 2)] if answer else []) and done.codes == ["" if answer else "approval_rejected"] * 2
+
+    run_async(main)
+
+
+def test_an_approver_that_fails_leaves_the_run_waiting() -> None:
+    """Its error comes out; nothing was executed; somebody else can answer."""
+
+    async def main() -> None:
+        def approver(request: Any) -> bool:
+            raise ZeroDivisionError("no")
+
+        desk = Desk()
+        engine = engine_for(Script([call("wipe", n=1), END]), *desk.all, approver=approver)
+        with pytest.raises(ZeroDivisionError):
+            await engine.run(Agent(name="w", tools=["wipe"]), "go", run_id="r")
+        assert (await engine.load("r")).status == "waiting_for_approval" and desk.ran == []
+
+    run_async(main)

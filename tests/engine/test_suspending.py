@@ -1,0 +1,121 @@
+"""Suspension and `run_sync`: Ctrl-C, SIGTERM and closing finish nothing and lose nothing. DESIGN 4."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, Suspended, tool
+from detent.stores.ram import RamStore
+from kernel.runs import END, Script, call, engine_for, run_async
+
+CHILD = """
+import asyncio, sys
+sys.path[:0] = {paths!r}
+from detent import Agent, Engine, Suspended, tool
+from kernel.runs import END, Script, call
+
+@tool(side_effect="write", timeout_s=None)
+async def put(n: int) -> str:
+    with open({effects!r}, "a") as f:
+        f.write(str(n))
+    return "ok"
+
+@tool(side_effect="read", timeout_s=None)
+async def hang() -> str:
+    print("hanging", flush=True)
+    await asyncio.Event().wait()
+    return ""
+
+engine = Engine(store={url!r}, planner=Script([call("put", n=1), call("hang"), END]), tools=[put, hang])
+try:
+    engine.run_sync(Agent(name="w", tools=["put", "hang"]), "go", run_id="r")
+except Suspended as error:
+    print("suspended", error.run_id, error.why, flush=True)
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
+def test_ctrl_c_and_sigterm_suspend_a_run_that_can_be_resumed(tmp_path: Path, number: int, name: str) -> None:
+    """DESIGN 4: the claim is released, nothing finished; `Suspended` is raised; another process goes on and repeats nothing."""
+    effects, url = tmp_path / "effects", f"sqlite:///{tmp_path / 'runs.db'}"
+    root = Path(__file__).resolve().parents[2]
+    program = CHILD.format(paths=[str(root / "src"), str(root / "tests")], effects=str(effects), url=url)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "hanging\n"
+    os.kill(child.pid, number)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err) == (5, f"suspended r {name}\n", "")
+
+    async def main() -> None:
+        @tool(side_effect="write")
+        async def put(n: int) -> str:
+            """Put."""
+            effects.write_text(effects.read_text() + str(n))
+            return "ok"
+
+        @tool(side_effect="read")
+        async def hang() -> str:
+            """Do not hang any more."""
+            return "free"
+
+        async with Engine(store=url, planner=Script([END]), tools=[put, hang]) as engine:
+            assert (await engine.load("r")).status == "running"
+            result = await engine.resume("r")
+            assert (result.status, result.tool_calls[0].content, effects.read_text()) == ("completed", "ok", "1")
+            assert (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+def test_closing_an_engine_suspends_its_runs() -> None:
+    """Nothing is finished; `run` raises; the next engine goes on."""
+
+    async def main() -> None:
+        place, begun = RamStore(), asyncio.Event()
+
+        @tool(side_effect="read", timeout_s=None)
+        async def hang() -> str:
+            """Hang once."""
+            if not begun.is_set():
+                begun.set()
+                await asyncio.Event().wait()
+            return "free"
+
+        engine = engine_for(Script([call("hang"), END]), hang, store=place)
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"))
+        await begun.wait()
+        await engine.close()
+        with pytest.raises(Suspended, match="the engine is closing"):
+            await running
+        after = engine_for(Script([END]), hang, store=place)
+        assert (await after.load("r")).status == "running" and (await after.resume("r")).status == "completed"
+
+    run_async(main)
+
+
+def test_run_sync_works_from_a_thread_and_leaves_signals_as_they_were() -> None:
+    """Also where no signal handler can be set."""
+    import threading
+
+    before = signal.getsignal(signal.SIGINT)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go")))
+    thread.start()
+    thread.join(20)
+    results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go"))
+    assert [r.status for r in results] == ["completed"] * 2 and signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_engine_can_be_used_again_after_run_sync() -> None:
+    """Each call has an event loop of its own."""
+    engine = Engine(planner=Script([END]))
+    assert [engine.run_sync(Agent(name="w"), "go").status for _ in range(2)] == ["completed"] * 2

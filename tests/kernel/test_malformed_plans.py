@@ -1,0 +1,112 @@
+"""Planners that fail and plans that are none: rejected, told, asked for again, bounded. Rows R5, K6, T17, DESIGN 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from detent import Budget, FinalAnswer, Plan, Thought, ToolCall, Usage, View
+from detent.core import events as e
+from detent.core.errors import MalformedPlan, PlannerFailed
+from kernel.runs import END, Desk, call, ran
+
+# Planners that fail -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_of_the_planner_ends_the_run_with_its_message() -> None:
+    """K6, T17, 3.1.14: nothing escapes."""
+
+    def broken(view: View) -> Any:
+        raise RuntimeError("no network")
+
+    done = ran([call(n=1), broken], *Desk().all)
+    assert done.why == ("failed", "planner_error") and done.result.error == "RuntimeError: no network" and done.result.output is None
+
+
+@pytest.mark.parametrize("reason", ["model_refused", "context_overflow", "output_schema_failed", "planner_error"])
+def test_a_planner_may_say_why_there_is_no_plan(reason: str) -> None:
+    """`PlannerFailed(reason=...)` is the reason of the run."""
+
+    def fails(view: View) -> Any:
+        raise PlannerFailed("because", reason=reason)
+
+    done = ran([fails])
+    assert done.why == ("failed", reason) and done.result.error == "because" and done.all(e.PlanRejected) == []
+
+
+def test_a_script_that_is_used_up_is_a_planner_error() -> None:
+    """DESIGN 11."""
+    done = ran([call(n=1)], *Desk().all)
+    assert done.why == ("failed", "planner_error") and "used up" in str(done.result.error)
+
+
+def test_no_planner_at_all_is_said_plainly() -> None:
+    """Neither rules nor a planner."""
+    from detent import Agent, Engine
+
+    result = Engine(store="ram:").run_sync(Agent(name="lost"), "go")
+    assert (result.status, result.reason) == ("failed", "planner_error") and "agent 'lost' has neither rules nor a planner" in str(
+        result.error
+    )
+
+
+# Malformed plans --------------------------------------------------------------------------------------------------------------
+
+
+def malformed(view: View) -> Any:
+    """Answer with no plan."""
+    raise MalformedPlan("no JSON", raw="{{", usage=Usage(input_tokens=2, model_calls=1))
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "raises": (malformed, "no JSON"),
+    "nothing": (Plan(actions=()), "it holds no action"),
+    "text": (Plan(actions=("rm -rf /",)), "str is not an action"),  # type: ignore[arg-type]
+    "no tool": (Plan(actions=(ToolCall(tool="  "),)), "a tool call names no tool"),
+    "two controls": (Plan(actions=(Thought(content="a"), FinalAnswer(content="b"))), "it holds 2 control actions (Thought, FinalAnswer)"),
+    "blank answer": (Plan(actions=(FinalAnswer(content=" \n"),)), "the final answer is blank"),
+    "no answer": (Plan(actions=(FinalAnswer(content=None),)), "the final answer is blank"),
+    "no data": (Plan(actions=(ToolCall(tool="look", args={"n": object()}),)), "it is not JSON data"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_malformed_plan_is_rejected_told_and_asked_for_again(name: str) -> None:
+    """R5: the next attempt sees what was wrong; nothing of it is executed; the turn goes on."""
+    entry, problem = BAD[name]
+    desk = Desk()
+    done = ran([entry, call(n=1), END], *desk.all)
+    (rejected,) = done.all(e.PlanRejected)
+    assert problem in rejected.problem and rejected.attempt == 1
+    assert problem in done.views[1].transcript[-1].text and done.views[1].transcript[-1].kind == "note"
+    assert [v.attempt for v in done.views] == [1, 2, 1] and [v.iteration for v in done.views] == [1, 1, 2]
+    assert done.why == ("completed", "final_answer") and done.result.iterations == 2 and desk.ran == [("look", 1)]
+
+
+def test_a_turn_gets_three_attempts_and_three_such_turns_end_the_run() -> None:
+    """DESIGN 6: 1 + 2 attempts; malformed_plan after 3 failed turns; what was said is kept in the log, what it cost is counted."""
+    done = ran([malformed] * 20)
+    assert done.why == ("failed", "malformed_plan") and len(done.views) == 9 and done.result.iterations == 3
+    assert [r.attempt for r in done.all(e.PlanRejected)] == [1, 2, 3] * 3 and {r.raw for r in done.all(e.PlanRejected)} == {"{{"}
+    assert (done.result.usage.input_tokens, done.result.usage.model_calls, done.result.usage.failures) == (18, 9, 9)
+
+
+def test_a_good_plan_ends_the_row_of_malformed_turns() -> None:
+    """Consecutive means consecutive."""
+    done = ran([malformed] * 3 + [malformed] * 3 + [call(n=1)] + [malformed] * 6 + [END], *Desk().all)
+    assert done.why == ("completed", "final_answer") and done.result.iterations == 6
+
+
+def test_malformed_attempts_are_model_calls_and_the_bound_of_these_holds_within_a_turn() -> None:
+    """Lesson L13: retries are counted; `plan` itself refuses past the bound."""
+    done = ran([malformed] * 20, budget=Budget(max_model_calls=2))
+    assert done.why == ("stopped", "budget_exhausted") and done.state.dimension == "model_calls" and len(done.views) == 2
+
+
+def test_what_a_planner_says_beside_a_control_action_is_not_run() -> None:
+    """DESIGN 4: the control action wins, the calls are observed as not run."""
+    desk = Desk()
+    done = ran([Plan(actions=(call("put", n=1), FinalAnswer(content="x"), call("put", n=2)))], *desk.all)
+    assert done.why == ("completed", "final_answer") and desk.ran == [] and done.codes == ["not_run", "not_run"]
+    assert [i.args for i in done.items] == [{"n": 1}, {"n": 2}] and done.main.tools_used == frozenset()

@@ -78,7 +78,13 @@ class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
     def __init__(
-        self, parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner], *, sinks: Sequence[Sink] = (), chunk: Callable[[Chunk], None] | None = None
+        self,
+        parts: Parts,
+        run_id: str,
+        planner_for: Callable[[AgentSpec], Planner],
+        *,
+        sinks: Sequence[Sink] = (),
+        chunk: Callable[[Chunk], None] | None = None,
     ) -> None:
         self.parts, self.run_id = parts, run_id
         self._planner_for = planner_for

@@ -30,7 +30,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tool_calls(self) -> tuple[Item, ...]:
         """The observed calls of all passes."""
-        return tuple(item for p in self.state.passes.values() for item in p.results)
+        return tuple(item for p in self.state.passes.values() for item in p.results if not item.meta)
 
 
 def result_of(state: RunState) -> Result:

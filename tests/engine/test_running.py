@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from core.logs import begun, calls, ended, failed, opened, turn
 from detent import Agent, Budget, Engine, Host, Suspended, ToolContext, tool
 from detent.clock import RandomIds, new_run_id, slug
 from detent.core import events as e
 from detent.core.errors import ConfigError, DetentError, RunBusy, RunContextMismatch, RunNotFound, ToolsMissing, UnknownName
 from detent.core.records import Record
 from detent.ports import Chunk
-from detent.results import Result
+from detent.results import Result, result_of
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
@@ -339,3 +340,10 @@ def test_nothing_in_a_view_is_the_runs_own() -> None:
         assert state == await engine.load(state.run_id)
 
     run_async(main)
+
+
+def test_the_tool_calls_of_a_result_are_those_that_got_an_observation_without_meta_tools() -> None:
+    """DESIGN 11: executed and refused ones, in index order."""
+    log = turn(opened()).add(calls(0, 1, 2, 3), begun("main.1.2"), ended("main.1.2"))
+    log.add(e.MetaToolAnswered(call="main.1.1", tool="look", content="known"), failed("main.1.0", "policy_denied"))
+    assert [i.call_id for i in result_of(log.state).tool_calls] == ["main.1.0", "main.1.2"]

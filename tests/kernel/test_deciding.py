@@ -352,7 +352,7 @@ def test_how_a_tool_ended_is_a_code_for_the_model() -> None:
     assert done.codes == [
         "handler_error",
         "not_found",
-        "handler_error",
+        "not_executed",
         "timeout",
         "no_room",
         "result_not_serializable",

@@ -18,7 +18,7 @@ from detent.kernel.kernel import FACTS, OWNED, Kernel, make_kernel
 from detent.kernel.think import think
 from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore
-from kernel.runs import END, Desk, call, engine_for, ran, records_of, run_async
+from kernel.runs import END, Desk, Script, call, engine_for, ran, records_of, run_async
 
 replace = msgspec.structs.replace
 
@@ -248,6 +248,31 @@ def test_what_a_phase_recorded_in_a_turn_is_found_again_after_a_crash(crash_at: 
             assert [x.value for x in effects] == ["good 1", "good 2"] and len([x for x in events if isinstance(x, e.Planned)]) == 3
             assert result.state.passes["main"].meta == {"said 1": "good 1", "said 2": "good 2"}
             assert desk.ran.count(("put", 1)) == 1 and desk.ran.count(("put", 2)) <= 1
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("crash_at", [3, 4])
+def test_a_phase_whose_change_is_on_record_is_not_run_again_in_that_turn(crash_at: int) -> None:
+    """Whoever resumes within the turn goes on with the next phase: what it counted is counted once."""
+    began: list[int] = []
+
+    async def count(state: KernelState, context: KernelContext) -> KernelState:
+        began.append(state.iteration)
+        return transition(state, meta={"turns": state.meta.get("turns", 0) + 1})
+
+    async def main() -> None:
+        place, desk = RamStore(), Desk()
+        kernel = make_kernel(phases=(count, think, act))
+        agent = Agent(name="w", tools=["put"], on_unknown="tell")
+        dying = CrashingStore(place, at=crash_at, operations=("append",))
+        with pytest.raises(Crash):
+            await engine_for(Script([call("put", n=1), END]), *desk.all, store=dying, kernel=kernel).run(agent, "go", run_id="r")
+        await place.release("r")
+        result = await engine_for(Script([END]), *desk.all, store=place, kernel=kernel).resume("r")
+        assert (result.status, result.state.passes["main"].meta, desk.ran) == ("completed", {"turns": 2}, [("put", 1)])
+        changes = [r.event for r in await records_of(place, "r") if isinstance(r.event, e.StateChanged)]
+        assert [c.meta for c in changes] == [{"turns": 1}, {"turns": 2}] and began.count(1) == 1
 
     run_async(main)
 

@@ -92,7 +92,7 @@ def test_large_results_that_differ_only_beyond_the_preview_are_progress() -> Non
         async def grow() -> list[str]:
             """Give a long list whose middle changes."""
             count.append(1)
-            return [f"row {n}" if n != 250 else f"changed {len(count)}" for n in range(500)]
+            return [f"row {n}" if n != 250 else f"now {len(count):03}" for n in range(500)]
 
         planner = Script([*[call("grow")] * 14, END])
         engine = engine_for(planner, grow)

@@ -222,6 +222,21 @@ def test_a_phase_that_rejects_plans_in_a_loop_lifts_no_bound() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("option", "limit", "asked"), [("max_model_calls", 2, 2), ("max_total_tokens", 16, 2), ("max_cost_usd", 0.25, 1)])
+def test_a_plan_that_is_asked_for_again_counts_against_the_bounds(option: str, limit: Any, asked: int) -> None:
+    """The attempts of one turn stop at the bound, not at the end of the turn."""
+    planner = PurePlanner(broken)
+
+    async def main() -> None:
+        async with engine_on("ram:", planner) as engine:
+            result = await engine.run(agent_of(), "go", budget=Budget(**{option: limit}))
+            assert (result.status, result.reason, result.state.dimension) == ("stopped", "budget_exhausted", option.removeprefix("max_"))
+            assert (planner.calls, result.usage.model_calls, result.iterations) == (asked, asked, 1)
+            assert (await engine.replay(result.run_id)).identical
+
+    asyncio.run(main())
+
+
 async def executing_phase(state: KernelState, context: KernelContext) -> KernelState:
     """A phase that executes again and again."""
     for _ in range(50):

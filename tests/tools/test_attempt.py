@@ -104,7 +104,7 @@ def test_a_plain_function_may_return_something_to_await() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
     [
-        (NotExecuted("no route"), "not_executed", "handler_error"),
+        (NotExecuted("no route"), "not_executed", "not_executed"),
         (NotExecuted("no route", error_code="offline"), "not_executed", "offline"),
         (ToolFailed("disk full", error_code="disk_full", details={"free": 0}), "failed", "disk_full"),
         (InvalidArguments("no such host"), "failed", "schema_validation_failed"),
@@ -514,7 +514,7 @@ def test_a_failing_before_hook_means_that_nothing_was_executed() -> None:
     ran: list[int] = []
     made = tool(lambda: ran.append(1), name="wipe", before=failing(OSError("no lock")))
     outcome = attempt(made)
-    assert (outcome.kind, outcome.error_code, ran) == ("not_executed", "handler_error", [])
+    assert (outcome.kind, outcome.error_code, ran) == ("not_executed", "not_executed", [])
     assert "no lock" in outcome.message
     typed = attempt(tool(lambda: ran.append(1), name="wipe", before=failing(ToolFailed("closed", error_code="closed"))))
     assert (typed.kind, typed.error_code, ran) == ("failed", "closed", [])

@@ -227,7 +227,11 @@ def test_values_that_are_not_json_yet_are_checked_in_their_json_form() -> None:
     assert take.check({"day": date(2026, 1, 2), "pair": (1, 2)}) == {"day": "2026-01-02", "pair": [1, 2]}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), "\ud800", {None: 1}, 1j], ids=["nan", "inf", "object", "surrogate", "none-key", "complex"])
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), object(), "\ud800", {None: 1}, 1j],
+    ids=["nan", "inf", "object", "surrogate", "none-key", "complex"],
+)
 def test_arguments_that_json_cannot_say_are_refused(value: Any) -> None:
     """NaN would become null in silence; objects and broken text have no form at all."""
 
@@ -576,7 +580,9 @@ def fail(error: Exception) -> Callable[[dict[str, Any]], Any]:
     return hook
 
 
-@pytest.mark.parametrize("hook", [fail(ValueError("bad host")), fail(InvalidArguments("bad host")), fail(KeyError("bad host"))], ids=["value", "typed", "key"])
+@pytest.mark.parametrize(
+    "hook", [fail(ValueError("bad host")), fail(InvalidArguments("bad host")), fail(KeyError("bad host"))], ids=["value", "typed", "key"]
+)
 def test_a_failing_sanitize_has_its_own_code(hook: Any) -> None:
     """Whatever it raises."""
     with pytest.raises(InvalidArguments, match="bad host") as caught:

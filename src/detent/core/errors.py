@@ -233,6 +233,7 @@ class NotExecuted(ToolRaised):
     """Raise it in a tool when the effect did not happen: the call may be tried again, whatever the tool."""
 
     code = "not_executed"
+    default_error_code = "not_executed"
 
 
 class ToolFailed(ToolRaised):

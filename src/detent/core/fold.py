@@ -106,7 +106,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             now = _call_state(state, call)
             error = None if success else e.ToolError(code="handler_error", message=content)
             result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
-            item = _item(now, _pass(state, scope).iteration, result=result, error=error)
+            item = _item(now, _pass(state, scope).iteration, result=result, error=error, meta=True)
             return _with(state, _observed(_pass(state, scope), now, item, ok=success, work=False))
         case e.EffectRecorded():
             return _effect(state, scope, event)

@@ -303,6 +303,8 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
                 call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms
             )
     context.run.record(context.scope, event)
+    if isinstance(event, e.ToolInDoubt) and context.run.state.agent.on_unknown == "tell":
+        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
     if not effect:
         return
     try:

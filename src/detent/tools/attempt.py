@@ -217,7 +217,12 @@ def _raised(tool: Tool[..., Any], error: ToolRaised, began: float) -> ToolOutcom
     message = str(error)
     message = message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"
     return ToolOutcome(
-        kind=kind, error_code=error.error_code, message=message, details=_details(tool, error.details), latency_ms=_since(began)
+        kind=kind,
+        error_code=error.error_code,
+        message=message,
+        details=_details(tool, error.details),
+        latency_ms=_since(began),
+        final=kind != "not_executed",  # what is known is not tried again
     )
 
 

@@ -25,7 +25,7 @@ from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
 from detent.kernel.profile import compression_for, make_profile
 from detent.kernel.runner import advance
-from detent.live import Control, LiveWorld
+from detent.live import GRACE_S, Control, LiveWorld
 from detent.ports import Chunk, Clock, EventStore, Ids, Planner, Policy, Signal, Tool, Toolbox, ToolSpec
 from detent.watcher import Watcher
 
@@ -43,6 +43,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     hooks: KernelHooks = noop_hooks
     redact: tuple[str, ...] = ()
     worker: str = ""
+    grace_s: float = GRACE_S
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
@@ -88,7 +89,7 @@ class Advancing:
     ) -> None:
         self.parts, self.run_id = parts, run_id
         self._planner_for = planner_for
-        self.control = Control()
+        self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:

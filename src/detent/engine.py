@@ -20,48 +20,44 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from detent import admission, upkeep
 from detent.advancing import Advancing, Parts, digests_of, load, tools_of
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import CEILING, DEFAULT, Budget, checked, exhausted
-from detent.core.codec import read_log, tombstone
+from detent.core.budget import CEILING, Budget, checked, exhausted
 from detent.core.errors import (
     ConfigError,
-    CorruptLog,
-    NewerVersion,
     NotAllowedNow,
-    PlannerFailed,
     RunBusy,
-    RunContextMismatch,
     RunNotFound,
-    UnknownName,
 )
-from detent.core.events import Erased, RunReopened, RunStarted
+from detent.core.events import RunReopened, RunStarted
 from detent.core.fold import fold
 from detent.core.records import Record, RunHead
 from detent.core.state import RunState
 from detent.kernel.hooks import KernelHooks, noop_hooks
-from detent.kernel.journal import Journal, Sink, head_of
+from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.ports import Chunk, Clock, EventStore, Ids, Observer, Plan, Planner, Policy, RunQuery, Signal, View
+from detent.live import GRACE_S
+from detent.ports import Chunk, Clock, EventStore, Ids, Observer, Planner, Policy, RunQuery, Signal
 from detent.redact import Redactor
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.watcher import Watcher
 
 T = TypeVar("T")
-STRATEGIES = ("reactive",)
 Approver = Callable[[Approval], Any]
 
 
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an agent with rules brings its
-    own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that
-    returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list. `ceiling`: the
-    highest number of iterations that a budget may ask for.
+    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`;
+    an agent with rules brings its own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
+    function of an `Approval` that returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents
+    may list. `ceiling`: the highest number of iterations that a budget may ask for. `grace_s`: how long a running call may take to stop
+    once its run is cancelled.
     """
 
     def __init__(
@@ -82,6 +78,7 @@ class Engine:
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         budget: Budget | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         from detent.policies.tiers import TierPolicy
         from detent.stores.urls import open_store
@@ -98,7 +95,8 @@ class Engine:
         if workspace is not None:
             from detent.tools.workspace import workspace_tools
 
-            self.tools.add_all(t for t in workspace_tools(workspace) if t.name not in self.tools)
+            made: list[Any] = workspace_tools(workspace)
+            self.tools.add_all(t for t in made if t.name not in self.tools)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
         self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
@@ -112,6 +110,7 @@ class Engine:
             watcher=Watcher(self.store),
             hooks=hooks,
             redact=tuple(redact),
+            grace_s=grace_s,
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
         )
@@ -180,12 +179,12 @@ class Engine:
         `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
         """
         await self._open()
-        spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy))
-        started = self._started(
-            spec,
-            goal,
+        spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+        started = RunStarted(
+            goal=goal,
+            agent=spec,
+            budget=admission.merged_budget(budget, spec.budget, self.budget, ceiling=self.ceiling),
             host=host or Host(),
-            budget=budget,
             variables={**agent.variables, **(variables or {})},
             seed_memory=tuple(seed_memory),
             attachments=tuple(attachments),
@@ -194,7 +193,7 @@ class Engine:
         )
         self._planner_for(spec)  # rules that cannot be read are refused before anything is recorded
         if run_id is not None and await self.store.head(run_id) is not None:
-            await self._same_context(run_id, started)
+            await admission.same_context(self.store, run_id, started)
             return await self._resume(run_id, turns=turns, observers=observers)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
@@ -502,33 +501,14 @@ class Engine:
         """Check every digest of a log, and that it ends with the digest `head` when one is given."""
         await self._open()
         await self._visible(run_id, host)
-        sound, digest, erased = 0, "", False
-        try:
-            for record in read_log(run_id, await self.store.read(run_id)):
-                sound, digest, erased = sound + 1, record.digest, erased or record.event is None
-        except (CorruptLog, NewerVersion) as error:
-            return Verification(
-                run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=str(error)
-            )
-        problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
-        return Verification(
-            run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sound if problem else None, problem=problem
-        )
+        return await upkeep.verify(self.store, run_id, head=head)
 
     # Remove ---------------------------------------------------------------------------------------------------------------------
 
     async def erase(self, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> None:
         """Remove a run's content for good and keep its chain of hashes; only a finished or waiting run can be erased."""
         async with self._claimed(run_id, host):
-            state = await self.load(run_id)
-            if state.status == "running":
-                raise NotAllowedNow(
-                    run_id, f"run {run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
-                )
-            journal = Journal(self.store, state, clock=self._parts.clock, ids=self._parts.ids)
-            journal.record(Erased(by=by, why=why))
-            await journal.commit(durable=True)
-            await self.store.erase(run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal=""))
+            await upkeep.erase(self._parts, await self.load(run_id), by=by, why=why)
 
     async def delete(self, run_id: str, *, host: Host | None = None) -> None:
         """Remove a run with all that belongs to it."""
@@ -538,22 +518,7 @@ class Engine:
     async def gc(self) -> int:
         """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
         await self._open()
-        freed = 0
-        for head in await self.store.list_runs(RunQuery()):
-            keys = [k for k in await self.store.list_blobs(head.run_id) if len(k) == 64]
-            if not keys or self._parts.watcher.control(head.run_id):
-                continue
-            try:
-                await self.store.claim(head.run_id)
-            except RunBusy:
-                continue
-            named = b"\n".join(await self.store.read(head.run_id))
-            for key in keys:
-                if key.encode() not in named:
-                    freed += len(await self.store.get_blob(head.run_id, key) or b"")
-                    await self.store.delete_blob(head.run_id, key)
-            await self.store.release(head.run_id)
-        return freed + await self.store.gc()
+        return await upkeep.collect(self.store, busy=lambda run_id: self._parts.watcher.control(run_id) is not None)
 
     @contextlib.asynccontextmanager
     async def _claimed(self, run_id: str, host: Host | None) -> AsyncGenerator[None]:
@@ -575,46 +540,13 @@ class Engine:
         if head is None or (host is not None and head.tenant != host.tenant):
             raise RunNotFound(run_id, self.store.url)
 
-    def _admit(self, agent: Agent) -> AgentSpec:
+    def _admit(self, agent: Agent, goal: str) -> AgentSpec:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        spec = agent.spec()
-        if spec.strategy not in STRATEGIES:
-            raise UnknownName("strategy", spec.strategy, STRATEGIES)
-        for name in spec.tools:
-            if name not in self.tools:
-                raise UnknownName("tool", name, self.tools.names())
-        asking = [name for name in spec.tools if self._parts.policy.may_ask(self.tools.get(name).spec)]
-        if asking and self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
-            raise ConfigError(
-                f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
-                'no terminal is attached and no approver was given. Use a persistent store, or Engine(approver="caller") or a function'
-            )
+        spec = admission.checked_spec(agent, goal, self.tools.names())
+        if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
+            admission.refuse_unanswerable(spec, self.tools, self._parts.policy)
         return spec
-
-    def _started(self, spec: AgentSpec, goal: str, *, budget: Budget | None, **fields: Any) -> RunStarted:
-        if not goal.strip():
-            raise ConfigError("the goal is empty; say what is to be achieved")
-        asked = checked(budget or Budget(), ceiling=self.ceiling).over(checked(spec.budget, ceiling=self.ceiling))
-        usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or self.ceiling, self.ceiling))
-        return RunStarted(goal=goal, agent=spec, budget=asked.over(self.budget).over(usual), **fields)
-
-    async def _same_context(self, run_id: str, wanted: RunStarted) -> None:
-        """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
-        head = await self.store.head(run_id)
-        if head is not None and head.tenant != wanted.host.tenant:
-            mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
-            raise RunContextMismatch(run_id, [mine])
-        state = await self.load(run_id)
-        pairs = (
-            ("agent", state.agent.name, wanted.agent.name),
-            ("goal", state.goal, wanted.goal),
-            ("host.workspace", state.host.workspace, wanted.host.workspace),
-            ("host.principal", state.host.principal, wanted.host.principal),
-        )
-        wrong = [{"field": f, "expected": mine, "received": theirs} for f, mine, theirs in pairs if mine != theirs]
-        if wrong:
-            raise RunContextMismatch(run_id, wrong)
 
     def _planner_for(self, spec: AgentSpec) -> Planner:
         """Return who plans for the agent: its rules, else this engine's planner."""
@@ -622,17 +554,7 @@ class Engine:
             from detent.planners.rules import RulePlanner
 
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
-        return self.planner or _NoPlanner(spec)
-
-
-class _NoPlanner:
-    """Stands where no planner was given; says so when it is asked."""
-
-    def __init__(self, spec: AgentSpec) -> None:
-        self._spec = spec
-
-    async def plan(self, view: View) -> Plan:
-        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules, or Engine(planner=...)")
+        return self.planner or admission.NoPlanner(spec)
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
+from detent.admission import STRATEGIES
 from detent.config import Agent, Config
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError
@@ -27,7 +28,6 @@ from detent.redact import Redactor
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONFIG_FILE = "detent.toml"
-STRATEGIES = ("reactive",)
 
 
 # Files ------------------------------------------------------------------------------------------------------------------------

@@ -73,23 +73,28 @@ def digest_of(value: Any) -> str:
 def seal(envelope: Envelope, body: bytes, *, previous: str, salt: str) -> tuple[bytes, str]:
     """Return a record's line and its digest."""
     head, salted = _encoder.encode(envelope), salt.encode()
-    digest = chain(previous, head, sha256(b"%b\n%b" % (salted, body)).hexdigest())
+    digest = chain(previous.encode(), head, _kept(salted, body))
     return b'{"envelope":%b,"salt":"%b","body":%b,"digest":"%b"}' % (head, salted, body, digest.encode()), digest
+
+
+def _kept(salt: bytes, body: bytes) -> bytes:
+    """Return H(salt, body) in hex."""
+    return sha256(salt + b"\n" + body).hexdigest().encode()
 
 
 def tombstone(line: bytes) -> bytes:
     """Return the line with body and salt replaced by their hash; an erased line stays as it is."""
-    head, body, kept, digest = _split(line)
-    if body is None:
+    head, salt, body, digest = _split(line)
+    if salt is None:
         return line
-    return b'{"envelope":%b,"erased":"%b","digest":"%b"}' % (head, kept.encode(), digest.encode())
+    return b'{"envelope":%b,"erased":"%b","digest":"%b"}' % (head, _kept(salt, body), digest)
 
 
 def read_record(line: bytes) -> Record:
     """Return the decoded record without checking the chain; raise `NewerVersion`, `ValueError` or `msgspec.MsgspecError`."""
-    head, body, _, digest = _split(line)
+    head, salt, body, digest = _split(line)
     envelope = _envelopes.decode(head)
-    return Record(envelope, None if body is None else _event(body, envelope.v), digest)
+    return Record(envelope, None if salt is None else _event(body, envelope.v), digest.decode())
 
 
 def _event(body: bytes, version: int) -> AnyEvent:
@@ -107,39 +112,40 @@ def _event(body: bytes, version: int) -> AnyEvent:
 
 def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[Record]:
     """Yield the records of a log and check each digest; raise `CorruptLog` naming the first sequence that is not sound."""
-    seq = after
+    seq, link = after, previous.encode()
+    envelope_of, event_of = _envelopes.decode, _events.decode
     for line in lines:
         seq += 1
         try:
-            head, body, kept, digest = _split(line)
-            if chain(previous, head, kept) != digest:
+            head, salt, body, stored = _split(line)
+            digest = chain(link, head, body if salt is None else _kept(salt, body))
+            link = digest.encode()
+            if link != stored:
                 raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")
-            envelope = _envelopes.decode(head)
+            envelope = envelope_of(head)
             if envelope.seq != seq or envelope.run != run_id:
                 raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
-            event = None if body is None else _events.decode(body) if envelope.v == VERSION else _event(body, envelope.v)
+            event = None if salt is None else event_of(body) if envelope.v == VERSION else _event(body, envelope.v)
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
-        previous = digest
         yield Record(envelope, event, digest)
 
 
-def _split(line: bytes) -> tuple[bytes, bytes | None, str, str]:
-    """Return the exact bytes of envelope and body (None: erased), H(salt, body) and the digest; the layout is the one that `seal` writes."""
-    if line[:12] != b'{"envelope":' or line[-77:-66] != b',"digest":"' or line[-2:] != b'"}':
+def _split(line: bytes) -> tuple[bytes, bytes | None, bytes, bytes]:
+    """Return the exact bytes of envelope, salt, body and digest; of an erased record None for the salt, and H(salt, body) for the body.
+
+    The layout is the one that `seal` writes; raise `ValueError` for any other.
+    """
+    head, found, rest = line.partition(b',"salt":"')
+    salt, also, body = rest.partition(b'","body":')
+    if head[:12] != b'{"envelope":' or line[-77:-66] != b',"digest":"' or line[-2:] != b'"}':
         raise ValueError("it is not a record")
-    digest = line[-66:-2].decode()
-    end = line.find(b',"salt":"')
-    if end < 0:
-        end = line.find(b',"erased":"')
-        if end < 0 or line[-78:-77] != b'"':
-            raise ValueError("it is not a record")
-        return line[12:end], None, line[end + 11 : -78].decode(), digest
-    start = line.find(b'"', end + 9)
-    if line[start : start + 9] != b'","body":':
+    if also:
+        return head[12:], salt, body[:-77], line[-66:-2]
+    head, erased, rest = line.partition(b',"erased":"')
+    if found or not erased or rest[-78:-77] != b'"':
         raise ValueError("it is not a record")
-    body = line[start + 9 : -77]
-    return line[12:end], body, sha256(b"%b\n%b" % (line[end + 9 : start], body)).hexdigest(), digest
+    return head[12:], None, rest[:-78], line[-66:-2]
 
 
 def dump_state(state: KernelState | RunState) -> bytes:

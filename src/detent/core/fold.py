@@ -23,6 +23,7 @@ from detent.core.history import Seq
 from detent.core.records import Record
 from detent.core.state import (
     LEGAL_PASS,
+    TERMINAL,
     WAITING,
     Ask,
     CallState,
@@ -55,7 +56,7 @@ def evolve(state: RunState, record: Record) -> RunState:
         raise RunErased(envelope.run)
     if envelope.seq != state.seq + 1:
         raise IllegalEvent(state.run_id, f"record {envelope.seq} of run {envelope.run!r} follows record {state.seq}")
-    if state.terminal and not isinstance(event, _AFTER_END):
+    if state.status in TERMINAL and not isinstance(event, _AFTER_END):
         raise IllegalEvent(
             state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
         )
@@ -227,14 +228,12 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.SubagentCancelled(child=child):
             _without(state, state.children, child, "child")
             return _wake(replace(state, children={**state.children, child: replace(state.children[child], status="cancelled")}))
-        case e.MemoryProposed(item_id=item_id):
-            return replace(state, memories={**state.memories, item_id: "proposed"})
-        case e.MemoryWritten(item_id=item_id):
-            return replace(state, memories={**state.memories, item_id: "written"})
-        case e.MemorySuperseded(item_id=item_id):
-            return replace(state, memories={**state.memories, item_id: "superseded"})
-        case e.MemoryTombstoned(item_id=item_id):
-            return replace(state, memories={**state.memories, item_id: "tombstoned"})
+        case e.MemoryProposed(item_id=item_id) | e.MemoryWritten(item_id=item_id):
+            return replace(state, memories={**state.memories, item_id: "proposed" if isinstance(checked, e.MemoryProposed) else "written"})
+        case e.MemorySuperseded(item_id=item_id) | e.MemoryTombstoned(item_id=item_id):
+            return replace(
+                state, memories={**state.memories, item_id: "superseded" if isinstance(checked, e.MemorySuperseded) else "tombstoned"}
+            )
         case (
             e.ToolFinished()
             | e.ToolStarted()
@@ -411,25 +410,20 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
-        **_NEW_TURN,
+        plan=None,
+        calls={},
+        observed=0,
+        acted=False,
+        turn_ok=0,
+        turn_bad=0,
+        rejected=0,
+        progressed=False,
+        polled=False,
+        phases_done=frozenset(),
+        effects={},
     )
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
     return replace(state, usage=usage, running_ms=running_ms, passes={**state.passes, scope: now})
-
-
-_NEW_TURN: dict[str, Any] = {
-    "plan": None,
-    "calls": {},
-    "observed": 0,
-    "acted": False,
-    "turn_ok": 0,
-    "turn_bad": 0,
-    "rejected": 0,
-    "progressed": False,
-    "polled": False,
-    "phases_done": frozenset(),
-    "effects": {},
-}
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -460,10 +454,10 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
     iteration = before.iteration
     steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
-    wanted: tuple[ToolCall, ...] = (event.embedded,) if event.embedded else tuple(a for a in event.actions if isinstance(a, ToolCall))
+    wanted: tuple[ToolCall, ...] = (event.embedded,) if event.embedded else tuple([a for a in event.actions if isinstance(a, ToolCall)])
     provenance = "text" if event.embedded else "planner"
     calls: dict[str, CallState] = {}
-    for i, call in enumerate((*wanted, *event.dropped)):
+    for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):
         call_id = f"{scope}.{iteration}.{i}"
         known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
         calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=_item(known, iteration, error=_DROPPED))
@@ -483,6 +477,8 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     if event.embedded is not None:
         return state
     match event.actions[0]:
+        case ToolCall():
+            return state
         case FinalAnswer(content=content):
             return _end(state, scope, "final_answer", output=content)
         case Stop(reason=reason):
@@ -513,12 +509,10 @@ def _call_state(state: RunState, call_id: str) -> CallState:
 
 
 def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
-    before = _pass(state, call_id.rsplit(".", 2)[0])
-    call = before.calls.get(call_id)
-    if call is None:
-        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no call {call_id!r} in a current turn")
+    call, before = _call_state(state, call_id), state.passes[call_id.rsplit(".", 2)[0]]
     _unsettled(state, call)
-    return _with(state, replace(before, calls={**before.calls, call_id: replace(call, **changes)}))
+    now = replace(before, calls={**before.calls, call_id: replace(call, **changes)})
+    return replace(state, passes={**state.passes, now.scope: now})
 
 
 def _unsettled(state: RunState, call: CallState) -> None:
@@ -594,8 +588,9 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
 
 
 def _fingerprint(call: CallState, item: Item) -> str:
-    """Return what makes a successful observation new: the tool, its arguments, its result."""
-    return sha256(b"%b %b %b" % (call.tool.encode(), call.digest.encode(), item.result)).hexdigest()[:24]
+    """Return what makes a successful observation new: the tool, its arguments, its whole result."""
+    shown = item.result if item.artifact is None else item.artifact.key.encode()
+    return sha256(b" ".join((call.tool.encode(), call.digest.encode(), shown))).hexdigest()[:24]
 
 
 def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dict[str, Any]:

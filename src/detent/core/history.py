@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
-_new = object.__new__
+_new: Any = object.__new__
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -32,7 +32,7 @@ class Seq(Sequence[T]):
         if len(items) != length:
             items = items[:length]
         items.append(item)
-        longer = cast("Seq[T]", _new(Seq))
+        longer: Seq[T] = _new(Seq)
         longer._items, longer._length = items, length + 1
         return longer
 
@@ -86,7 +86,7 @@ class Map(Mapping[K, V], Generic[K, V]):
         if len(index) != self._length:
             index = {k: entry for k, entry in index.items() if entry[0] < self._length}
         index[key] = (self._length, value)
-        larger = cast("Map[K, V]", Map.__new__(Map))
+        larger: Map[K, V] = _new(Map)
         larger._index, larger._length = index, self._length + 1
         return larger
 

@@ -75,6 +75,6 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     updated_at: datetime
 
 
-def chain(previous: str, envelope: bytes, body_hash: str) -> str:
-    """Return the digest of a record, in hex."""
-    return sha256(b"%b\n%b\n%b" % (previous.encode(), envelope, body_hash.encode())).hexdigest()
+def chain(previous: bytes, envelope: bytes, body_hash: bytes) -> str:
+    """Return the digest of a record, in hex; the digest before it and the hash of its body are in hex, too."""
+    return sha256(previous + b"\n" + envelope + b"\n" + body_hash).hexdigest()

@@ -1,5 +1,10 @@
-"""What tests of agents and of adapters need: planners that follow a script, and (in `conformance`) contract suites for every seam."""
+"""What tests of agents and of adapters need: a planner that follows a script, a settable clock, countable ids, a store that crashes.
 
+`detent.testing.conformance` holds the contract suites of the seams.
+"""
+
+from detent.testing.clocks import FakeClock, SequentialIds
+from detent.testing.faults import Crash, CrashingStore
 from detent.testing.scripted import ScriptedPlanner
 
-__all__ = ["ScriptedPlanner"]
+__all__ = ["Crash", "CrashingStore", "FakeClock", "ScriptedPlanner", "SequentialIds"]

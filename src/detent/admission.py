@@ -1,0 +1,77 @@
+"""Whether a run may start: agent, goal, budget and context are checked before anything is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from detent.advancing import load
+from detent.config import Agent
+from detent.core.agent import AgentSpec
+from detent.core.budget import DEFAULT, Budget, checked
+from detent.core.errors import ConfigError, PlannerFailed, RunContextMismatch, UnknownName
+from detent.core.events import RunStarted
+from detent.core.fold import fold
+from detent.ports import EventStore, Plan, Policy, Toolbox, View
+
+STRATEGIES = ("reactive",)
+
+
+def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
+    """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool or strategy that is not there."""
+    if not goal.strip():
+        raise ConfigError("the goal is empty; say what is to be achieved")
+    spec = agent.spec()
+    if spec.strategy not in STRATEGIES:
+        raise UnknownName("strategy", spec.strategy, STRATEGIES)
+    for name in spec.tools:
+        if name not in tools:
+            raise UnknownName("tool", name, tools)
+    return spec
+
+
+def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
+    """Raise `ConfigError` when a listed tool may need approval; called where nobody could give one (DESIGN 7)."""
+    asking = [name for name in spec.tools if policy.may_ask(toolbox.get(name).spec)]
+    if asking:
+        raise ConfigError(
+            f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
+            'no terminal is attached and no approver was given. Use a persistent store, or Engine(approver="caller") or a function'
+        )
+
+
+def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:
+    """Return the run's bounds: what was asked for over the agent's over the engine's over the defaults; raise `BudgetRefused`."""
+    usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or ceiling, ceiling))
+    said = checked(asked or Budget(), ceiling=ceiling).over(checked(agents, ceiling=ceiling))
+    return said.over(engines).over(usual)
+
+
+async def same_context(store: EventStore, run_id: str, wanted: RunStarted) -> None:
+    """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
+    head = await store.head(run_id)
+    if head is not None and head.tenant != wanted.host.tenant:
+        mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
+        raise RunContextMismatch(run_id, [mine])
+    state = fold(await load(store, run_id))
+    pairs = (
+        ("agent", state.agent.name, wanted.agent.name),
+        ("goal", state.goal, wanted.goal),
+        ("host.workspace", state.host.workspace, wanted.host.workspace),
+        ("host.principal", state.host.principal, wanted.host.principal),
+    )
+    wrong = [{"field": f, "expected": mine, "received": theirs} for f, mine, theirs in pairs if mine != theirs]
+    if wrong:
+        raise RunContextMismatch(run_id, wrong)
+
+
+class NoPlanner:
+    """Stands where no planner was given; says so when it is asked."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+
+    async def plan(self, view: View) -> Plan:
+        """Raise `PlannerFailed`."""
+        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules, or Engine(planner=...)")

@@ -20,13 +20,13 @@ from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
-from detent.kernel.hooks import KernelHooks, fire, noop_hooks
+from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
 from detent.kernel.profile import compression_for, make_profile
 from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
-from detent.ports import Chunk, Clock, EventStore, Ids, Planner, Policy, Signal, Tool, Toolbox, ToolSpec
+from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Planner, Policy, Signal, Tool, Toolbox, ToolSpec, noop_hooks
 from detent.watcher import Watcher
 
 

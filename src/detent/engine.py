@@ -36,11 +36,10 @@ from detent.core.events import RunReopened, RunStarted
 from detent.core.fold import fold
 from detent.core.records import Record, RunHead
 from detent.core.state import RunState
-from detent.kernel.hooks import KernelHooks, noop_hooks
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.live import GRACE_S
-from detent.ports import Chunk, Clock, EventStore, Ids, Observer, Planner, Policy, RunQuery, Signal
+from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Observer, Planner, Policy, RunQuery, Signal, noop_hooks
 from detent.redact import Redactor
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of

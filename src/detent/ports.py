@@ -412,6 +412,33 @@ class Observer(Protocol):
         ...
 
 
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The five lifecycle hooks of a kernel; each does nothing unless given, and what it raises is reported and fails no run.
+
+    on_thought      a plan was recorded                      (state, text)
+    on_action       an attempt of a tool call begins         (state, tool, call id)
+    on_observation  a call has an outcome                    (state, result as JSON text or error, success, call)
+    on_done         the pass ended well                      (state)
+    on_error        the pass ended badly                     (state, error)
+
+    `state` is the `KernelState` after the record. A hook is a plain or a coroutine function.
+    """
+
+    on_thought: Callable[..., Any] = _nothing
+    on_action: Callable[..., Any] = _nothing
+    on_observation: Callable[..., Any] = _nothing
+    on_done: Callable[..., Any] = _nothing
+    on_error: Callable[..., Any] = _nothing
+
+
+noop_hooks = KernelHooks()
+"""Hooks that do nothing (row S0-14)."""
+
+
 class Clock(Protocol):
     """Time. `now` is UTC; `monotonic` is in seconds."""
 

@@ -10,7 +10,7 @@ import pytest
 from detent import Agent, Plan, Thought, tool
 from detent.core import events as e
 from detent.core.errors import MalformedPlan
-from detent.kernel.hooks import KernelHooks, noop_hooks
+from detent.ports import KernelHooks, noop_hooks
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
 

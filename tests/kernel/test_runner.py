@@ -16,8 +16,8 @@ from detent.core import events as e
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.state import KernelState
 from detent.kernel.context import KernelContext
-from detent.kernel.hooks import KernelHooks
 from detent.kernel.kernel import make_kernel
+from detent.ports import KernelHooks
 from detent.testing.clocks import EPOCH, FakeClock
 from kernel.runs import END, Desk, call, ran
 

@@ -521,9 +521,8 @@ def _unsettled(state: RunState, call: CallState) -> None:
 
 
 def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
-    call = _call_state(state, event.call)
+    call, before = _call_state(state, event.call), _pass(state, scope)
     _unsettled(state, call)
-    before = _pass(state, scope)
     started = replace(
         call,
         status="started",
@@ -558,7 +557,7 @@ def _item(call: CallState, iteration: int, **fields: Any) -> Item:
 
 def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
     call = _call_state(state, event.call)
-    if event.usage != NOTHING:
+    if event.usage is not NOTHING:
         state = _use(state, scope, event.usage)
     item = _item(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
@@ -584,7 +583,8 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
         state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
     if error is not None or call.ends_turn or call.provenance == "text":
         changes.update(_ending(state, call, item, fatal=fatal))
-    return _with(state, _observed(before, call, item, ok=error is None, work=True, **changes))
+    now = _observed(before, call, item, ok=error is None, work=True, changes=changes)
+    return replace(state, passes={**state.passes, now.scope: now})
 
 
 def _fingerprint(call: CallState, item: Item) -> str:
@@ -609,7 +609,7 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
     return {}
 
 
-def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, **changes: Any) -> KernelState:
+def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, changes: dict[str, Any] = {}) -> KernelState:  # noqa: B006
     """Finish `call`; observations keep the order of call indices."""
     calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
     steps, results, observed = _in_order(before, calls)

@@ -129,7 +129,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
         return self.side_effect in ("none", "read")
 
 
-class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One pass of a kernel (rows S0-3 to S0-7).
 
     `steps` are all transcript items, `results` the tool items among them; `calls` are those of the current turn. `meta`, `scratchpad`
@@ -232,7 +232,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope: str = ""
 
 
-class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of."""
 
     run_id: str

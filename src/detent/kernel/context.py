@@ -19,12 +19,11 @@ from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, Memor
 from detent.core.settle import reached
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.execution import carry_out
-from detent.kernel.hooks import KernelHooks
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
 from detent.kernel.profile import ContextProfile, ResultCompression
-from detent.ports import Guard, Policy, Tool, ToolSpec, View
+from detent.ports import Guard, KernelHooks, Policy, Tool, ToolSpec, View
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""

@@ -1,41 +1,16 @@
-"""The five lifecycle hooks of a kernel, fired from one place: the journal, after the commit of their record (rows S0-12 to S0-14).
-
-    on_thought      a plan was recorded                      (state, text)
-    on_action       an attempt of a tool call begins         (state, tool, call id)
-    on_observation  a call has an outcome                    (state, result as JSON text or error, success, call)
-    on_done         the pass ended well                      (state)
-    on_error        the pass ended badly                     (state, error)
+"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14).
 
 A hook is a plain or a coroutine function; what it raises is reported and never fails the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import CallState, RunState
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
-class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Five callbacks; each does nothing unless given."""
-
-    on_thought: Callable[..., Any] = _nothing
-    on_action: Callable[..., Any] = _nothing
-    on_observation: Callable[..., Any] = _nothing
-    on_done: Callable[..., Any] = _nothing
-    on_error: Callable[..., Any] = _nothing
-
-
-noop_hooks = KernelHooks()
+from detent.ports import KernelHooks
 
 
 def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-import msgspec
-
 from detent.core.codec import encode
 from detent.core.events import Event
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
 from detent.observers.notifications import FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted
 from detent.observers.reporting import Reporter
-from detent.ports import Chunk
+from detent.ports import Chunk, KernelHooks, noop_hooks
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(event, RunState)` for an event of the log, `(notification, KernelState)` for a notification; plain or a coroutine function."""
@@ -101,24 +99,14 @@ class EventBus:
         """Chunks are not published; `StreamingObserver` has them."""
 
 
-class BusHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """The five kernel hooks, each publishing on a bus; has the shape of `KernelHooks`."""
-
-    on_thought: Callable[..., Any]
-    on_action: Callable[..., Any]
-    on_observation: Callable[..., Any]
-    on_done: Callable[..., Any]
-    on_error: Callable[..., Any]
-
-
-def bus_hooks(bus: EventBus | None) -> BusHooks:
+def bus_hooks(bus: EventBus | None) -> KernelHooks:
     """Return hooks that publish on `bus`; without a bus they do nothing (row S0-14).
 
     thought, action and observation become one `ReasoningStepCompleted` each; the observation of a call that was executed also becomes
     the one `ToolCallCompleted`, here and nowhere else (row S0-13); done becomes `FinalAnswerProduced`; error publishes nothing.
     """
     if bus is None:
-        return BusHooks(on_thought=_nothing, on_action=_nothing, on_observation=_nothing, on_done=_nothing, on_error=_nothing)
+        return noop_hooks
 
     def on_thought(state: KernelState, text: str) -> Any:
         return bus.publish(ReasoningStepCompleted(**_where(state), thought=text), state)
@@ -137,11 +125,7 @@ def bus_hooks(bus: EventBus | None) -> BusHooks:
     def on_done(state: KernelState) -> Any:
         return bus.publish(FinalAnswerProduced(**_where(state), answer=state.output, total_tokens=state.tokens), state)
 
-    return BusHooks(on_thought=on_thought, on_action=on_action, on_observation=on_observation, on_done=on_done, on_error=_nothing)
-
-
-def _nothing(*_: Any) -> None:
-    return None
+    return KernelHooks(on_thought=on_thought, on_action=on_action, on_observation=on_observation, on_done=on_done)
 
 
 def _where(state: KernelState) -> dict[str, Any]:

@@ -150,9 +150,12 @@ class Engine:
             if self._owns_store:
                 await self.store.close()
 
-    def suspend(self, why: str) -> None:
-        """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`."""
-        self._parts.watcher.suspend(why)
+    def suspend(self, why: str) -> int:
+        """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`.
+
+        Returns how many runs that were.
+        """
+        return self._parts.watcher.suspend(why)
 
     # Run ------------------------------------------------------------------------------------------------------------------------
 
@@ -234,16 +237,24 @@ class Engine:
                 finally:
                     await self.close()
 
-        return asyncio.run(main())
+        try:
+            return asyncio.run(main())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # a signal came before or after the run, when there was nothing to suspend
 
     @contextlib.contextmanager
     def _suspended_by_signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop(name: str) -> None:
+            if not self.suspend(name) and task is not None:
+                task.cancel()
+
         for number in (signals.SIGINT, signals.SIGTERM):
-            loop.add_signal_handler(number, self.suspend, number.name)
+            loop.add_signal_handler(number, stop, number.name)
         try:
             yield
         finally:

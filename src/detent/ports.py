@@ -6,7 +6,7 @@ The kernel knows these and nothing behind them. Every Protocol has an in-process
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -114,8 +114,8 @@ class ToolContext:
     """What a running tool may know and do.
 
     `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the
-    run is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time
-    (None: no limit); `remaining_s()` is what is left of it.
+    run is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
+    is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it.
     """
 
     __slots__ = ("_progress", "attempt", "call_id", "cancelled", "deadline", "host", "idempotency_key", "run_id", "tool")
@@ -144,8 +144,8 @@ class ToolContext:
             self._progress(event)
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline, never below 0; None without one. Call it on the event loop."""
-        return None if self.deadline is None else max(0.0, self.deadline - asyncio.get_running_loop().time())
+        """Seconds until the deadline, never below 0; None without one. May be called from any thread."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 class Cancellation:

@@ -37,10 +37,12 @@ class Watcher:
         """Return the control of a run that is advanced here."""
         return self._controls.get(run_id)
 
-    def suspend(self, why: str) -> None:
-        """Stop advancing every run."""
-        for control in list(self._controls.values()):
+    def suspend(self, why: str) -> int:
+        """Stop advancing every run; return how many there were."""
+        controls = list(self._controls.values())
+        for control in controls:
             control.suspend(why)
+        return len(controls)
 
     async def close(self) -> None:
         """End the polling."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,12 +11,16 @@ from detent.advancing import load
 from detent.config import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import DEFAULT, Budget, checked
+from detent.core.codec import encode
 from detent.core.errors import ConfigError, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.core.fold import fold
+from detent.live import KEY_BLOB
 from detent.ports import EventStore, Plan, Policy, Toolbox, View
+from detent.redact import Redactor
 
 STRATEGIES = ("reactive",)
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
@@ -48,16 +53,32 @@ def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceil
     return said.over(engines).over(usual)
 
 
-async def same_context(store: EventStore, run_id: str, wanted: RunStarted) -> None:
+def checked_run_id(run_id: str | None) -> None:
+    """Raise `ConfigError` for an id that not every store and command can name."""
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"run id {run_id[:80]!r}: use letters, digits, '_', '-' and '.', 1 to 200 of them, not '.' or '-' first")
+
+
+def refuse_what_is_not_json(started: RunStarted) -> None:
+    """Raise `ConfigError` naming the part of a run's input that is not JSON data."""
+    for part in ("variables", "seed_memory", "attachments", "output_schema"):
+        try:
+            encode(getattr(started, part))
+        except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{part} must be JSON data, because they stand in the log: {error}") from error
+
+
+async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patterns: Sequence[str] = ()) -> None:
     """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
     head = await store.head(run_id)
     if head is not None and head.tenant != wanted.host.tenant:
         mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
         raise RunContextMismatch(run_id, [mine])
     state = fold(await load(store, run_id))
+    key = await store.get_blob(run_id, KEY_BLOB) if patterns else None
     pairs = (
         ("agent", state.agent.name, wanted.agent.name),
-        ("goal", state.goal, wanted.goal),
+        ("goal", state.goal, Redactor(patterns, key).text(wanted.goal) if key else wanted.goal),
         ("host.workspace", state.host.workspace, wanted.host.workspace),
         ("host.principal", state.host.principal, wanted.host.principal),
     )

@@ -47,8 +47,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
-def tools_of(state: RunState, toolbox: Toolbox) -> dict[str, Tool]:
-    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here."""
+def tools_of(state: RunState, toolbox: Toolbox, *, missing_ok: bool = False) -> dict[str, Tool]:
+    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
     found: dict[str, Tool] = {}
     missing: list[str] = []
     for name in state.agent.tools:
@@ -56,7 +56,7 @@ def tools_of(state: RunState, toolbox: Toolbox) -> dict[str, Tool]:
             found[name] = toolbox.get(name)
         except UnknownName:
             missing.append(name)
-    if missing:
+    if missing and not missing_ok:
         raise ToolsMissing(state.run_id, missing)
     return found
 
@@ -138,11 +138,14 @@ class Advancing:
             redact=(*parts.redact, *journal.state.agent.redact),
             chunk=self._chunk,
         )
-        await advance(make_run(journal, world, parts), parts.kernel, turns=turns)
+        tools = tools_of(journal.state, parts.tools, missing_ok=bool(self.control.cancelled))
+        await advance(make_run(journal, world, parts, tools), parts.kernel, turns=turns)
         return journal.state
 
-    async def resume(self, *events: AnyEvent, turns: int | None = None) -> RunState:
-        """Load the run and take it on; `events` (inputs) are recorded first. A run that has nothing to do is left as it is.
+    async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
+        """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
+
+        A run that has nothing to do is left as it is. One that is to be cancelled needs none of its tools.
 
         A run that is opened again starts without the signals that were left over.
         """
@@ -157,7 +160,7 @@ class Advancing:
         idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
         if idle:
             return state
-        tools = tools_of(state, parts.tools)
+        tools = tools_of(state, parts.tools, missing_ok=bool(self.control.cancelled))
         now = digests_of(tools, parts)
         changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
         journal = self.journal(state)
@@ -166,17 +169,20 @@ class Advancing:
         journal.record(*events)
         for signal in left if reopened else ():
             journal.consume(signal.id)
+        if not advance:
+            await journal.commit(durable=True)
+            return journal.state
         return await self.go(journal, turns=turns)
 
 
-def make_run(journal: Any, world: World, parts: Parts) -> Run:
+def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
     """Put together what the passes of a run share."""
     state: RunState = journal.state
     profile = make_profile(state.agent.profile)
     return Run(
         journal=journal,
         world=world,
-        tools=tools_of(state, parts.tools),
+        tools=tools,
         policy=parts.policy,
         guards=parts.kernel.guards,
         hooks=parts.hooks,

@@ -30,6 +30,7 @@ from detent.core.errors import (
     ConfigError,
     NotAllowedNow,
     RunBusy,
+    RunErased,
     RunNotFound,
 )
 from detent.core.events import RunReopened, RunStarted
@@ -38,9 +39,9 @@ from detent.core.records import Record, RunHead
 from detent.core.state import RunState
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.live import GRACE_S
+from detent.live import GRACE_S, KEY_BLOB, blob_of
 from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Observer, Planner, Policy, RunQuery, Signal, noop_hooks
-from detent.redact import Redactor
+from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.watcher import Watcher
@@ -193,13 +194,15 @@ class Engine:
             output_schema=output_schema or spec.output_schema,
             strategy=spec.strategy,
         )
+        admission.refuse_what_is_not_json(started)
         self._planner_for(spec)  # rules that cannot be read are refused before anything is recorded
+        admission.checked_run_id(run_id)
         if run_id is not None and await self.store.head(run_id) is not None:
-            await admission.same_context(self.store, run_id, started)
+            await admission.same_context(self.store, run_id, started, (*self._parts.redact, *spec.redact))
             return await self._resume(run_id, turns=turns, observers=observers)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
-        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers)
+        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers, turns=turns)
 
     async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
         """Record `started` and take the run on."""
@@ -213,12 +216,10 @@ class Engine:
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
-        from detent.live import KEY_BLOB, blob_of
-
         key = os.urandom(32)
         await self.store.put_blob(run_id, KEY_BLOB, key)
         redactor = Redactor(patterns, key)
-        hidden = msgspec.structs.replace(started, goal=redactor.text(started.goal), variables=redactor.data(started.variables))
+        hidden = redacted_start(started, redactor)
         for name, value in redactor.found.items():
             await self.store.put_blob(run_id, blob_of(name), msgspec.json.encode(value))
         return hidden
@@ -262,16 +263,25 @@ class Engine:
                 loop.remove_signal_handler(number)
 
     async def step(
-        self, agent: Agent | None = None, goal: str | None = None, *, run_id: str | None = None, host: Host | None = None, **options: Any
+        self,
+        agent: Agent | None = None,
+        goal: str | None = None,
+        *,
+        run_id: str | None = None,
+        host: Host | None = None,
+        observers: Sequence[Observer] = (),
+        **options: Any,
     ) -> Result:
-        """Do one turn: of a new run of `agent` on `goal`, or of the run `run_id`."""
+        """Do one turn: of a new run of `agent` on `goal` (`options` as for `run`), or of the run `run_id`."""
         if agent is not None and goal is not None:
-            return await self.run(agent, goal, run_id=run_id, host=host, turns=1, **options)
-        if run_id is None:
-            raise ConfigError("step needs an agent and a goal, or the id of a run")
+            return await self.run(agent, goal, run_id=run_id, host=host, observers=observers, turns=1, **options)
+        if run_id is None or options:
+            raise ConfigError(
+                f"step needs an agent and a goal, or the id of a run and nothing else (got {', '.join(options) or 'neither'})"
+            )
         await self._open()
         await self._visible(run_id, host)
-        return await self._resume(run_id, turns=1)
+        return await self._resume(run_id, turns=1, observers=observers)
 
     async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
         """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last.
@@ -333,16 +343,20 @@ class Engine:
                 reason_code="bound_exhausted",
             )
         event = RunReopened(by=by, why=why, budget=budget)
-        return await self._resume(run_id, event, turns=None if resume else 0, observers=observers)
+        return await self._resume(run_id, event, advance=resume, observers=observers)
 
-    async def _resume(self, run_id: str, *events: Any, turns: int | None = None, observers: Sequence[Observer] = ()) -> Result:
-        return await self._advance(run_id, lambda a: a.resume(*events, turns=turns), observers)
+    async def _resume(
+        self, run_id: str, *events: Any, turns: int | None = None, advance: bool = True, observers: Sequence[Observer] = ()
+    ) -> Result:
+        return await self._advance(run_id, lambda a: a.resume(*events, turns=turns, advance=advance), observers, turns=turns)
 
     async def _advance(
         self,
         run_id: str,
         work: Callable[[Advancing], Coroutine[Any, Any, RunState]],
         observers: Sequence[Observer],
+        *,
+        turns: int | None = None,
     ) -> Result:
         """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
         if observers:
@@ -362,16 +376,16 @@ class Engine:
         self._hold(task)
         state = await task
         if callable(self.approver) and state.status == "waiting_for_approval":
-            return await self._ask_approver(state, self.approver, observers)
+            return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
         return result_of(state)
 
-    async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer]) -> Result:
+    async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer], *, turns: int | None) -> Result:
         for request in approvals_of(state):
             answer = approver(request)
             approved = bool(await answer if inspect.isawaitable(answer) else answer)
             payload = {"call": request.call_id, "decision": "approved" if approved else "denied"}
             await self.store.post(state.run_id, self._signal("approval", payload, by="approver"))
-        return await self._resume(state.run_id, observers=observers)
+        return await self._resume(state.run_id, turns=turns, observers=observers)
 
     # Answers --------------------------------------------------------------------------------------------------------------------
 
@@ -383,7 +397,11 @@ class Engine:
             await self._visible(run_id, host)
             return approvals_of(await self.load(run_id))
         heads = await self.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=tenant))
-        return [a for head in reversed(heads) for a in approvals_of(await self.load(head.run_id))]
+        found: list[Approval] = []
+        for head in reversed(heads):
+            with contextlib.suppress(RunErased):
+                found += approvals_of(await self.load(head.run_id))
+        return found
 
     async def approve(
         self, run_id: str, call_id: str, *, by: str, args: dict[str, Any] | None = None, resume: bool = True, host: Host | None = None

@@ -263,7 +263,13 @@ class LiveWorld:
                 actions.append(msgspec.structs.replace(action, args=redactor.arguments(action.args, specs.get(action.tool))))
             else:
                 actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
-        hidden = msgspec.structs.replace(plan, actions=tuple(actions), text=redactor.text(plan.text), thinking=redactor.text(plan.thinking))
+        hidden = msgspec.structs.replace(
+            plan,
+            actions=tuple(actions),
+            text=redactor.text(plan.text),
+            thinking=redactor.text(plan.thinking),
+            provider_data=redactor.data(plan.provider_data),
+        )
         await self._keep_secrets(redactor)
         return hidden
 

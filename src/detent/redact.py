@@ -16,6 +16,7 @@ import msgspec
 
 from detent.core.codec import walk
 from detent.core.errors import ConfigError
+from detent.core.events import RunStarted
 from detent.ports import ToolSpec
 
 PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
@@ -75,6 +76,24 @@ class Redactor:
         name = f"<secret:{hmac.new(self._key, msgspec.json.encode(value), sha256).hexdigest()[:24]}>"
         self.found[name] = value
         return name
+
+
+def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:
+    """Return what opens a run with every match in what people wrote replaced: goal, variables, attachments, memory, instructions, rules."""
+    agent = started.agent
+    return msgspec.structs.replace(
+        started,
+        goal=redactor.text(started.goal),
+        variables=redactor.data(started.variables),
+        attachments=tuple(redactor.data(started.attachments)),
+        seed_memory=tuple(redactor.data(started.seed_memory)),
+        agent=msgspec.structs.replace(
+            agent,
+            instructions=redactor.text(agent.instructions),
+            meta=redactor.data(agent.meta),
+            rules=tuple(redactor.data(agent.rules)),
+        ),
+    )
 
 
 def placeholders(value: Any) -> set[str]:

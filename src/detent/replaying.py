@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from detent.advancing import Parts, make_run
+from detent.advancing import Parts, make_run, tools_of
 from detent.core import events as e
 from detent.core.errors import Divergence, IllegalEvent
 from detent.core.records import Record
@@ -19,6 +19,7 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
     journal = ReplayJournal(records)
     run_id = journal.state.run_id
     world = ReplayWorld(journal)
+    tools = tools_of(journal.state, parts.tools)
     try:
         while journal.next is not None:
             before = journal.cursor
@@ -28,7 +29,7 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")
             try:
-                await advance(make_run(journal, world, parts), parts.kernel)
+                await advance(make_run(journal, world, parts, tools), parts.kernel)
             except Unwind:
                 journal.accept()
                 continue

@@ -41,7 +41,7 @@ async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
     journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids)
     journal.record(Erased(by=by, why=why))
     await journal.commit(durable=True)
-    await parts.store.erase(state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal=""))
+    await parts.store.erase(state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", reason="erased"))
 
 
 async def collect(store: EventStore, *, busy: Callable[[str], bool]) -> int:

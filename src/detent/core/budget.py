@@ -6,6 +6,7 @@ specific over the less, over `DEFAULT`. Zero and negative bounds are refused, an
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ CEILING = 1000
 """The hard ceiling of iterations; only `Engine(ceiling=...)` raises it (row K7)."""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
     """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not."""
 
     max_iterations: int | None = None
@@ -112,6 +113,7 @@ DIMENSIONS = (
 
 OPTIONS = {dimension: f"max_{dimension}" for dimension in DIMENSIONS}
 _GIVEN = ("running_s", "total_s", "goal_depth")
+_SPENT = DIMENSIONS[:-1]
 
 
 class Exhausted(msgspec.Struct, frozen=True):
@@ -140,6 +142,13 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
     return budget
 
 
+@lru_cache(maxsize=512)
+def _limits(budget: Budget, only: tuple[str, ...] | None) -> tuple[tuple[str, float], ...]:
+    """Return the bounds that are set, in the order in which they are looked at; asked several times a turn, always of the same budgets."""
+    looked = [(dimension, getattr(budget, OPTIONS[dimension])) for dimension in (DIMENSIONS if only is None else only)]
+    return tuple((dimension, limit) for dimension, limit in looked if limit is not None)
+
+
 def exhausted(
     budget: Budget,
     used: Usage,
@@ -153,12 +162,7 @@ def exhausted(
 
     `only` narrows the look to these dimensions.
     """
-    if budget == UNBOUNDED:
-        return None
-    for dimension in DIMENSIONS if only is None else only:
-        limit = getattr(budget, OPTIONS[dimension])
-        if limit is None:
-            continue
+    for dimension, limit in _limits(budget, only):
         value = goal_depth - 1 if dimension == "goal_depth" else running_s if dimension == "running_s" else total_s
         value = getattr(used, dimension) or 0 if dimension not in _GIVEN else value
         if value >= limit:
@@ -168,23 +172,8 @@ def exhausted(
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    return Budget(
-        max_iterations=_left(budget.max_iterations, used.iterations),
-        max_model_calls=_left(budget.max_model_calls, used.model_calls),
-        max_tool_calls=_left(budget.max_tool_calls, used.tool_calls),
-        max_failures=_left(budget.max_failures, used.failures),
-        max_failed_turns=budget.max_failed_turns,
-        max_non_progress=budget.max_non_progress,
-        max_reflections=budget.max_reflections,
-        max_goal_depth=budget.max_goal_depth,
-        max_running_s=_left(budget.max_running_s, running_s),
-        max_total_s=_left(budget.max_total_s, total_s),
-        max_input_tokens=_left(budget.max_input_tokens, used.input_tokens),
-        max_output_tokens=_left(budget.max_output_tokens, used.output_tokens),
-        max_total_tokens=_left(budget.max_total_tokens, used.total_tokens),
-        max_cost_usd=_left(budget.max_cost_usd, used.cost_usd or 0.0),
-    )
-
-
-def _left(limit: Any, used: float) -> Any:
-    return None if limit is None else max(0, limit - used)
+    left: dict[str, Any] = {}
+    for dimension, limit in _limits(budget, _SPENT):
+        spent = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
+        left[OPTIONS[dimension]] = max(0, limit - spent)
+    return msgspec.structs.replace(budget, **left)

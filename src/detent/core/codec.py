@@ -56,6 +56,7 @@ _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 encode = _encoder.encode
 """Any event, envelope or plain data as JSON bytes."""
 
+decode_envelope = _envelopes.decode
 decode_event = _events.decode
 """An event from the JSON bytes of a record's body."""
 
@@ -72,7 +73,7 @@ def digest_of(value: Any) -> str:
 
 def seal(envelope: Envelope, body: bytes, *, previous: str, salt: str) -> tuple[bytes, str]:
     """Return a record's line and its digest."""
-    head, salted = _encoder.encode(envelope), salt.encode()
+    head, salted = encode(envelope), salt.encode()
     digest = chain(previous.encode(), head, _kept(salted, body))
     return b'{"envelope":%b,"salt":"%b","body":%b,"digest":"%b"}' % (head, salted, body, digest.encode()), digest
 
@@ -112,23 +113,31 @@ def _event(body: bytes, version: int) -> AnyEvent:
 
 def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[Record]:
     """Yield the records of a log and check each digest; raise `CorruptLog` naming the first sequence that is not sound."""
+    for seq, (head, body, digest) in enumerate(links(run_id, lines, previous=previous, after=after), after + 1):
+        try:
+            envelope = _envelopes.decode(head)
+            if envelope.seq != seq or envelope.run != run_id:
+                raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
+            event = None if body is None else _events.decode(body) if envelope.v == VERSION else _event(body, envelope.v)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
+        yield Record(envelope, event, digest)
+
+
+def links(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[tuple[bytes, bytes | None, str]]:
+    """Yield the bytes of each envelope and body (None: erased) with the digest, which is checked; raise `CorruptLog`."""
     seq, link = after, previous.encode()
-    envelope_of, event_of = _envelopes.decode, _events.decode
     for line in lines:
         seq += 1
         try:
             head, salt, body, stored = _split(line)
-            digest = chain(link, head, body if salt is None else _kept(salt, body))
-            link = digest.encode()
-            if link != stored:
-                raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")
-            envelope = envelope_of(head)
-            if envelope.seq != seq or envelope.run != run_id:
-                raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
-            event = None if salt is None else event_of(body) if envelope.v == VERSION else _event(body, envelope.v)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except ValueError as error:
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
-        yield Record(envelope, event, digest)
+        digest = chain(link, head, body if salt is None else _kept(salt, body))
+        link = digest.encode()
+        if link != stored:
+            raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")
+        yield head, None if salt is None else body, digest
 
 
 def _split(line: bytes) -> tuple[bytes, bytes | None, bytes, bytes]:

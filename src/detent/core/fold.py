@@ -107,7 +107,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             now = _call_state(state, call)
             error = None if success else e.ToolError(code="handler_error", message=content)
             result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
-            item = _item(now, _pass(state, scope).iteration, result=result, error=error, meta=True)
+            item = item_of(now, _pass(state, scope).iteration, result=result, error=error, meta=True)
             return _with(state, _observed(_pass(state, scope), now, item, ok=success, work=False))
         case e.EffectRecorded():
             return _effect(state, scope, event)
@@ -460,7 +460,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):
         call_id = f"{scope}.{iteration}.{i}"
         known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
-        calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=_item(known, iteration, error=_DROPPED))
+        calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=item_of(known, iteration, error=_DROPPED))
     now = replace(
         before,
         plan=event,
@@ -542,7 +542,7 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
     return replace(state, usage=usage, passes={**state.passes, scope: now})
 
 
-def _item(call: CallState, iteration: int, **fields: Any) -> Item:
+def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
     return Item(
         kind="tool",
         iteration=iteration,
@@ -559,7 +559,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     call = _call_state(state, event.call)
     if event.usage is not NOTHING:
         state = _use(state, scope, event.usage)
-    item = _item(
+    item = item_of(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
     )
     return _outcome(state, scope, call, item, fatal=event.fatal)
@@ -574,7 +574,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     if error is None:
         if call.volatile:
             changes["polled"] = True
-        elif (fresh := _fingerprint(call, item)) not in before.seen:
+        elif (fresh := fingerprint(call, item)) not in before.seen:
             changes["seen"], changes["progressed"] = before.seen.put(fresh, True), True
         if item.executed and call.tool not in before.tools_used:
             changes["tools_used"] = before.tools_used | {call.tool}
@@ -587,7 +587,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     return replace(state, passes={**state.passes, now.scope: now})
 
 
-def _fingerprint(call: CallState, item: Item) -> str:
+def fingerprint(call: CallState, item: Item) -> str:
     """Return what makes a successful observation new: the tool, its arguments, its whole result."""
     shown = item.result if item.artifact is None else item.artifact.key.encode()
     return sha256(b" ".join((call.tool.encode(), call.digest.encode(), shown))).hexdigest()[:24]
@@ -655,7 +655,7 @@ def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunStat
         error = e.ToolError(
             code="tool_result_unknown_after_resume", message="it is not known whether this call happened; check before you try again"
         )
-    item = _item(call, _pass(state, scope).iteration, result=event.result, error=error)
+    item = item_of(call, _pass(state, scope).iteration, result=event.result, error=error)
     if state.terminal:
         return _with(state, _observed(_pass(state, scope), call, item, ok=error is None, work=False))
     return _wake(_outcome(state, scope, call, item))

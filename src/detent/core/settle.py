@@ -110,13 +110,13 @@ def reached(
 
 def waits(run: RunState, state: KernelState) -> str:
     """Return the waiting status that `run` has because of `state`, or ""."""
-    held = next((c.status for c in state.calls.values() if c.status != "finished"), "")
-    if held in ("asked", "in_doubt"):  # what stands before the first call that is held back can still run
+    held = [c.status for c in state.calls.values() if c.status != "finished"]
+    if held and held[0] in ("asked", "in_doubt"):  # what stands before the first call that is held back can still run
         doubt = any(c.status == "in_doubt" for c in state.calls.values())
         return "waiting_for_reconciliation" if doubt else "waiting_for_approval"
     if run.asks:
         return "waiting_for_user"
-    if any(c.join and c.status == "open" for c in run.children.values()):
+    if run.children and any(c.join and c.status == "open" for c in run.children.values()):
         return "waiting_for_subagent"
     if run.timers:
         return "waiting_for_schedule"

@@ -104,13 +104,14 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_past_bound(self, *dimensions: str) -> None:
         """Raise `BoundReached` when one of these dimensions is used up."""
         self.run.world.proceed()
-        bound = reached(self.run.state, self.state, only=dimensions)
+        state = self.run.journal.state
+        bound = reached(state, state.passes[self.scope], only=dimensions)
         if bound is not None:
             raise BoundReached(bound)
 
     def time_left(self) -> float | None:
         """Seconds of running and total time that are left (the smaller), None without such a bound."""
-        state = self.run.state
+        state = self.run.journal.state
         left: list[float] = []
         if state.budget.max_running_s is not None:
             left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
@@ -148,7 +149,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             guidance=state.guidance,
             attachments=tuple(fresh(run.attachments)),
             output_schema=fresh(run.output_schema),
-            goals=tuple((g.goal_id, g.goal) for g in run.goals),
+            goals=tuple([(g.goal_id, g.goal) for g in run.goals]),
             host=run.host,
             run_id=run.run_id,
             scope=self.scope,

@@ -31,20 +31,22 @@ RETRY_CODES = ("timeout", "handler_error")
 
 async def carry_out(context: KernelContext) -> None:
     """Carry the turn's plan out as far as it can go now; raise `BoundReached`."""
-    plan = context.state.plan
-    if plan is None or context.state.ended:
+    state = context.state
+    plan = state.plan
+    if plan is None or state.ended:
         return
     if plan.embedded is None and not isinstance(plan.actions[0], ToolCall):
-        if not context.state.acted:
+        if not state.acted:
             await _control(plan.actions[0], context)
         return
-    for call in list(context.state.calls.values()):
+    for call in state.calls.values():
         if call.status == "started":
             await _settle(call, context)
-    for call in list(context.state.calls.values()):
+    for call in context.state.calls.values():
         if call.status == "planned" and not call.refused:
             _decide(call, context)
-    if any(c in context.run.state.approvals for c in context.state.calls):
+    asked = context.run.state.approvals
+    if asked and any(c in asked for c in context.state.calls):
         await context.commit(durable=True)
     await _execute(context)
 
@@ -169,7 +171,8 @@ async def _execute(context: KernelContext) -> None:
             over = over or call.ends_turn
             continue
         tool = context.tools.get(call.tool)
-        alone = tool is None or not (tool.spec.read_only and tool.spec.concurrency_safe) or tool.spec.ends_turn
+        spec = None if tool is None else tool.spec
+        alone = spec is None or not (spec.read_only and spec.concurrency_safe) or spec.ends_turn
         if alone or call.status in ("asked", "in_doubt"):
             await _run_group(together, context)
             together = []
@@ -275,6 +278,7 @@ async def _attempts(call: CallState, context: KernelContext) -> None:
         if effect:
             await context.commit(durable=True)
         outcome = await world.attempt(tool, context.state.calls[call.call_id], context.time_left())
+        outcome = await world.keep(call.call_id, outcome)
         if outcome.final or left == 0 or world.cancelled or not _may_repeat(outcome, spec.read_only or spec.idempotent):
             break
         left -= 1
@@ -295,7 +299,6 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
     if outcome.kind == "in_doubt":
         event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
     else:
-        outcome = await context.run.world.keep(call.call_id, outcome)
         event = finished(call.call_id, outcome)
         blank = ends_turn or call.provenance == "text"
         if blank and event.error is None and _is_blank(event.result):

@@ -41,15 +41,21 @@ async def _take(signal: Signal, run: Run) -> None:
     run.journal.consume(signal.id)
 
 
+SPOKEN = ("reply", "result", "output", "reason", "why")
+"""Parts of a signal's payload that hold what somebody said."""
+
+
 async def _scrubbed(signal: Signal, run: Run) -> Signal:
-    """Return the signal with sensitive values of a reply, or of other arguments, replaced."""
-    told = signal.payload
-    if signal.kind == "reply":
-        return msgspec.structs.replace(signal, payload={**told, "reply": await run.world.scrub(told.get("reply"))})
+    """Return the signal with sensitive values in what it says, or in other arguments of a call, replaced."""
+    world, told = run.world, dict(signal.payload)
+    for part in SPOKEN:
+        if part in told:
+            told[part] = await world.scrub(told[part])
     if signal.kind == "approval" and told.get("args") is not None:
-        tool = run.tools.get(run.state.approvals[told["call"]].tool) if told["call"] in run.state.approvals else None
-        return msgspec.structs.replace(signal, payload={**told, "args": await run.world.scrub(told["args"], tool.spec if tool else None)})
-    return signal
+        asked = run.state.approvals.get(told["call"])
+        tool = run.tools.get(asked.tool) if asked is not None else None
+        told["args"] = await world.scrub(told["args"], tool.spec if tool else None)
+    return msgspec.structs.replace(signal, payload=told)
 
 
 def scope_of(signal: Signal, state: RunState) -> str:

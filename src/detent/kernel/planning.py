@@ -81,14 +81,14 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
     actions = answer.actions
     if not actions:
         return "it holds no action", None
-    strange = next((a for a in actions if not isinstance(a, Action)), None)  # type: ignore[redundant-expr]
-    if strange is not None:
-        return f"{type(strange).__name__} is not an action", None
-    calls = tuple(a for a in actions if isinstance(a, ToolCall))
-    controls = tuple(a for a in actions if not isinstance(a, ToolCall))
+    strange = [a for a in actions if not isinstance(a, Action)]  # type: ignore[redundant-expr]
+    if strange:
+        return f"{type(strange[0]).__name__} is not an action", None
+    calls = tuple([a for a in actions if isinstance(a, ToolCall)])
+    controls = tuple([a for a in actions if not isinstance(a, ToolCall)]) if len(calls) < len(actions) else ()
     if len(controls) > 1:
         return f"it holds {len(controls)} control actions ({', '.join(type(c).__name__ for c in controls)}); one is allowed", None
-    if any(not call.tool.strip() for call in calls):
+    if not all([call.tool.strip() for call in calls]):
         return "a tool call names no tool", None
     if controls and isinstance(controls[0], FinalAnswer):
         content = controls[0].content

@@ -31,13 +31,13 @@ REFLECTION = (
 
 
 async def advance(run: Run, kernel: Kernel, *, scope: str = "main", turns: int | None = None) -> None:
-    """Take the run on until it finishes, waits, or `turns` turns are done (0: only put on record what came); its state says which."""
+    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
     await absorb(run, fresh=True)
     if scope not in run.state.passes and not run.state.terminal:
         digest = digest_of([kernel.name, kernel.version, run.state.goal])
         run.journal.record(e.PassStarted(key=scope, kernel=kernel.name, digest=digest), scope=scope)
     await run.journal.commit()
-    if turns == 0 or run.state.terminal:
+    if run.state.terminal:
         return
     context = make_context(run, scope)
     while not run.state.terminal:
@@ -83,16 +83,12 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         if verdict is not None:
             return verdict
         await run.journal.commit()
-        if context.state.iteration % YIELD_EVERY == 0:
+        state = context.state
+        if state.iteration % YIELD_EVERY == 0:
             await asyncio.sleep(0)  # a store in memory never yields; other runs and the watcher need their turn
-        turn_over = all(c.status == "finished" for c in context.state.calls.values())
-        if (
-            not turn_over
-            and not context.state.ended
-            and run.state.seq == before
-            and not (waits(run.state, context.state) or run.world.cancelled)
-        ):
-            stuck = ", ".join(c.call_id for c in context.state.calls.values() if c.status != "finished")
+        turn_over = all([c.status == "finished" for c in state.calls.values()])
+        if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
+            stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
             context.run.record(
                 context.scope,
                 _failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them"),

@@ -1,0 +1,202 @@
+"""Snapshots: the state at some record without its histories, so that a long run is ready for its next step at once.
+
+Theory of operation. The log stays the only truth. A snapshot is `RunState` without what grows with steps (transcript, results, fingerprints
+of what was seen), written every `EVERY` records, best effort. Loading still reads every line and checks every digest; the snapshot counts
+only when it has this version of the fold and the chain has its digest at its sequence. The histories are gathered from the records before
+it, with the functions of the fold; only records after it are folded. Records that do anything else to a history (replies, notes, reconciled
+calls) are not gathered: then, as without a snapshot, the whole log is folded. Either way the state is the fold of the log (law 1).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from detent.core.codec import STATE_VERSION, dump_state, links, load_state, read_log
+from detent.core.errors import RunNotFound
+from detent.core.fold import fold
+from detent.core.history import Map, Seq
+from detent.core.state import CallState, Item, RunState
+from detent.ports import EventStore
+
+replace = msgspec.structs.replace
+
+log = logging.getLogger("detent")
+
+_VERSIONED = b',"v":'
+"""Stands in the envelope of a record of another format version; a quote inside a JSON string is escaped."""
+
+EVERY = 1000
+"""How many records lie between two snapshots."""
+
+
+def dump_snapshot(state: RunState) -> bytes:
+    """Return the snapshot of a state."""
+    bare = {scope: replace(known, steps=Seq(), results=Seq(), seen=Map()) for scope, known in state.passes.items()}
+    return dump_state(replace(state, passes=bare))
+
+
+async def load_run(store: EventStore, run_id: str) -> RunState:
+    """Return the state of a run, from its snapshot where that counts; raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`."""
+    lines = await store.read(run_id)
+    if not lines:
+        raise RunNotFound(run_id, store.url)
+    known = await store.get_snapshot(run_id) if len(lines) >= EVERY else None
+    return state_of(run_id, lines, known)
+
+
+def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None) -> RunState:
+    """Return the fold of a log; the same with a snapshot as without. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
+    state = _restored(run_id, lines, *snapshot) if snapshot is not None else None
+    if state is None:
+        return fold(read_log(run_id, lines))
+    return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
+
+
+def _restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
+    """Return the state at the snapshot, with its histories; None where the snapshot does not count."""
+    if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines):
+        return None
+    try:
+        state = load_state(data, RunState)
+    except ValueError as error:
+        log.debug("the snapshot of run %s is not used: %s", run_id, error)
+        return None
+    if (state.run_id, state.seq) != (run_id, seq) or not lines[seq - 1].endswith(b'"digest":"%b"}' % state.digest.encode()):
+        return None
+    gathered = gather(state, ((head, body) for head, body, _ in links(run_id, lines[:seq])))
+    if gathered is None or gathered.keys() != state.passes.keys():
+        return None
+    passes = {
+        scope: replace(known, steps=Seq(gathered[scope].steps), results=Seq(gathered[scope].results), seen=gathered[scope].seen)
+        for scope, known in state.passes.items()
+    }
+    return replace(state, passes=passes)
+
+
+class Histories:
+    """What one pass has gathered so far; `calls` are those of its current turn, `outcomes` their items by index."""
+
+    __slots__ = ("calls", "observed", "outcomes", "results", "seen", "steps")
+
+    def __init__(self, first: Item) -> None:
+        self.steps: list[Item] = [first]
+        self.results: list[Item] = []
+        self.seen: Map[str, bool] = Map()
+        self.calls: dict[str, CallState] = {}
+        self.outcomes: list[Item | None] = []
+        self.observed = 0
+
+    def planned(self, event: e.Planned, scope: str, iteration: int) -> None:
+        """Begin a turn's calls."""
+        self.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
+        wanted = [action for action in event.actions if isinstance(action, ToolCall)]
+        ids = [f"{scope}.{iteration}.{i}" for i in range(len(wanted))]
+        self.calls = {ids[i]: CallState(call_id=ids[i], index=i, tool=call.tool, args=call.args) for i, call in enumerate(wanted)}
+        self.outcomes, self.observed = [None] * len(wanted), 0
+
+    def finished(self, event: e.ToolFinished, iteration: int) -> None:
+        """Take an outcome; it becomes visible when those of all earlier calls are there."""
+        call = self.calls[event.call]
+        item = item_of(call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
+        if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
+            self.seen = self.seen.put(fresh, True)
+        self.outcomes[call.index] = item
+        while self.observed < len(self.outcomes) and (item := self.outcomes[self.observed]) is not None:
+            self.steps.append(item)
+            self.results.append(item)
+            self.observed += 1
+
+
+_NOTHING = {
+    e.RunStarted,
+    e.RunResumed,
+    e.RunReopened,
+    e.RunWaiting,
+    e.RunFinished,
+    e.BudgetChanged,
+    e.PassFinished,
+    e.StrategySwitched,
+    e.TurnStarted,
+    e.StateChanged,
+    e.EffectRecorded,
+    e.ContextCompacted,
+    e.MemoryRecalled,
+    e.ModelCallStarted,
+    e.ModelCallFailed,
+    e.GuardBlocked,
+    e.PolicyDecided,
+    e.ApprovalRequested,
+    e.ApprovalResolved,
+    e.ApprovalExpired,
+    e.ToolInDoubt,
+    e.CancelRequested,
+}
+"""Events that leave all histories as they are."""
+_GATHERED = {e.PassStarted, e.Planned, e.CallHealed, e.ApprovalEdited, e.ToolStarted, e.ToolFinished}
+
+
+def _tags(kinds: Iterable[type[e.Event]]) -> frozenset[bytes]:
+    return frozenset(str(kind.__struct_config__.tag).encode() for kind in kinds)
+
+
+_SKIP, _TAKE = _tags(_NOTHING), _tags(_GATHERED)
+
+
+def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None]]) -> dict[str, Histories] | None:
+    """Return the histories of each pass after these envelopes and bodies; None where they hold what only the fold knows how to take."""
+    passes: dict[str, Histories] = {}
+    for head, body in records:
+        tag = b"" if body is None else body[9 : body.find(b'"', 9)]
+        if tag in _SKIP and _VERSIONED not in head:
+            continue
+        if tag not in _TAKE or _VERSIONED in head or body is None:
+            return None
+        event = decode_event(body)
+        match event:
+            case e.ToolFinished(call=call_id) | e.ToolStarted(call=call_id) | e.CallHealed(call=call_id) | e.ApprovalEdited(call=call_id):
+                scope, iteration, _ = call_id.rsplit(".", 2)
+                known = passes[scope]
+                match event:
+                    case e.ToolFinished():
+                        known.finished(event, int(iteration))
+                    case e.ToolStarted():
+                        started = replace(known.calls[call_id], digest=event.digest, attempt=event.attempt, volatile=event.volatile)
+                        known.calls[call_id] = started
+                    case e.CallHealed():
+                        known.calls[call_id] = replace(known.calls[call_id], tool=event.tool, args=event.args)
+                    case _:
+                        known.calls[call_id] = replace(known.calls[call_id], args=event.args)
+            case e.Planned():
+                if event.embedded is not None or event.dropped:
+                    return None
+                envelope = decode_envelope(head)
+                passes[envelope.scope].planned(event, envelope.scope, envelope.iteration)
+            case e.PassStarted(key=key):
+                passes[key] = Histories(Item(kind="user", text=event.input or run.goal))
+            case _:
+                return None
+    return passes
+
+
+class Snapshotting:
+    """The store as a journal sees it, with a snapshot every so many records; one that cannot be kept is not missed."""
+
+    def __init__(self, store: EventStore, seq: int, state: Callable[[], RunState]) -> None:
+        self._store, self._state = store, state
+        self._next = seq + EVERY
+        self.read = store.read
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, head: RunHead, **how: Any) -> None:
+        """Append as the store does, then take the snapshot if it is time."""
+        await self._store.append(run_id, expected_seq, records, head=head, **how)
+        if head.records < self._next:
+            return
+        self._next = head.records + EVERY
+        state = self._state()
+        try:
+            await self._store.put_snapshot(run_id, state.seq, dump_snapshot(state))
+        except Exception as error:  # an optimisation: whatever goes wrong, the log is whole
+            log.debug("no snapshot of run %s at record %s: %s", run_id, state.seq, error)

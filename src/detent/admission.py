@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,7 +14,7 @@ from detent.config import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import DEFAULT, Budget, checked
 from detent.core.codec import encode
-from detent.core.errors import ConfigError, PlannerFailed, RunContextMismatch, UnknownName
+from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.core.fold import fold
 from detent.live import KEY_BLOB
@@ -85,6 +87,24 @@ async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patte
     wrong = [{"field": f, "expected": mine, "received": theirs} for f, mine, theirs in pairs if mine != theirs]
     if wrong:
         raise RunContextMismatch(run_id, wrong)
+
+
+def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> Any:
+    """Return the reply as the question expects it (text is read as JSON where that fits); raise `NotAllowedNow` when it does not."""
+    if expected is None:
+        return reply
+    from jsonschema import Draft202012Validator
+
+    validator: Any = Draft202012Validator(expected)
+    candidates = [reply]
+    if isinstance(reply, str):
+        with contextlib.suppress(msgspec.DecodeError):
+            candidates.append(msgspec.json.decode(reply))
+    for candidate in candidates:
+        if validator.is_valid(candidate):
+            return candidate
+    why = next(iter(validator.iter_errors(candidates[-1]))).message
+    raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
 
 
 class NoPlanner:

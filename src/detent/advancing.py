@@ -16,7 +16,6 @@ from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, RunReopened, RunResumed
-from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
@@ -27,6 +26,7 @@ from detent.kernel.profile import compression_for, make_profile
 from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Planner, Policy, Signal, Tool, Toolbox, ToolSpec, noop_hooks
+from detent.snapshots import SnapshotJournal, load_run
 from detent.watcher import Watcher
 
 
@@ -120,7 +120,7 @@ class Advancing:
         hooks = self.parts.hooks
         if hooks is not noop_hooks:
             sinks.append(lambda record, state: fire(hooks, record, state))
-        return Journal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks)
+        return SnapshotJournal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks)
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
@@ -150,7 +150,7 @@ class Advancing:
         A run that is opened again starts without the signals that were left over.
         """
         parts = self.parts
-        state = fold(await load(parts.store, self.run_id))
+        state = await load_run(parts.store, self.run_id)
         left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
         reopened = any(isinstance(event, RunReopened) for event in events)
         if reopened:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import signal as signals
 import socket
@@ -47,6 +48,8 @@ from detent.results import Approval, Replay, Result, Verification, approvals_of,
 from detent.watcher import Watcher
 
 T = TypeVar("T")
+log = logging.getLogger("detent")
+
 Approver = Callable[[Approval], Any]
 
 
@@ -346,9 +349,18 @@ class Engine:
         return await self._resume(run_id, event, advance=resume, observers=observers)
 
     async def _resume(
-        self, run_id: str, *events: Any, turns: int | None = None, advance: bool = True, observers: Sequence[Observer] = ()
+        self,
+        run_id: str,
+        *events: Any,
+        turns: int | None = None,
+        advance: bool = True,
+        slot: bool = True,
+        observers: Sequence[Observer] = (),
     ) -> Result:
-        return await self._advance(run_id, lambda a: a.resume(*events, turns=turns, advance=advance), observers, turns=turns)
+        def work(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
+            return advancing.resume(*events, turns=turns, advance=advance)
+
+        return await self._advance(run_id, work, observers, turns=turns, slot=slot and advance)
 
     async def _advance(
         self,
@@ -357,6 +369,7 @@ class Engine:
         observers: Sequence[Observer],
         *,
         turns: int | None = None,
+        slot: bool = True,
     ) -> Result:
         """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
         if observers:
@@ -365,9 +378,12 @@ class Engine:
         sinks: list[Sink] = [told.on_record] if told else []
         chunk = told.on_chunk if told else None
 
+        if self._parts.watcher.control(run_id) is not None:
+            raise RunBusy(run_id, "this engine")
+
         async def main() -> RunState:
             async with (
-                self._limit or contextlib.nullcontext(),
+                self._limit if self._limit and slot else contextlib.nullcontext(),
                 Advancing(self._parts, run_id, self._planner_for, sinks=sinks, chunk=chunk) as advancing,
             ):
                 return await work(advancing)
@@ -381,8 +397,12 @@ class Engine:
 
     async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer], *, turns: int | None) -> Result:
         for request in approvals_of(state):
-            answer = approver(request)
-            approved = bool(await answer if inspect.isawaitable(answer) else answer)
+            try:
+                answer = approver(request)
+                approved = bool(await answer if inspect.isawaitable(answer) else answer)
+            except Exception:  # foreign code: an approver that fails has not decided
+                log.exception("the approver failed on call %s of run %s; the call still waits", request.call_id, state.run_id)
+                return result_of(state)
             payload = {"call": request.call_id, "decision": "approved" if approved else "denied"}
             await self.store.post(state.run_id, self._signal("approval", payload, by="approver"))
         return await self._resume(state.run_id, turns=turns, observers=observers)
@@ -446,6 +466,7 @@ class Engine:
             raise NotAllowedNow(
                 run_id, f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})", reason_code="not_asked"
             )
+        reply = admission.fitting_reply(run_id, reply, asks[ask_id].expected)
         return await self._deliver(run_id, self._signal("reply", {"ask_id": ask_id, "reply": reply}, by=by), resume=resume)
 
     async def reconcile(
@@ -495,7 +516,7 @@ class Engine:
             control.deliver([signal])
         elif resume:
             with contextlib.suppress(RunBusy):
-                return await self._resume(run_id)
+                return await self._resume(run_id, slot=signal.kind != "cancel")  # ending a run waits for no other
         return result_of(await self.load(run_id))
 
     def _signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:

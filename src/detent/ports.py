@@ -16,7 +16,7 @@ import msgspec
 from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
-from detent.core.events import AnyEvent, ArtifactRef, Decision, SideEffect
+from detent.core.events import ArtifactRef, Decision, SideEffect
 from detent.core.records import Record, RunHead
 from detent.core.state import Item, KernelState, RunState
 
@@ -453,6 +453,3 @@ class Ids(Protocol):
     def token(self, length: int) -> str:
         """Return `length` random characters of [a-z0-9]."""
         ...
-
-
-EventHandler = Callable[[AnyEvent, RunState], Any]

@@ -10,16 +10,20 @@ calls) are not gathered: then, as without a snapshot, the whole log is folded. E
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from detent.core.codec import STATE_VERSION, dump_state, links, load_state, read_log
+from detent.core import events as e
+from detent.core.actions import ToolCall, snake
+from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, dump_state, links, load_state, read_log
 from detent.core.errors import RunNotFound
-from detent.core.fold import fold
+from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
-from detent.ports import EventStore
+from detent.kernel.journal import Journal, Sink
+from detent.ports import Clock, EventStore, Ids
 
 replace = msgspec.structs.replace
 
@@ -49,13 +53,13 @@ async def load_run(store: EventStore, run_id: str) -> RunState:
 
 def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None) -> RunState:
     """Return the fold of a log; the same with a snapshot as without. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
-    state = _restored(run_id, lines, *snapshot) if snapshot is not None else None
+    state = restored(run_id, lines, *snapshot) if snapshot is not None else None
     if state is None:
         return fold(read_log(run_id, lines))
     return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
 
 
-def _restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
+def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
     """Return the state at the snapshot, with its histories; None where the snapshot does not count."""
     if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines):
         return None
@@ -66,7 +70,10 @@ def _restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> Run
         return None
     if (state.run_id, state.seq) != (run_id, seq) or not lines[seq - 1].endswith(b'"digest":"%b"}' % state.digest.encode()):
         return None
-    gathered = gather(state, ((head, body) for head, body, _ in links(run_id, lines[:seq])))
+    try:
+        gathered = gather(state, links(run_id, lines[:seq]))
+    except (LookupError, ValueError):  # msgspec's errors are ValueErrors; the fold will say what is wrong
+        return None
     if gathered is None or gathered.keys() != state.passes.keys():
         return None
     passes = {
@@ -95,7 +102,12 @@ class Histories:
         wanted = [action for action in event.actions if isinstance(action, ToolCall)]
         ids = [f"{scope}.{iteration}.{i}" for i in range(len(wanted))]
         self.calls = {ids[i]: CallState(call_id=ids[i], index=i, tool=call.tool, args=call.args) for i, call in enumerate(wanted)}
-        self.outcomes, self.observed = [None] * len(wanted), 0
+        self.outcomes = [None for _ in wanted]
+        self.observed = 0
+
+    def change(self, call_id: str, **changes: Any) -> None:
+        """Note what became of a call before its outcome."""
+        self.calls[call_id] = replace(self.calls[call_id], **changes)
 
     def finished(self, event: e.ToolFinished, iteration: int) -> None:
         """Take an outcome; it becomes visible when those of all earlier calls are there."""
@@ -110,93 +122,65 @@ class Histories:
             self.observed += 1
 
 
-_NOTHING = {
-    e.RunStarted,
-    e.RunResumed,
-    e.RunReopened,
-    e.RunWaiting,
-    e.RunFinished,
-    e.BudgetChanged,
-    e.PassFinished,
-    e.StrategySwitched,
-    e.TurnStarted,
-    e.StateChanged,
-    e.EffectRecorded,
-    e.ContextCompacted,
-    e.MemoryRecalled,
-    e.ModelCallStarted,
-    e.ModelCallFailed,
-    e.GuardBlocked,
-    e.PolicyDecided,
-    e.ApprovalRequested,
-    e.ApprovalResolved,
-    e.ApprovalExpired,
-    e.ToolInDoubt,
-    e.CancelRequested,
-}
-"""Events that leave all histories as they are."""
-_GATHERED = {e.PassStarted, e.Planned, e.CallHealed, e.ApprovalEdited, e.ToolStarted, e.ToolFinished}
+_UNTOUCHED = tuple(
+    b'{"type":"%b"' % snake(kind.__name__).encode()
+    for kind in (
+        *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.MemoryRecalled, e.ModelCallFailed),
+        *(e.RunStarted, e.RunResumed, e.RunReopened, e.RunWaiting, e.RunFinished, e.BudgetChanged, e.StrategySwitched, e.PassFinished),
+        *(e.GuardBlocked, e.ApprovalRequested, e.ApprovalResolved, e.ApprovalExpired, e.ToolInDoubt, e.ContextCompacted, e.CancelRequested),
+    )
+)
+"""How the events begin that leave all histories as they are, in any state; the most frequent first."""
 
 
-def _tags(kinds: Iterable[type[e.Event]]) -> frozenset[bytes]:
-    return frozenset(str(kind.__struct_config__.tag).encode() for kind in kinds)
+def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) -> dict[str, Histories] | None:
+    """Return the histories of each pass after these records; None where one of them does what only the fold knows.
 
-
-_SKIP, _TAKE = _tags(_NOTHING), _tags(_GATHERED)
-
-
-def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None]]) -> dict[str, Histories] | None:
-    """Return the histories of each pass after these envelopes and bodies; None where they hold what only the fold knows how to take."""
+    Raise `LookupError` or `ValueError` where a record is not what it should be.
+    """
     passes: dict[str, Histories] = {}
-    for head, body in records:
-        tag = b"" if body is None else body[9 : body.find(b'"', 9)]
-        if tag in _SKIP and _VERSIONED not in head:
-            continue
-        if tag not in _TAKE or _VERSIONED in head or body is None:
+    for head, body, _ in records:
+        if body is None or _VERSIONED in head:
             return None
-        event = decode_event(body)
-        match event:
-            case e.ToolFinished(call=call_id) | e.ToolStarted(call=call_id) | e.CallHealed(call=call_id) | e.ApprovalEdited(call=call_id):
-                scope, iteration, _ = call_id.rsplit(".", 2)
-                known = passes[scope]
-                match event:
-                    case e.ToolFinished():
-                        known.finished(event, int(iteration))
-                    case e.ToolStarted():
-                        started = replace(known.calls[call_id], digest=event.digest, attempt=event.attempt, volatile=event.volatile)
-                        known.calls[call_id] = started
-                    case e.CallHealed():
-                        known.calls[call_id] = replace(known.calls[call_id], tool=event.tool, args=event.args)
-                    case _:
-                        known.calls[call_id] = replace(known.calls[call_id], args=event.args)
-            case e.Planned():
-                if event.embedded is not None or event.dropped:
-                    return None
+        if body.startswith(_UNTOUCHED):
+            continue
+        match event := decode_event(body):
+            case e.ToolFinished():
+                scope, iteration, _ = event.call.rsplit(".", 2)
+                passes[scope].finished(event, int(iteration))
+            case e.ToolStarted():
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, digest=event.digest, attempt=event.attempt, volatile=event.volatile)
+            case e.Planned(embedded=None, dropped=()):
                 envelope = decode_envelope(head)
+                if not envelope.iteration:
+                    return None
                 passes[envelope.scope].planned(event, envelope.scope, envelope.iteration)
-            case e.PassStarted(key=key):
-                passes[key] = Histories(Item(kind="user", text=event.input or run.goal))
+            case e.CallHealed():
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, tool=event.tool, args=event.args)
+            case e.ApprovalEdited():
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args)
+            case e.PassStarted():
+                passes[event.key] = Histories(Item(kind="user", text=event.input or run.goal))
             case _:
                 return None
     return passes
 
 
-class Snapshotting:
-    """The store as a journal sees it, with a snapshot every so many records; one that cannot be kept is not missed."""
+class SnapshotJournal(Journal):
+    """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
 
-    def __init__(self, store: EventStore, seq: int, state: Callable[[], RunState]) -> None:
-        self._store, self._state = store, state
-        self._next = seq + EVERY
-        self.read = store.read
+    def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
+        super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
+        self._due = state.seq + EVERY
 
-    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, head: RunHead, **how: Any) -> None:
-        """Append as the store does, then take the snapshot if it is time."""
-        await self._store.append(run_id, expected_seq, records, head=head, **how)
-        if head.records < self._next:
+    async def commit(self, *, durable: bool = False) -> None:
+        """See `Journal.commit`."""
+        await super().commit(durable=durable)
+        state = self.state
+        if state.seq < self._due:
             return
-        self._next = head.records + EVERY
-        state = self._state()
+        self._due = state.seq + EVERY
         try:
-            await self._store.put_snapshot(run_id, state.seq, dump_snapshot(state))
-        except Exception as error:  # an optimisation: whatever goes wrong, the log is whole
-            log.debug("no snapshot of run %s at record %s: %s", run_id, state.seq, error)
+            await self._store.put_snapshot(state.run_id, state.seq, dump_snapshot(state))
+        except Exception as error:  # noqa: BLE001 - an optimisation: whatever goes wrong with it, the log is whole
+            log.debug("no snapshot of run %s at record %s: %s", state.run_id, state.seq, error)

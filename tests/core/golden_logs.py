@@ -64,13 +64,12 @@ def answered() -> Log:
         e.PolicyDecided(call="main.1.1", decision="allow", rule="tier:read", sources=("s",), facts={"f": 1}),
         begun("main.1.0"),
         begun("main.1.1", volatile=True),
-        ended("main.1.1", {"units": 7}, latency_ms=1.25, progress=("half",)),
-        begun("main.1.0", attempt=2, previous=e.ToolError(code="timeout", message="late", details={"s": 1})),
+        ended("main.1.1", {"units": 7}, latency_ms=1.25),
+        begun("main.1.0", attempt=2, cost_usd=0.5, previous=e.ToolError(code="timeout", message="late", details={"s": 1})),
         e.ToolFinished(
             call="main.1.0",
             result=raw([1, 2]),
             artifact=e.ArtifactRef(key="ab" * 32, size_bytes=99),
-            usage=Usage(cost_usd=0.5),
             latency_ms=2.0,
         ),
         e.StateChanged(phase=1, meta={"seen": 2}, scratchpad={"k": "v", "old": "x"}, guidance=("be brief",)),
@@ -180,7 +179,7 @@ def doubted() -> Log:
     log.add(e.RunWaiting(status="waiting_for_reconciliation"))
     log.add(
         e.ToolReconciled(call="main.1.0", outcome="again", source="retry"),
-        begun("main.1.0", attempt=2, tool="pay", side_effect="write"),
+        begun("main.1.0", attempt=2, cost_usd=0.5, tool="pay", side_effect="write"),
         ended("main.1.0", "paid"),
         e.ToolReconciled(call="main.1.0", outcome="happened", source="late_worker", result=raw("paid late")),
         e.ToolReconciled(call="main.1.1", outcome="happened", source="reconcile", result=raw({"paid": 1})),

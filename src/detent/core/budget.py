@@ -74,6 +74,18 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
+    def charged(self) -> Usage:
+        """Return what a planner or an effect may charge: model calls, tokens and cost, never below 0; the other counters are the kernel's."""
+        return Usage(
+            model_calls=max(0, self.model_calls),
+            input_tokens=max(0, self.input_tokens),
+            output_tokens=max(0, self.output_tokens),
+            cached_tokens=max(0, self.cached_tokens),
+            reasoning_tokens=max(0, self.reasoning_tokens),
+            cost_usd=None if self.cost_usd is None else max(0.0, self.cost_usd),
+            estimated=self.estimated,
+        )
+
     def plus(self, other: Usage) -> Usage:
         """Return the sum; a cost is unknown only when both are, and estimated when either is."""
         if other is NOTHING or other == NOTHING:
@@ -133,6 +145,8 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
     """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
     for field in FIELDS:
         value = getattr(budget, field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise BudgetRefused(f"budget.{field} is {value!r}; a bound is a number")
         if value is not None and not value > 0:
             raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
     if budget.max_iterations is not None and budget.max_iterations > ceiling:

@@ -334,7 +334,8 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
 class ToolStarted(Event, frozen=True, kw_only=True):
     """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
 
-    `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments.
+    `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments;
+    `cost_usd` is charged for the attempt whatever becomes of it.
     """
 
     call: str
@@ -346,6 +347,7 @@ class ToolStarted(Event, frozen=True, kw_only=True):
     idempotent: bool = False
     volatile: bool = False
     ends_turn: bool = False
+    cost_usd: float | None = None
     previous: ToolError | None = None
 
 
@@ -358,8 +360,6 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     error: ToolError | None = None
     fatal: bool = False
     latency_ms: float = 0.0
-    usage: Usage = NOTHING
-    progress: tuple[Any, ...] = ()
 
 
 class ToolInDoubt(Event, frozen=True, kw_only=True):

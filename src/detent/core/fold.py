@@ -375,7 +375,7 @@ def _acted(state: RunState, scope: str, **changes: Any) -> RunState:
 def _use(state: RunState, scope: str, usage: Usage) -> RunState:
     if usage == NOTHING:
         return state
-    known = state.passes.get(scope)
+    usage, known = usage.charged(), state.passes.get(scope)
     if known is None:
         return replace(state, usage=state.usage.plus(usage))
     return replace(state, usage=state.usage.plus(usage), passes={**state.passes, scope: replace(known, usage=known.usage.plus(usage))})
@@ -490,12 +490,12 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
 
 
 def _plan_rejected(state: RunState, scope: str, event: e.PlanRejected) -> RunState:
-    usage = replace(_model_use(state, event.usage, event.model), failures=1)
-    state = replace(_use(state, scope, usage), reserved=None)
+    state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
     text = f"That was not a plan: {event.problem}. Answer with tool calls or with one control action."
     state = _with_item(state, scope, Item(kind="note", text=text))
     before = _pass(state, scope)
-    return _with(state, replace(before, rejected=before.rejected + 1, partial=before.partial))
+    state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
+    return _with(state, replace(before, rejected=before.rejected + 1, usage=replace(before.usage, failures=before.usage.failures + 1)))
 
 
 # Acting -----------------------------------------------------------------------------------------------------------------------
@@ -521,6 +521,8 @@ def _unsettled(state: RunState, call: CallState) -> None:
 
 
 def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
+    if event.cost_usd is not None:
+        state = _use(state, scope, Usage(cost_usd=event.cost_usd))
     call, before = _call_state(state, event.call), _pass(state, scope)
     _unsettled(state, call)
     started = replace(
@@ -543,6 +545,7 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
 
 
 def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
+    """Return the observation of a call: what it was asked for as it stands now, and the `fields` of its outcome."""
     return Item(
         kind="tool",
         iteration=iteration,
@@ -557,8 +560,6 @@ def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
 
 def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
     call = _call_state(state, event.call)
-    if event.usage is not NOTHING:
-        state = _use(state, scope, event.usage)
     item = item_of(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
     )

@@ -132,6 +132,9 @@ def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
         verdict = context.run.policy.decide(frozen, context.run.state)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+    if verdict.approvers != 1:
+        said = f"rule {verdict.rule!r} asks for {verdict.approvers} approvers; one is what can be asked for"
+        return Verdict(decision="deny", rule="policy_error", reason=said)
     if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
         verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
     if verdict.decision == "require_approval" and call.approved:
@@ -263,6 +266,7 @@ def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.Tool
             idempotent=spec.idempotent,
             volatile=spec.volatile,
             ends_turn=spec.ends_turn,
+            cost_usd=spec.cost_usd,
             previous=previous,
         ),
     )

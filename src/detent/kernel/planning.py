@@ -88,7 +88,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
     controls = tuple([a for a in actions if not isinstance(a, ToolCall)]) if len(calls) < len(actions) else ()
     if len(controls) > 1:
         return f"it holds {len(controls)} control actions ({', '.join(type(c).__name__ for c in controls)}); one is allowed", None
-    if not all([call.tool.strip() for call in calls]):
+    if not all(call.tool.strip() for call in calls):
         return "a tool call names no tool", None
     if controls and isinstance(controls[0], FinalAnswer):
         content = controls[0].content

@@ -86,7 +86,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         state = context.state
         if state.iteration % YIELD_EVERY == 0:
             await asyncio.sleep(0)  # a store in memory never yields; other runs and the watcher need their turn
-        turn_over = all([c.status == "finished" for c in state.calls.values()])
+        turn_over = all(c.status == "finished" for c in state.calls.values())
         if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
             stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
             context.run.record(

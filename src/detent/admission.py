@@ -13,13 +13,13 @@ from detent.advancing import load
 from detent.config import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import DEFAULT, Budget, checked
-from detent.core.codec import encode
+from detent.core.codec import digest_of, encode
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.core.fold import fold
 from detent.live import KEY_BLOB
 from detent.ports import EventStore, Plan, Policy, Toolbox, View
-from detent.redact import Redactor
+from detent.redact import Redactor, redacted_start
 
 STRATEGIES = ("reactive",)
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -40,7 +40,7 @@ def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
 
 def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
     """Raise `ConfigError` when a listed tool may need approval; called where nobody could give one (DESIGN 7)."""
-    asking = [name for name in spec.tools if policy.may_ask(toolbox.get(name).spec)]
+    asking = [name for name in spec.tools if name in toolbox.names() and policy.may_ask(toolbox.get(name).spec)]
     if asking:
         raise ConfigError(
             f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
@@ -61,13 +61,13 @@ def checked_run_id(run_id: str | None) -> None:
         raise ConfigError(f"run id {run_id[:80]!r}: use letters, digits, '_', '-' and '.', 1 to 200 of them, not '.' or '-' first")
 
 
-def refuse_what_is_not_json(started: RunStarted) -> None:
-    """Raise `ConfigError` naming the part of a run's input that is not JSON data."""
-    for part in ("variables", "seed_memory", "attachments", "output_schema"):
+def refuse_what_is_not_json(**parts: Any) -> None:
+    """Raise `ConfigError` naming the part of an input that is not JSON data."""
+    for part, value in parts.items():
         try:
-            encode(getattr(started, part))
+            encode(value)
         except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-            raise ConfigError(f"{part} must be JSON data, because they stand in the log: {error}") from error
+            raise ConfigError(f"{part} must be JSON data, because it stands in the log: {error}") from error
 
 
 async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patterns: Sequence[str] = ()) -> None:
@@ -78,9 +78,18 @@ async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patte
         raise RunContextMismatch(run_id, [mine])
     state = fold(await load(store, run_id))
     key = await store.get_blob(run_id, KEY_BLOB) if patterns else None
+    wanted = redacted_start(wanted, Redactor(patterns, key)) if key else wanted
+    named = (state.agent.name, wanted.agent.name)
     pairs = (
-        ("agent", state.agent.name, wanted.agent.name),
-        ("goal", state.goal, Redactor(patterns, key).text(wanted.goal) if key else wanted.goal),
+        (
+            "agent",
+            *(
+                named
+                if named[0] != named[1] or digest_of(state.agent) == digest_of(wanted.agent)
+                else (f"{named[0]} as it was", f"{named[0]} with changes")
+            ),
+        ),
+        ("goal", state.goal, wanted.goal),
         ("host.workspace", state.host.workspace, wanted.host.workspace),
         ("host.principal", state.host.principal, wanted.host.principal),
     )

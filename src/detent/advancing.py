@@ -22,7 +22,7 @@ from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.kernel.profile import compression_for, make_profile
+from detent.profile import compression_for, make_profile
 from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Planner, Policy, Signal, Tool, Toolbox, ToolSpec, noop_hooks
@@ -47,13 +47,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
-def tools_of(state: RunState, toolbox: Toolbox, *, missing_ok: bool = False) -> dict[str, Tool]:
+def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
     """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
     found: dict[str, Tool] = {}
     missing: list[str] = []
+    answered = {tool.spec.name: tool for tool in parts.kernel.meta_tools}
     for name in state.agent.tools:
         try:
-            found[name] = toolbox.get(name)
+            found[name] = answered.get(name) or parts.tools.get(name)
         except UnknownName:
             missing.append(name)
     if missing and not missing_ok:
@@ -138,7 +139,7 @@ class Advancing:
             redact=(*parts.redact, *journal.state.agent.redact),
             chunk=self._chunk,
         )
-        tools = tools_of(journal.state, parts.tools, missing_ok=bool(self.control.cancelled))
+        tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
         await advance(make_run(journal, world, parts, tools), parts.kernel, turns=turns)
         return journal.state
 
@@ -160,7 +161,7 @@ class Advancing:
         idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
         if idle:
             return state
-        tools = tools_of(state, parts.tools, missing_ok=bool(self.control.cancelled))
+        tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
         now = digests_of(tools, parts)
         changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
         journal = self.journal(state)

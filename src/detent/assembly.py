@@ -62,15 +62,23 @@ def _tools(config: Config) -> list[Any]:
 
 
 def _planner(config: Config) -> Any:
-    return load_part(config.planner, "planner") if config.planner else None
+    return _fitting(load_part(config.planner, "planner"), config.planner, "plan") if config.planner else None
 
 
 def _policy(config: Config) -> Any:
-    return load_part(config.policy, "policy") if config.policy else None
+    return _fitting(load_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version") if config.policy else None
 
 
 def _observers(config: Config) -> tuple[Any, ...]:
-    return tuple(load_part(path, "observers") for path in config.observers or ())
+    return tuple(_fitting(load_part(path, "observers"), path, "on_record", "on_chunk") for path in config.observers or ())
+
+
+def _fitting(part: Any, path: str, *needed: str) -> Any:
+    """Return the part; raise `ConfigError` when it lacks what its seam needs (see `detent.ports`)."""
+    missing = [name for name in needed if not hasattr(part, name)]
+    if missing:
+        raise ConfigError(f"{path} has no {', '.join(missing)}; it must be an object with {', '.join(needed)}")
+    return part
 
 
 _PARTS: dict[str, Callable[[Config], Any]] = {

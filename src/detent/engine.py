@@ -197,7 +197,12 @@ class Engine:
             output_schema=output_schema or spec.output_schema,
             strategy=spec.strategy,
         )
-        admission.refuse_what_is_not_json(started)
+        admission.refuse_what_is_not_json(
+            variables=started.variables,
+            seed_memory=started.seed_memory,
+            attachments=started.attachments,
+            output_schema=started.output_schema,
+        )
         self._planner_for(spec)  # rules that cannot be read are refused before anything is recorded
         admission.checked_run_id(run_id)
         if run_id is not None and await self.store.head(run_id) is not None:
@@ -211,7 +216,7 @@ class Engine:
         """Record `started` and take the run on."""
         state = RunState(run_id=advancing.run_id)
         patterns = (*self._parts.redact, *started.agent.redact)
-        tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self.tools)
+        tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self._parts)
         journal = advancing.journal(state)
         if patterns:
             started = await self._redacted(started, advancing.run_id, patterns)
@@ -490,6 +495,7 @@ class Engine:
                 f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})",
                 reason_code="not_in_doubt",
             )
+        admission.refuse_what_is_not_json(result=result)
         payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
         return await self._deliver(run_id, self._signal("reconcile", payload, by=by), resume=resume)
 
@@ -592,7 +598,8 @@ class Engine:
     def _admit(self, agent: Agent, goal: str) -> AgentSpec:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        spec = admission.checked_spec(agent, goal, self.tools.names())
+        answered = [tool.spec.name for tool in self._parts.kernel.meta_tools]
+        spec = admission.checked_spec(agent, goal, [*self.tools.names(), *answered])
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
             admission.refuse_unanswerable(spec, self.tools, self._parts.policy)
         return spec

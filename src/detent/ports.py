@@ -220,6 +220,25 @@ class Toolbox(Protocol):
     def names(self) -> Sequence[str]: ...
 
 
+class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
+
+    tier: str = "mid"
+    tool_result_max_chars: int = 1200
+    preview_items: int = 5
+    schema_detail: Literal["names", "names-and-types", "full"] = "full"
+    temperature: float = 0.5
+    window_tokens: int = 32_768
+
+
+class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
+
+    budget_chars: int = 1200
+    preview_items: int = 5
+    auto_store: bool = True
+
+
 # Governance -----------------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
     journal = ReplayJournal(records)
     run_id = journal.state.run_id
     world = ReplayWorld(journal)
-    tools = tools_of(journal.state, parts.tools)
+    tools = tools_of(journal.state, parts)
     try:
         while journal.next is not None:
             before = journal.cursor

@@ -12,6 +12,9 @@ from hypothesis import given, settings
 
 from core.golden_logs import GOLDEN
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.agent import AgentSpec
+from detent.core.budget import DEFAULT
 from detent.core.codec import decode_event, encode, read_log, read_record, seal
 from detent.core.errors import CorruptLog
 from detent.core.events import AnyEvent, TurnStarted
@@ -67,6 +70,32 @@ def test_from_any_record_of_the_golden_logs_the_state_is_the_same(name: str) -> 
     records = [read_record(line) for line in log.lines]
     events = [(record.event, record.envelope.scope) for record in records if record.event is not None]
     assert from_every_prefix(stamped(events, log.state.run_id)) >= 1
+
+
+def test_what_can_be_gathered_is_gathered_as_it_is_folded() -> None:
+    """A batch that ends out of order, a healed and an edited call, a polling tool, a failed one; a note ends it."""
+    calls = tuple(ToolCall(tool="look", args={"n": n}) for n in range(4))
+    started = [e.ToolStarted(call=f"main.1.{i}", tool="look", key=f"k{i}", digest=f"d{i}", volatile=i == 0) for i in range(3)]
+    events: list[Any] = [
+        e.RunStarted(goal="look", agent=AgentSpec(name="a"), budget=DEFAULT),
+        e.PassStarted(key="main", kernel="react"),
+        TurnStarted(iteration=1),
+        e.Planned(actions=calls, text="I look."),
+        e.CallHealed(call="main.1.0", tool="see", args={"n": 7}),
+        e.ApprovalRequested(call="main.1.1", tool="look", digest="d1"),
+        e.ApprovalEdited(call="main.1.1", args={"n": 8}, digest="d1", by="ann"),
+        *started,
+        e.ToolFinished(call="main.1.2", result=msgspec.Raw(b"2")),
+        e.ToolFinished(call="main.1.3", error=e.ToolError(code="policy_denied", message="no")),
+        e.ToolFinished(call="main.1.0", result=msgspec.Raw(b"0")),
+        e.ToolFinished(call="main.1.1", result=msgspec.Raw(b"1")),
+        TurnStarted(iteration=2),
+        e.Planned(actions=(ToolCall(tool="look", args={"n": 1}),)),
+    ]
+    lines = stamped([(event, "main") for event in events], "run")
+    assert from_every_prefix(lines) == len(lines)
+    told = stamped([(event, "main") for event in (*events, e.NoteWritten(text="hurry"))], "run")
+    assert from_every_prefix(told) == len(lines)
 
 
 async def lines_of(example: Example) -> list[bytes]:

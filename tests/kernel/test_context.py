@@ -12,9 +12,9 @@ from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
 from detent.kernel.kernel import make_kernel
-from detent.kernel.profile import PROFILES, ContextProfile, compression_for, make_profile
 from detent.kernel.think import think
 from detent.ports import Block
+from detent.profile import PROFILES, ContextProfile, compression_for, make_profile
 from kernel.runs import END, Allow, Desk, Script, call, ran
 
 replace = msgspec.structs.replace

@@ -192,7 +192,10 @@ def export(
     lines, damage = session.drive(work)
     data = b"".join(line + b"\n" for line in lines)
     if file is not None:
-        file.write_bytes(data)
+        try:
+            file.write_bytes(data)
+        except OSError as error:
+            raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --output") from error
         session.output.say(f"wrote {len(lines)} records to {file}")
     else:
         sys.stdout.buffer.write(data)

@@ -22,8 +22,7 @@ from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
-from detent.kernel.profile import ContextProfile, ResultCompression
-from detent.ports import Guard, KernelHooks, Policy, Tool, ToolSpec, View
+from detent.ports import ContextProfile, Guard, KernelHooks, Policy, ResultCompression, Tool, ToolSpec, View
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""

@@ -20,6 +20,8 @@ from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, Pus
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
 from detent.core.state import CallState
+from detent.kernel.guards import guard_name, in_doubt_guard
+from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached
 from detent.ports import Block, Call, Tool, ToolOutcome, Verdict
 
@@ -61,12 +63,12 @@ def _decide(call: CallState, context: KernelContext) -> None:
     except InvalidArguments as error:
         _refuse(call, context, error.error_code, str(error), error.details)
         return
-    for guard in context.guards:
+    for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
         block = _guarded(guard, frozen, context)
         if block is not None:
             context.run.record(
                 context.scope,
-                e.GuardBlocked(call=call.call_id, guard=getattr(guard, "__name__", type(guard).__name__), reason=block.reason),
+                e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason),
             )
             _refuse(call, context, "guard_blocked", block.reason)
             return
@@ -121,9 +123,12 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
 
 def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
     try:
-        return guard(call, context.state, context.run.state)
+        said = guard(call, context.state, context.run.state)
     except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
         return Block(f"guard failed: {type(error).__name__}: {error}")
+    if said is None or isinstance(said, Block):
+        return said
+    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block")
 
 
 def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
@@ -132,6 +137,8 @@ def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
         verdict = context.run.policy.decide(frozen, context.run.state)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+    if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
     if verdict.approvers != 1:
         said = f"rule {verdict.rule!r} asks for {verdict.approvers} approvers; one is what can be asked for"
         return Verdict(decision="deny", rule="policy_error", reason=said)
@@ -191,6 +198,10 @@ async def _execute(context: KernelContext) -> None:
         elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in context.state.calls.values()):
             over = True
             _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
+        elif isinstance(tool, MetaTool):
+            await _run_group(together, context)
+            together = []
+            await answer(call, tool, context)
         elif alone:
             over = tool.spec.ends_turn
             await _run_call(call, tool, context)

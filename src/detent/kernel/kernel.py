@@ -19,6 +19,7 @@ from detent.core.state import KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
+from detent.kernel.meta_tools import MetaTool
 from detent.kernel.think import think
 from detent.ports import Guard
 
@@ -33,6 +34,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
     phases: tuple[Phase, ...] = (think, act)
     guards: tuple[Guard, ...] = default_guards
+    meta_tools: tuple[MetaTool, ...] = ()
     name: str = "react"
     version: int = 1
 
@@ -48,12 +50,18 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_kernel(
-    phases: tuple[Phase, ...] | None = None, guards: tuple[Guard, ...] | None = None, *, name: str = "react", version: int = 1
+    phases: tuple[Phase, ...] | None = None,
+    guards: tuple[Guard, ...] | None = None,
+    *,
+    meta_tools: tuple[MetaTool, ...] = (),
+    name: str = "react",
+    version: int = 1,
 ) -> Kernel:
-    """Return a kernel of these phases and guards; the default is ReAct with the default guards (rows S1-1, S1-5)."""
+    """Return a kernel of these phases, guards and meta-tools; the default is ReAct with the default guards (rows S1-1, S1-5)."""
     return Kernel(
         phases=(think, act) if phases is None else tuple(phases),
         guards=default_guards if guards is None else tuple(guards),
+        meta_tools=tuple(meta_tools),
         name=name,
         version=version,
     )

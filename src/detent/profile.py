@@ -5,23 +5,12 @@ Values are those of section 9 of the composable-kernel catalogue; a partial prof
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from detent.core.errors import UnknownName
-
-
-class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
-
-    tier: str = "mid"
-    tool_result_max_chars: int = 1200
-    preview_items: int = 5
-    schema_detail: Literal["names", "names-and-types", "full"] = "full"
-    temperature: float = 0.5
-    window_tokens: int = 32_768
-
+from detent.ports import ContextProfile, ResultCompression
 
 PROFILES: dict[str, ContextProfile] = {
     "local": ContextProfile(
@@ -31,14 +20,6 @@ PROFILES: dict[str, ContextProfile] = {
     "large": ContextProfile(tier="large", tool_result_max_chars=800),
     "frontier": ContextProfile(tier="frontier", tool_result_max_chars=600, preview_items=3, temperature=0.6, window_tokens=128_000),
 }
-
-
-class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
-
-    budget_chars: int = 1200
-    preview_items: int = 5
-    auto_store: bool = True
 
 
 def make_profile(given: dict[str, Any]) -> ContextProfile:

@@ -176,8 +176,8 @@ def test_kernel_and_strategies_read_no_clock_chance_or_environment() -> None:
     assert wrong == []
 
 
-DECLARATIONS = ("actions.py", "agent.py", "events.py", "errors.py")
-"""Modules of the core that only declare data: their size is that of the closed lists in the design, not of behaviour."""
+DECLARATIONS = ("actions.py", "agent.py", "events.py", "errors.py", "outside.py")
+"""Modules that only declare data and seams: their size is that of the closed lists in the design, not of behaviour."""
 
 
 def test_core_and_kernel_stay_small() -> None:

@@ -22,10 +22,10 @@ from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.profile import compression_for, make_profile
 from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Planner, Policy, Signal, Tool, Toolbox, ToolSpec, noop_hooks
+from detent.profile import compression_for, make_profile
 from detent.snapshots import SnapshotJournal, load_run
 from detent.watcher import Watcher
 

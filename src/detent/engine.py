@@ -456,6 +456,14 @@ class Engine:
                 f"call {call_id!r} of run {run_id!r} does not wait for approval (waiting: {waiting}); it was decided already or never asked",
                 reason_code="approval_not_pending",
             )
+        for waiting_signal in (await self.store.signals([run_id])).get(run_id, []):
+            if waiting_signal.kind == "approval" and waiting_signal.payload.get("call") == call_id:
+                said = f"{waiting_signal.payload.get('decision')} by {waiting_signal.by}"
+                raise NotAllowedNow(
+                    run_id,
+                    f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
+                    reason_code="approval_already_decided",
+                )
         return await self._deliver(run_id, self._signal("approval", payload, by=by), resume=resume)
 
     async def reply(

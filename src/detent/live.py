@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from detent.core.actions import ToolCall
+from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.errors import PlannerFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.outside import Interrupted
+from detent.kernel.planning import calls_in
 from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
 from detent.redact import Redactor, placeholders, resolve
 
@@ -253,20 +254,25 @@ class LiveWorld:
         """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
-        sensitive = any(isinstance(a, ToolCall) and a.tool in specs and specs[a.tool].sensitive for a in plan.actions)
-        if not sensitive and not self._patterns:
+        if not self._patterns and not any(spec.sensitive for spec in specs.values()):
             return plan
         redactor = await self.redactor()
         actions: list[Any] = []
+        text = plan.text
         for action in plan.actions:
             if isinstance(action, ToolCall):
                 actions.append(msgspec.structs.replace(action, args=redactor.arguments(action.args, specs.get(action.tool))))
-            else:
-                actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
+                continue
+            if isinstance(action, FinalAnswer):
+                for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
+                    hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
+                    text = text.replace(said, hidden_call)
+                    action = msgspec.structs.replace(action, content=action.content.replace(said, hidden_call))  # noqa: PLW2901
+            actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
         hidden = msgspec.structs.replace(
             plan,
             actions=tuple(actions),
-            text=redactor.text(plan.text),
+            text=redactor.text(text),
             thinking=redactor.text(plan.thinking),
             provider_data=redactor.data(plan.provider_data),
         )

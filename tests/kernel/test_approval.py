@@ -8,7 +8,7 @@ import pytest
 
 from detent import Agent
 from detent.core import events as e
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, NotAllowedNow
 from detent.ports import Verdict
 from kernel.runs import END, Allow, Decide, Desk, Script, call, engine_for, look, ran, run_async
 
@@ -125,3 +125,19 @@ def test_a_run_refuses_to_start_where_nobody_could_ever_approve() -> None:
         ran([END], *Desk().all, approver=None, store=None)
     assert ran([END], *Desk().all, approver=None, agent={"tools": ["look", "put"]}).why == ("completed", "final_answer")
     assert ran([END], *Desk().all, approver=None, policy=Allow()).why == ("completed", "final_answer")
+
+
+def test_a_second_decision_is_refused_while_the_first_has_not_been_taken_up() -> None:
+    """With `resume=False` the decision waits in the inbox; nobody can turn it round there."""
+
+    async def main() -> None:
+        desk = Desk()
+        engine = engine_for(Script([call("wipe", n=1), END]), *desk.all, approver="caller")
+        await engine.run(Agent(name="w", tools=["wipe"]), "go", run_id="r")
+        await engine.approve("r", "main.1.0", by="ann", resume=False)
+        with pytest.raises(NotAllowedNow, match="approved by ann already") as refused:
+            await engine.deny("r", "main.1.0", by="bob", resume=False)
+        assert refused.value.reason_code == "approval_already_decided"
+        assert (await engine.resume("r")).status == "completed" and desk.ran == [("wipe", 1)]
+
+    run_async(main)

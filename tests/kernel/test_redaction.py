@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from detent.core.errors import ConfigError, MalformedPlan
 from detent.kernel.kernel import make_kernel
 from detent.ports import Call
 from detent.redact import Redactor
+from detent.testing import ScriptedPlanner
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
 
 SECRET = "hunter2-s3cret"
@@ -242,3 +244,25 @@ def test_a_sensitive_argument_that_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="pin"):
         ran([call("unlock", pin=731_946), END], unlock, *Desk().all)
     assert got == []
+
+
+def test_a_call_in_the_text_of_an_answer_hides_its_sensitive_fields_too() -> None:
+    """The placeholder stands in the answer, in the plan's text and in the call; the tool gets the value."""
+    got: list[str] = []
+
+    @tool(side_effect="read", sensitive=("pw",))
+    async def login(pw: str) -> str:
+        """Log in."""
+        got.append(pw)
+        return "in"
+
+    async def main() -> None:
+        said = 'Here it is:\nlogin({"pw": "hunter2secret"})'
+        planner = ScriptedPlanner([Plan(actions=(FinalAnswer(content=said),), text=said)])
+        async with Engine(planner=planner, tools=[login]) as engine:
+            result = await engine.run(Agent(name="a", tools=["login"]), "go")
+            assert (result.status, result.output, got) == ("completed", "in", ["hunter2secret"])
+            assert b"hunter2secret" not in b"".join(await engine.store.read(result.run_id))
+            assert (await engine.replay(result.run_id)).identical
+
+    asyncio.run(main())

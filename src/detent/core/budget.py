@@ -7,7 +7,6 @@ specific over the less, over `DEFAULT`. Zero and negative bounds are refused, an
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -159,8 +158,8 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
 @lru_cache(maxsize=512)
 def _limits(budget: Budget, only: tuple[str, ...] | None) -> tuple[tuple[str, float], ...]:
     """Return the bounds that are set, in the order in which they are looked at; asked several times a turn, always of the same budgets."""
-    looked = [(dimension, getattr(budget, OPTIONS[dimension])) for dimension in (DIMENSIONS if only is None else only)]
-    return tuple((dimension, limit) for dimension, limit in looked if limit is not None)
+    looked = DIMENSIONS if only is None else only
+    return tuple((dimension, limit) for dimension in looked if (limit := getattr(budget, OPTIONS[dimension])) is not None)
 
 
 def exhausted(
@@ -186,8 +185,6 @@ def exhausted(
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    left: dict[str, Any] = {}
-    for dimension, limit in _limits(budget, _SPENT):
-        spent = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
-        left[OPTIONS[dimension]] = max(0, limit - spent)
+    times = {"running_s": running_s, "total_s": total_s}
+    left = {OPTIONS[d]: max(0, limit - (times[d] if d in times else getattr(used, d) or 0)) for d, limit in _limits(budget, _SPENT)}
     return msgspec.structs.replace(budget, **left)

@@ -511,8 +511,7 @@ def _call_state(state: RunState, call_id: str) -> CallState:
 def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
     call, before = _call_state(state, call_id), state.passes[call_id.rsplit(".", 2)[0]]
     _unsettled(state, call)
-    now = replace(before, calls={**before.calls, call_id: replace(call, **changes)})
-    return replace(state, passes={**state.passes, now.scope: now})
+    return _with(state, replace(before, calls={**before.calls, call_id: replace(call, **changes)}))
 
 
 def _unsettled(state: RunState, call: CallState) -> None:
@@ -584,8 +583,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
         state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
     if error is not None or call.ends_turn or call.provenance == "text":
         changes.update(_ending(state, call, item, fatal=fatal))
-    now = _observed(before, call, item, ok=error is None, work=True, changes=changes)
-    return replace(state, passes={**state.passes, now.scope: now})
+    return _with(state, _observed(before, call, item, ok=error is None, work=True, changes=changes))
 
 
 def fingerprint(call: CallState, item: Item) -> str:

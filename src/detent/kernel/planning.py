@@ -7,6 +7,7 @@ Only the form is checked here: it decodes, holds one control action or calls, no
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,20 +115,28 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
 
 def embedded_call(action: Any, context: KernelContext) -> ToolCall | None:
     """Return the call that a final answer consists of (whole, or its last line), when the tool is offered and the arguments fit (row S0-11)."""
-    if not isinstance(action, FinalAnswer) or not isinstance(action.content, str):
+    if not isinstance(action, FinalAnswer):
         return None
-    text = action.content.strip()
-    for candidate in (text, text.splitlines()[-1].strip()):
+    for _, tool, args in calls_in(action.content, context.tools):
+        try:
+            context.tools[tool].check(args)
+        except InvalidArguments:
+            continue
+        return ToolCall(tool=tool, args=args)
+    return None
+
+
+def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield what could be a bare call of one of `tools` in an answer: its text, the tool, the arguments."""
+    text = answer.strip() if isinstance(answer, str) else ""
+    for candidate in dict.fromkeys((text, text.rpartition("\n")[2].strip())):
         match = _CALL.fullmatch(candidate)
-        if match is None or match["tool"] not in context.tools:
+        if match is None or match["tool"] not in tools:
             continue
         try:
-            args = msgspec.json.decode(match["args"])
-            context.tools[match["tool"]].check(args)
-        except (msgspec.DecodeError, InvalidArguments):
+            yield candidate, match["tool"], msgspec.json.decode(match["args"])
+        except msgspec.DecodeError:
             continue
-        return ToolCall(tool=match["tool"], args=args)
-    return None
 
 
 def _shown(answer: Any) -> str:

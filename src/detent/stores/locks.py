@@ -18,7 +18,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from detent.core.errors import StoreBusy
+from detent.core.errors import ConfigError, StoreBusy
 
 LEASE_S = 30.0
 """How long a holder on another host is believed to live after its last sign of life."""
@@ -97,6 +97,8 @@ class Holder:
     """
 
     def __init__(self, directory: Path, *, host: str | None = None, lease_s: float = LEASE_S, now: Callable[[], float] = time.time) -> None:
+        if not lease_s > 0:
+            raise ConfigError(f"lease_s is {lease_s!r}; a lease lasts some seconds (above 0)")
         self.directory, self.host, self.lease_s, self.now = directory, host or host_identity(), lease_s, now
         self.runs: set[str] = set()
         self._fd: int | None = None

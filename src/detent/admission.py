@@ -9,17 +9,16 @@ from typing import Any
 
 import msgspec
 
-from detent.advancing import load
 from detent.config import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import DEFAULT, Budget, checked
 from detent.core.codec import digest_of, encode
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
-from detent.core.fold import fold
 from detent.live import KEY_BLOB
 from detent.ports import EventStore, Plan, Policy, Toolbox, View
 from detent.redact import Redactor, redacted_start
+from detent.snapshots import load_run
 
 STRATEGIES = ("reactive",)
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -76,7 +75,7 @@ async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patte
     if head is not None and head.tenant != wanted.host.tenant:
         mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
         raise RunContextMismatch(run_id, [mine])
-    state = fold(await load(store, run_id))
+    state = await load_run(store, run_id)
     key = await store.get_blob(run_id, KEY_BLOB) if patterns else None
     wanted = redacted_start(wanted, Redactor(patterns, key)) if key else wanted
     named = (state.agent.name, wanted.agent.name)

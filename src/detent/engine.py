@@ -35,7 +35,6 @@ from detent.core.errors import (
     RunNotFound,
 )
 from detent.core.events import RunReopened, RunStarted
-from detent.core.fold import fold
 from detent.core.records import Record, RunHead
 from detent.core.state import RunState
 from detent.kernel.journal import Sink
@@ -45,6 +44,7 @@ from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Observer, P
 from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
+from detent.snapshots import load_run
 from detent.watcher import Watcher
 
 T = TypeVar("T")
@@ -542,7 +542,7 @@ class Engine:
         """Return the state of a run; raise `RunNotFound`, `RunErased`, `CorruptLog`."""
         await self._open()
         await self._visible(run_id, host)
-        return fold(await load(self.store, run_id))
+        return await load_run(self.store, run_id)
 
     async def records(self, run_id: str, *, host: Host | None = None) -> list[Record]:
         """Return the verified records of a run."""

@@ -79,6 +79,8 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
+    __slots__ = ("_chunk", "_planner_for", "_sinks", "control", "parts", "run_id")
+
     def __init__(
         self,
         parts: Parts,

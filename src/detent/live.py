@@ -30,13 +30,15 @@ KEY_BLOB = "redaction-key"
 class Control:
     """One run's line to the outside while it is being advanced in this process."""
 
+    __slots__ = ("_grace", "_interruptible", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop")
+
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
         self.grace_s = grace_s
         self.stop: str = ""
         self._grace = grace_s
         self._signals: dict[str, Signal] = {}
-        self._taken: set[str] = set()
+        self._taken: frozenset[str] = frozenset()
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = 0
 
@@ -56,7 +58,7 @@ class Control:
 
     def drop(self, signals: Sequence[Signal]) -> None:
         """Never hand these signals over."""
-        self._taken.update(signal.id for signal in signals)
+        self._taken |= {signal.id for signal in signals}
 
     @property
     def waiting(self) -> bool:
@@ -66,7 +68,7 @@ class Control:
     def take(self) -> list[Signal]:
         """Return and forget what was delivered."""
         taken = list(self._signals.values())
-        self._taken.update(self._signals)
+        self._taken |= self._signals.keys()
         self._signals.clear()
         return taken
 
@@ -108,6 +110,20 @@ class Control:
 
 class LiveWorld:
     """What a live run reaches the world through."""
+
+    __slots__ = (
+        "_base_ms",
+        "_chunk",
+        "_clock",
+        "_patterns",
+        "_planner",
+        "_redactor",
+        "_run",
+        "_secrets",
+        "_since",
+        "_store",
+        "control",
+    )
 
     def __init__(
         self,

@@ -169,6 +169,8 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
 class SnapshotJournal(Journal):
     """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
 
+    __slots__ = ("_due",)
+
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
         self._due = state.seq + EVERY

@@ -48,6 +48,21 @@ log = logging.getLogger("detent")
 class Journal:
     """The log of one run while it is being advanced here. `state` is the fold of everything recorded, committed or not."""
 
+    __slots__ = (
+        "_clock",
+        "_committed",
+        "_consumed",
+        "_failed",
+        "_ids",
+        "_lines",
+        "_lock",
+        "_sinks",
+        "_store",
+        "_telling",
+        "_told",
+        "state",
+    )
+
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         self.state = state
         self._store, self._clock, self._ids, self._sinks = store, clock, ids, tuple(sinks)
@@ -56,7 +71,7 @@ class Journal:
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
         self._lock, self._telling = asyncio.Lock(), asyncio.Lock()
-        self._failed: set[int] = set()
+        self._failed: frozenset[int] = frozenset()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
         """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
@@ -128,7 +143,7 @@ class Journal:
                         await answer
                 except Exception:  # foreign code: an observer never fails a run (row K9)
                     if id(sink) not in self._failed:
-                        self._failed.add(id(sink))
+                        self._failed |= {id(sink)}
                         log.exception(
                             "an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__
                         )

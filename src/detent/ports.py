@@ -94,7 +94,48 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     scope: str = "main"
     attempt: int = 1
     full: Callable[[Item], Awaitable[Any]] | None = None
-    models: Any = None
+    models: Models | None = None
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model call gave: `value` is the adapter's own; `model` the name that the provider reports.
+
+    `finish` is why the model stopped: `stop`, `length`, `tool_call`, `content_filter` or `error`. An unknown `usage.cost_usd` is filled
+    in by the gateway from the price list.
+    """
+
+    value: Any
+    usage: Usage = NOTHING
+    model: str = ""
+    request_id: str = ""
+    finish: str = ""
+
+
+class Models(Protocol):
+    """The run's gateway to models (DESIGN 7): every model call of a run passes through it and stands in the log."""
+
+    async def call(
+        self,
+        model: str,
+        send: Callable[[int | None], Awaitable[ModelAnswer]],
+        *,
+        provider: str = "",
+        purpose: str = "plan",
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+    ) -> ModelAnswer:
+        """Make one model call and return its answer; retryable failures are tried again with backoff, each attempt on record.
+
+        `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
+        run's budget leaves (None: no limit). It raises `ModelCallFailure` for what the provider refused or broke. `input_tokens` is an
+        estimate of the prompt's size, for the reservation. `provider` names what concurrency and rate limits are shared by. Raises
+        `ModelCallFailure` when attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
+        """
+        ...
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
+        """Stream a piece of what the model says to observers: at once, best effort, never stored."""
+        ...
 
 
 @runtime_checkable

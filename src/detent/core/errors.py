@@ -22,7 +22,8 @@ DetentError
 │   ├── StoreBusy          locked for too long
 │   └── StoreFull          no room
 ├── PlannerFailed          a planner could not give a plan
-│   └── MalformedPlan      it answered, but not with a plan
+│   ├── MalformedPlan      it answered, but not with a plan
+│   └── ModelCallFailure   a model call gave no answer; `kind` says of which class the failure is
 └── ToolRaised             raised by tools
     ├── NotExecuted        it did not happen: safe to try again
     ├── ToolFailed         it failed in a known way
@@ -34,14 +35,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 class DetentError(Exception):
     """The root; `code` is stable and machine-readable, `retryable` says whether the same call may succeed later."""
 
     code: ClassVar[str] = "detent_error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
 
 class ConfigError(DetentError):
@@ -215,6 +216,25 @@ class MalformedPlan(PlannerFailed):
     def __init__(self, problem: str, *, raw: str = "", usage: Any = None) -> None:
         self.problem, self.raw, self.usage = problem, raw, usage
         super().__init__(problem)
+
+
+ModelFailureKind = Literal[
+    "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "refused", "content_filter", "context_overflow",
+    "truncated", "empty", "malformed", "bad_request",
+]  # fmt: skip
+RETRYABLE_KINDS: tuple[str, ...] = ("rate_limited", "timeout", "connection", "server")
+_REASON_OF_KIND = {"refused": "model_refused", "content_filter": "model_refused", "context_overflow": "context_overflow"}
+
+
+class ModelCallFailure(PlannerFailed):
+    """A model call gave no answer that can be used. `kind` is its class, `retry_after_s` what the provider asked to wait, `usage` what it cost."""
+
+    code = "model_call_failure"
+
+    def __init__(self, message: str, *, kind: ModelFailureKind, retry_after_s: float | None = None, usage: Any = None) -> None:
+        self.kind, self.retry_after_s, self.usage = kind, retry_after_s, usage
+        self.retryable = kind in RETRYABLE_KINDS
+        super().__init__(message, reason=_REASON_OF_KIND.get(kind, "planner_error"))
 
 
 class ToolRaised(DetentError):

@@ -211,14 +211,27 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
     """A model call is about to be made; the reservation is charged if a crash leaves it open."""
 
     model: str
+    call: str = ""
     attempt: int = 1
     purpose: str = "plan"
     reserved: Usage = NOTHING
 
 
+class ModelCallFinished(Event, frozen=True, kw_only=True):
+    """The model call `call` gave an answer; what it used is charged here and nowhere else."""
+
+    call: str = ""
+    model: str = ""
+    usage: Usage = NOTHING
+    request_id: str = ""
+    finish: str = ""
+    latency_ms: float = 0.0
+
+
 class ModelCallFailed(Event, frozen=True, kw_only=True):
     """The open model call ended without an answer that can be used."""
 
+    call: str = ""
     error: str
     kind: str = ""
     usage: Usage = NOTHING
@@ -530,6 +543,7 @@ AnyEvent = (
     | ContextCompacted
     | MemoryRecalled
     | ModelCallStarted
+    | ModelCallFinished
     | ModelCallFailed
     | Planned
     | PlanRejected

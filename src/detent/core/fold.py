@@ -97,7 +97,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
         case e.ModelCallStarted(reserved=reserved):
             return replace(_use(state, scope, Usage(model_calls=1)), reserved=reserved)
-        case e.ModelCallFailed(usage=usage):
+        case e.ModelCallFinished(usage=usage) | e.ModelCallFailed(usage=usage):
             return replace(_use(state, scope, usage), reserved=None)
         case e.PlanRejected():
             return _plan_rejected(state, scope, event)
@@ -243,6 +243,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             | e.GuardBlocked()
             | e.StateChanged()
             | e.ModelCallStarted()
+            | e.ModelCallFinished()
             | e.ModelCallFailed()
             | e.PlanRejected()
             | e.CallHealed()

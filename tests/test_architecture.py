@@ -19,7 +19,7 @@ import pytest
 
 from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, statements, tree, where
 
-ADAPTERS = ("strategies", "planners", "tools", "policies", "memories", "stores", "observers", "teams", "workers", "clock")
+ADAPTERS = ("strategies", "planners", "embedders", "tools", "policies", "memories", "stores", "observers", "teams", "workers", "clock")
 NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "engine", "server", "evals", "testing")
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 
@@ -92,9 +92,9 @@ def test_every_module_and_folder_is_placed_in_a_layer() -> None:
 
 
 def test_adapter_folders_stand_side_by_side_with_the_kernel() -> None:
-    """The contract has the kernel and every adapter folder in one layer, above ports, and core is the lowest."""
+    """The contract has the kernel and every adapter folder in one layer, above what they share and ports, and core is the lowest."""
     order = layers()
-    assert order[-3:] == [{"kernel", *ADAPTERS}, {"ports"}, {"core"}]
+    assert order[-4:] == [{"kernel", *ADAPTERS}, {"expressions"}, {"ports"}, {"core"}]
 
 
 def test_nothing_imports_upwards_or_sideways() -> None:

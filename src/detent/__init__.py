@@ -24,6 +24,7 @@ from detent.engine import Engine
 from detent.ports import Plan, ToolContext, View
 from detent.results import Result
 from detent.tools.function import Tool, tool
+from detent.tools.mcp.settings import McpServer, ToolPins
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "FinalAnswer",
     "Host",
     "JoinSubagent",
+    "McpServer",
     "NotExecuted",
     "Plan",
     "PushGoal",
@@ -53,6 +55,7 @@ __all__ = [
     "ToolCall",
     "ToolContext",
     "ToolFailed",
+    "ToolPins",
     "Usage",
     "View",
     "tool",

@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import ConfigError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -42,6 +42,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     watcher: Watcher
     hooks: KernelHooks = noop_hooks
     redact: tuple[str, ...] = ()
+    secrets: SecretSource | None = None
+    capabilities: Capabilities | None = None
     worker: str = ""
     grace_s: float = GRACE_S
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
@@ -59,11 +61,16 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
             missing.append(name)
     if missing and not missing_ok:
         raise ToolsMissing(state.run_id, missing)
+    if state.agent.meta.get("sandbox") == "require" and "exec" in found and not found["exec"].spec.sandboxed:
+        raise ConfigError(
+            f"agent {state.agent.name!r} requires a sandbox for exec, and the exec tool that is registered here has none; "
+            'make it with Engine(workspace=..., sandbox="require"), which says why where it cannot'
+        )
     return found
 
 
-def digests_of(tools: dict[str, Tool], parts: Parts) -> dict[str, str]:
-    """Return what a later resume compares: policy, kernel, and each tool's schema."""
+def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
+    """Return what a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named}
 

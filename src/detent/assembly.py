@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config import DEFAULTS, Config
+from detent.config import DEFAULTS, Config, WorkspaceConfig
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError
 from detent.loading import load_config, load_part, load_tool
@@ -24,6 +24,8 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     elif not isinstance(config, Config):
         config = load_config(config)
     config = config.over(DEFAULTS)
+    if "sandbox" in given:
+        config = msgspec.structs.replace(config, workspace=msgspec.structs.replace(config.workspace, sandbox=given["sandbox"]))
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
         try:
@@ -37,8 +39,9 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
         made["tools"] = list(given["tools"])
     made["tools"] = [*made.pop("workspace"), *made["tools"]]
     limits = config.limits
-    options = {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
-    return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+    options: dict[str, Any] = {"sandbox": config.workspace.sandbox or "auto"}
+    options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
+    return {**made, **options, "budget": config.budget, "mcp": config.mcp or {}, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
 
 
 def _store(config: Config) -> Any:
@@ -52,9 +55,23 @@ def _store(config: Config) -> Any:
 def _workspace(config: Config) -> list[Any]:
     if config.workspace.root is None:
         return []
+    return made_workspace(config.workspace.root, config.workspace)
+
+
+def made_workspace(root: str, said: WorkspaceConfig, *, sandbox: str | None = None) -> list[Any]:
+    """Return the workspace tools of `root` as configured; of `said` and an agent's own wish for a `sandbox` the stricter holds."""
+    from detent.tools.sandbox import Sandbox, SandboxLimits, stricter
     from detent.tools.workspace import workspace_tools
 
-    return list(workspace_tools(config.workspace.root, allow_delete=bool(config.workspace.allow_delete)))
+    bounds = {"memory_bytes": said.sandbox_memory_bytes, "processes": said.sandbox_processes}
+    options = Sandbox(
+        network=bool(said.sandbox_network),
+        readable=said.sandbox_readable or (),
+        limits=SandboxLimits(**{name: bound for name, bound in bounds.items() if bound is not None}),
+    )
+    wishes: list[Any] = [wish for wish in (said.sandbox, sandbox) if wish is not None]
+    mode: Any = stricter(*wishes) if len(wishes) == 2 else wishes[0] if wishes else "auto"
+    return list(workspace_tools(root, allow_delete=bool(said.allow_delete), sandbox_mode=mode, sandbox_options=options))
 
 
 def _tools(config: Config) -> list[Any]:

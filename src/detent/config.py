@@ -13,17 +13,25 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
+from detent.tools.mcp.settings import McpServer
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """Who works on a goal. `tools` are names, or tools, which are then registered with the engine that runs the agent.
 
-    Only the listed tools are offered. `rules` (entries of a rule file) make the agent plan without a model.
+    Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
+    `model_settings` how they are asked (`planners.settings.ModelSettings`); `actions` are the control actions that a model may take:
+    `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `rules` (entries of a rule file) make the agent plan without a model.
+    `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
+    (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
     """
 
     name: str
     instructions: str = ""
     model: str = ""
+    small_model: str = ""
+    model_settings: dict[str, Any] = {}
+    actions: Sequence[str] = ()
     strategy: str = "reactive"
     tools: Sequence[Any] = ()
     rules: Sequence[dict[str, Any]] = ()
@@ -34,7 +42,11 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     on_unknown: Literal["wait", "tell"] = "wait"
     profile: dict[str, Any] = {}
     redact: Sequence[str] = ()
+    grants: Sequence[dict[str, Any]] = ()
+    policy: Sequence[Any] | dict[str, Any] = ()
+    guards: Sequence[str] = ()
     output_schema: dict[str, Any] | None = None
+    mcp: dict[str, McpServer] = {}
     meta: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -42,10 +54,28 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("an agent needs a name; give Agent(name=...)")
         if isinstance(self.tools, str):
             raise ConfigError(f"agent {self.name!r}: tools must be a list, not the text {self.tools!r}; write tools=[{self.tools!r}]")
+        if isinstance(self.actions, str):
+            raise ConfigError(f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]")
+        if self.model_settings or self.actions:
+            from detent.planners.control_tools import offered
+            from detent.planners.settings import read_settings
+
+            read_settings(self.model_settings, f"agent {self.name!r}: model_settings")
+            try:
+                offered(self.actions, self.tool_names())
+            except ConfigError as error:
+                raise ConfigError(f"agent {self.name!r}: {error}") from None
 
     def tool_names(self) -> tuple[str, ...]:
         """Return the names of the listed tools, each once."""
         return tuple(dict.fromkeys(t if isinstance(t, str) else t.name for t in self.tools))
+
+    def _policy(self) -> dict[str, Any]:
+        if not self.policy:
+            return {}
+        from detent.policies.combining import policy_of_agent
+
+        return policy_of_agent(self.policy, self.name)
 
     def spec(self) -> AgentSpec:
         """Return the agent as the data that stands in the log."""
@@ -53,6 +83,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             name=self.name,
             instructions=self.instructions,
             model=self.model,
+            small_model=self.small_model,
+            model_settings=self.model_settings,
+            actions=tuple(self.actions),
             strategy=self.strategy,
             tools=self.tool_names(),
             rules=tuple(self.rules),
@@ -62,6 +95,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             on_unknown=self.on_unknown,
             profile=self.profile,
             redact=tuple(self.redact),
+            grants=tuple(self.grants),
+            policy=self._policy(),
+            guards=tuple(self.guards),
             output_schema=self.output_schema,
             meta=self.meta,
         )
@@ -79,10 +115,19 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The directory whose workspace tools agents may list; `allow_delete` lets apply_patch remove and move files, and makes it destructive."""
+    """The directory whose workspace tools agents may list; `allow_delete` lets apply_patch remove and move files, and makes it destructive.
+
+    `sandbox` says whether exec runs programs in a sandbox: where one can be made ("auto"), or not at all without one ("require"), or never
+    ("off"); the other fields what the sandbox allows: the network, further paths to read, and bounds on memory and processes.
+    """
 
     root: str | None = None
     allow_delete: bool | None = None
+    sandbox: Literal["auto", "require", "off"] | None = None
+    sandbox_network: bool | None = None
+    sandbox_readable: tuple[str, ...] | None = None
+    sandbox_memory_bytes: int | None = None
+    sandbox_processes: int | None = None
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +148,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
 
     `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
-    "module:attribute" or "./file.py:attribute"; a class is called without arguments.
+    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `mcp` are MCP servers for every agent, by name.
     """
 
     store: StoreConfig = StoreConfig()
@@ -117,6 +162,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     planner: str | None = None
     policy: str | None = None
     observers: tuple[str, ...] | None = None
+    mcp: dict[str, McpServer] | None = None
     redact: tuple[str, ...] | None = None
 
     def over(self, base: Config) -> Config:

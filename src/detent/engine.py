@@ -15,14 +15,14 @@ import signal as signals
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from detent import admission, upkeep
-from detent.advancing import Advancing, Parts, digests_of, load, tools_of
+from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
@@ -45,6 +45,7 @@ from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.snapshots import load_run
+from detent.tools.mcp.settings import McpServer
 from detent.watcher import Watcher
 
 T = TypeVar("T")
@@ -59,8 +60,9 @@ class Engine:
     `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`;
     an agent with rules brings its own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
     function of an `Approval` that returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents
-    may list. `ceiling`: the highest number of iterations that a budget may ask for. `grace_s`: how long a running call may take to stop
-    once its run is cancelled.
+    may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of iterations that a budget may ask for. `grace_s`: how long a running call may take to stop
+    once its run is cancelled. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
+    run needs them, and closed with the engine.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Engine:
         approver: Literal["caller"] | Approver | None = None,
         observers: Sequence[Observer] = (),
         workspace: str | Path | None = None,
+        sandbox: Literal["auto", "require", "off"] = "auto",
+        mcp: Mapping[str, McpServer] | None = None,
         ceiling: int = CEILING,
         max_concurrent_runs: int | None = None,
         clock: Clock | None = None,
@@ -85,6 +89,7 @@ class Engine:
     ) -> None:
         from detent.policies.tiers import TierPolicy
         from detent.stores.urls import open_store
+        from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
         from detent.tools.schema import schema_digest
 
@@ -98,8 +103,9 @@ class Engine:
         if workspace is not None:
             from detent.tools.workspace import workspace_tools
 
-            made: list[Any] = workspace_tools(workspace)
+            made: list[Any] = workspace_tools(workspace, sandbox_mode=sandbox)
             self.tools.add_all(t for t in made if t.name not in self.tools)
+        self.servers = Servers(self.tools, mcp, workspace=workspace)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
         self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
@@ -149,6 +155,7 @@ class Engine:
         self.suspend("the engine is closing")
         await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
+        await self.servers.close()
         if self._opened:
             self._opened = False
             if self._owns_store:
@@ -185,6 +192,7 @@ class Engine:
         `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
         """
         await self._open()
+        agent = await self._with_servers(agent)
         spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
         started = RunStarted(
             goal=goal,
@@ -362,6 +370,9 @@ class Engine:
         slot: bool = True,
         observers: Sequence[Observer] = (),
     ) -> Result:
+        if self.servers and advance:
+            await self._reach_servers(run_id, news=bool(events))
+
         def work(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
             return advancing.resume(*events, turns=turns, advance=advance)
 
@@ -558,7 +569,10 @@ class Engine:
 
     async def replay(self, run_id: str, *, host: Host | None = None) -> Replay:
         """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called."""
-        return await replay(await self.records(run_id, host=host), self._parts)
+        records = await self.records(run_id, host=host)
+        if self.servers:
+            await self.servers.prepare((await self.load(run_id)).agent.tools, resuming=True)
+        return await replay(records, self._parts)
 
     async def verify(self, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
         """Check every digest of a log, and that it ends with the digest `head` when one is given."""
@@ -611,6 +625,24 @@ class Engine:
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
             admission.refuse_unanswerable(spec, self.tools, self._parts.policy)
         return spec
+
+    async def _with_servers(self, agent: Agent) -> Agent:
+        """Return the agent with the tools of its MCP servers by name, these connected; raise `ConfigError`."""
+        self.servers.add(agent.mcp)
+        if not self.servers:
+            return agent
+        own = [tool for tool in agent.tools if not isinstance(tool, str)]
+        named = await self.servers.prepare([tool for tool in agent.tools if isinstance(tool, str)])
+        return msgspec.structs.replace(agent, tools=(*named, *own))
+
+    async def _reach_servers(self, run_id: str, *, news: bool) -> None:
+        """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""
+        state = await load_run(self.store, run_id)
+        left = (await self.store.signals([run_id])).get(run_id, [])
+        if any(signal.kind == "cancel" for signal in left):
+            return
+        if news or left or state.status == "running" or due(state, self._parts.clock):
+            await self.servers.prepare(state.agent.tools, resuming=True)
 
     def _planner_for(self, spec: AgentSpec) -> Planner:
         """Return who plans for the agent: its rules, else this engine's planner."""

@@ -15,13 +15,16 @@ from typing import Any
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.codec import digest_of
 from detent.core.errors import PlannerFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
+from detent.kernel.execution import key_of
 from detent.kernel.outside import Interrupted
 from detent.kernel.planning import calls_in
-from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
+from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, SecretSource, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
 from detent.redact import Redactor, placeholders, resolve
+from detent.vault import Vault
 
 GRACE_S = 5.0
 KEY_BLOB = "redaction-key"
@@ -121,7 +124,9 @@ class LiveWorld:
         "_run",
         "_secrets",
         "_since",
+        "_source",
         "_store",
+        "_vault",
         "control",
     )
 
@@ -135,7 +140,10 @@ class LiveWorld:
         control: Control,
         redact: Sequence[str] = (),
         chunk: Callable[[Chunk], None] | None = None,
+        secrets: SecretSource | None = None,
     ) -> None:
+        self._source = secrets
+        self._vault: Vault | None = None
         self._run, self._planner, self._store, self._clock = run, planner, store, clock
         self.control = control
         self._patterns = tuple(redact)
@@ -216,11 +224,20 @@ class LiveWorld:
                 outcome = ToolOutcome(
                     kind="failed" if known else "in_doubt", error_code="aborted", message="interrupted: the run was cancelled"
                 )
+        outcome = self.vault.outcome(outcome)
         return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
 
     async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
         """Ask the tool what became of an earlier attempt."""
-        return await tool.settle(self._context(tool, call, None))
+        known = await tool.settle(self._context(tool, call, None))
+        return None if known is None else self.vault.outcome(known)
+
+    @property
+    def vault(self) -> Vault:
+        """The run's secrets."""
+        if self._vault is None:
+            self._vault = Vault(self._source, self._run().host)
+        return self._vault
 
     def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
         state = self._run()
@@ -229,11 +246,12 @@ class LiveWorld:
             call_id=call.call_id,
             tool=tool.spec,
             host=state.host,
-            idempotency_key=call.key,
-            attempt=call.attempt,
+            idempotency_key=call.key or (lambda: key_of(state.run_id, call.call_id, digest_of([call.tool, call.args]))),
+            attempt=max(1, call.attempt),
             deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
             cancelled=Cancellation(self.control.cancelled),
             progress=self._progress(call, state) if self._chunk is not None else None,
+            secrets=self.vault,
         )
 
     def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:

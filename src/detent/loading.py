@@ -35,16 +35,19 @@ CONFIG_FILE = "detent.toml"
 
 def load_config(path: str | Path) -> Config:
     """Return what a `detent.toml` says; paths in it are relative to it. Raise `ConfigError`."""
+    from detent.mcp_tables import take_servers
+
     file = Path(path)
-    table = _read_toml(file, "config file")
+    table = read_toml(file, "config file")
     if "name" in table and ("instructions" in table or "rules" in table):
         raise ConfigError(f"{path}: this is an agent file; give it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
     for key, field in (("store", "url"), ("workspace", "root")):
         if isinstance(table.get(key), str):
             table[key] = {field: table[key]}
+    servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
     config = take(table, Config, str(path))
     _check_budget(config.budget, str(path))
-    return _located(config, file.parent)
+    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None)
 
 
 def find_config(directory: str | Path = ".") -> Path | None:
@@ -54,15 +57,22 @@ def find_config(directory: str | Path = ".") -> Path | None:
 
 
 class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file."""
+    """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file.
+
+    `sandbox` says whether exec runs programs in a sandbox; where the engine's configuration says it too, the stricter of the two holds.
+    """
 
     name: str = ""
     instructions: str = ""
     model: str = ""
+    small_model: str = ""
+    model_settings: dict[str, Any] = {}
+    actions: tuple[str, ...] = ()
     strategy: str = "reactive"
     tools: tuple[str, ...] = ()
     rules: str | list[dict[str, Any]] = ""
     workspace: str | None = None
+    sandbox: Literal["auto", "require", "off"] | None = None
     budget: Budget = Budget()
     variables: dict[str, Any] = {}
     on_deny: Literal["observe", "fail"] = "observe"
@@ -70,29 +80,34 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     on_unknown: Literal["wait", "tell"] = "wait"
     profile: dict[str, Any] = {}
     redact: tuple[str, ...] = ()
+    grants: tuple[dict[str, Any], ...] = ()
     output_schema: dict[str, Any] | None = None
+    mcp: dict[str, Any] = {}
     meta: dict[str, Any] = {}
 
 
 def load_agent(path: str | Path) -> Agent:
     """Return the agent that an agent file describes; its imported tools are loaded, its rules checked. Raise `ConfigError`.
 
-    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace` and `tool_imports`.
+    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox` and `tool_imports`.
     """
+    from detent.mcp_tables import take_servers
+
     file = Path(path)
-    said = take(_read_toml(file, "agent file"), AgentFile, str(path))
+    said = take(read_toml(file, "agent file"), AgentFile, str(path))
     where, home = str(path), file.resolve().parent
     if not said.name.strip():
         raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
     if said.strategy not in STRATEGIES:
         raise ConfigError(f"{where}: strategy: unknown strategy {said.strategy!r}; {_nearest(said.strategy, STRATEGIES)}")
     _check_budget(said.budget, where)
-    for key in ("variables", "profile", "meta", "output_schema"):
+    for key in ("variables", "profile", "meta", "output_schema", "model_settings"):
         _check_json(getattr(said, key), f"{where}: {key}")
     try:
         Redactor(said.redact, b"")
     except ConfigError as error:
         raise ConfigError(f"{where}: redact: {error}") from None
+    _check_grants(said.grants, where)
     imports = [absolute_import(entry, home) for entry in said.tools if ":" in entry]
     tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
     meta = {**said.meta, "agent_file": str(file.resolve())}
@@ -100,8 +115,11 @@ def load_agent(path: str | Path) -> Agent:
         meta["tool_imports"] = imports
     if said.workspace is not None:
         meta["workspace"] = str((home / said.workspace).resolve())
-    same = {f: getattr(said, f) for f in AgentFile.__struct_fields__ if f not in ("tools", "rules", "workspace", "meta")}
-    agent = Agent(**same, tools=tools, rules=_rules(said.rules, home, where), meta=meta)
+    if said.sandbox is not None:
+        meta["sandbox"] = said.sandbox
+    same = {f: getattr(said, f) for f in AgentFile.__struct_fields__ if f not in ("tools", "rules", "workspace", "sandbox", "mcp", "meta")}
+    mcp = take_servers(said.mcp, where, home)
+    agent = Agent(**same, tools=tools, rules=_rules(said.rules, home, where), mcp=mcp, meta=meta)
     _check_called_tools(agent, where)
     return agent
 
@@ -118,19 +136,32 @@ def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dic
     return said
 
 
+def _check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
+    from detent.policies.grants import read_grant
+
+    for index, said in enumerate(grants):
+        _check_json(said, f"{where}: grants[{index}]")
+        try:
+            read_grant(said)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: grants[{index}]: {error}") from None
+
+
 def _check_called_tools(agent: Agent, where: str) -> None:
     """Raise `ConfigError` when a rule calls a tool that the agent does not list: that call could only fail."""
     listed = agent.tool_names()
     for rule in agent.rules:
         call = rule.get("call")
         name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
-        if isinstance(name, str) and "${" not in name and name not in listed:
+        every = [entry[:-1] for entry in listed if entry.endswith("__*")]  # `files__*` lists whatever that server offers
+        if isinstance(name, str) and "${" not in name and name not in listed and not name.startswith(tuple(every)):
             raise ConfigError(
                 f"{where}: tools: rule {rule.get('name')!r} calls {name!r}, which the agent does not list; {_nearest(name, listed)}"
             )
 
 
-def _read_toml(path: Path, what: str) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return what stands in a TOML file; raise `ConfigError` naming it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -151,6 +182,9 @@ def _located(config: Config, home: Path) -> Config:
         store = replace(store, url=_located_url(store.url, home))
     if workspace.root is not None:
         workspace = replace(workspace, root=str(home / Path(workspace.root).expanduser()))
+    if workspace.sandbox_readable:
+        readable = tuple(str((home / Path(path).expanduser()).absolute()) for path in workspace.sandbox_readable)
+        workspace = replace(workspace, sandbox_readable=readable)
     agents = config.agents and {name: str(home / file) for name, file in config.agents.items()}
     agent = config.agent if config.agent is None or config.agent in (agents or {}) else str(home / config.agent)
     changes: dict[str, Any] = {"store": store, "workspace": workspace, "agents": agents, "agent": agent}
@@ -259,6 +293,7 @@ def _check_json(value: Any, where: str) -> None:
 ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_STORE": ("store", "url"),
     "DETENT_WORKSPACE": ("workspace", "root"),
+    "DETENT_SANDBOX": ("workspace", "sandbox"),
     "DETENT_AGENT": ("agent",),
     "DETENT_CEILING": ("limits", "ceiling"),
     "DETENT_MAX_CONCURRENT_RUNS": ("limits", "max_concurrent_runs"),
@@ -298,7 +333,7 @@ def _field_type(outer: list[str], key: str) -> Any:
 def parse_text(text: str, kind: Any, where: str) -> Any:
     """Return `text` as a value of type `kind`: text, number or truth value; raise `ConfigError` naming `where`."""
     kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
-    if str in kinds:
+    if str in kinds or any(get_origin(k) is Literal for k in kinds):
         return text
     if bool in kinds:
         value = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}.get(text.lower())

@@ -16,6 +16,7 @@ import msgspec
 from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.errors import ToolFailed
 from detent.core.events import ArtifactRef, Decision, SideEffect
 from detent.core.records import Record, RunHead
 from detent.core.state import Item, KernelState, RunState
@@ -41,7 +42,9 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is declared of a tool: read by planners, policies and the kernel. Times in seconds, sizes in bytes.
 
     `side_effect` is the level that policies use; `sensitive` names argument fields whose values stay out of the log; `volatile` marks
-    polling tools, whose successful calls are neither progress nor stagnation; `trust` says what a later policy may believe of the output.
+    polling tools, whose successful calls are neither progress nor stagnation; `trust` says what a later policy may believe of the output;
+    `sinks` names the arguments where a wrong value would do harm (None: a policy goes by their names).
+    `sandboxed`: what the tool does is confined by a sandbox. `credentials`: the secrets that it may ask its context for, by name.
     """
 
     name: str
@@ -57,9 +60,12 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     result_schema: dict[str, Any] | None = None
     max_result_bytes: int = 65_536
     sensitive: tuple[str, ...] = ()
+    sinks: tuple[str, ...] | None = None
     trust: Literal["trusted", "untrusted"] = "untrusted"
     cost_usd: float | None = None
     ends_turn: bool = False
+    sandboxed: bool = False
+    credentials: tuple[str, ...] = ()
 
     @property
     def read_only(self) -> bool:
@@ -156,10 +162,10 @@ class ToolContext:
 
     `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the
     run is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
-    is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it.
+    is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it. `secret(name)` is the only way to a credential.
     """
 
-    __slots__ = ("_progress", "attempt", "call_id", "cancelled", "deadline", "host", "idempotency_key", "run_id", "tool")
+    __slots__ = ("_key", "_progress", "_secrets", "attempt", "call_id", "cancelled", "deadline", "host", "run_id", "tool")
 
     def __init__(
         self,
@@ -168,25 +174,93 @@ class ToolContext:
         call_id: str,
         tool: ToolSpec,
         host: Host,
-        idempotency_key: str,
+        idempotency_key: str | Callable[[], str],
         attempt: int = 1,
         deadline: float | None = None,
         cancelled: Cancellation | None = None,
         progress: Callable[[Any], None] | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
-        self.idempotency_key, self.attempt, self.deadline = idempotency_key, attempt, deadline
+        self._key, self.attempt, self.deadline = idempotency_key, attempt, deadline
         self.cancelled = Cancellation() if cancelled is None else cancelled
-        self._progress = progress
+        self._progress, self._secrets = progress, secrets
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key under which a service that accepts one recognises this call."""
+        return self._key if isinstance(self._key, str) else self._key()
 
     def progress(self, event: Any) -> None:
         """Tell observers, at once and best effort, how far the call is; `event` is JSON."""
         if self._progress is not None:
-            self._progress(event)
+            self._progress(event if self._secrets is None else self._secrets.data(event))
+
+    def secret(self, name: str) -> str:
+        """Return the credential `name`, which the tool declared (`credentials`) and the run's host was given (`credential_refs`).
+
+        Use it at once and keep it nowhere: what the tool returns, raises or streams has it replaced, what it writes elsewhere has not.
+        Raises `ToolFailed` (`credential_not_declared`, `credential_not_granted`, `credential_missing`, `credential_unusable`). May be
+        called from any thread.
+        """
+        if self._secrets is None:
+            raise ToolFailed(f"there are no secrets here to take {name!r} from", error_code="credential_missing")
+        return self._secrets.get(name, self.tool)
+
+    def scrubbed(self, text: str) -> str:
+        """Return `text` without the values of secrets that were given out; for what goes elsewhere than into the result."""
+        return text if self._secrets is None else self._secrets.data(text)
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, never below 0; None without one. May be called from any thread."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+
+class Secrets(Protocol):
+    """The secrets of one run: given to its tools, kept out of all else. A context has one."""
+
+    def get(self, name: str, tool: ToolSpec) -> str:
+        """Return the secret for this tool; raise `ToolFailed` where it may not have it."""
+        ...
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data with the values of secrets that were given out replaced."""
+        ...
+
+
+class SecretSource(Protocol):
+    """Where secrets are kept. Asked when a tool needs one, from any thread; must not block for long."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the secrets that it may have."""
+        ...
+
+    def get(self, name: str, host: Host) -> str | None:
+        """Return the value for this host, which may be another for each tenant; None when there is none."""
+        ...
+
+
+class Denied(msgspec.Struct, frozen=True, kw_only=True):
+    """A capability that a host may not use; `reason` is such as `missing_required_credential:github` (row K87)."""
+
+    id: str
+    reason: str
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+    """What wanted capabilities and their dependencies came to: "id@version" -> digest of the descriptor; what is missing; what is denied."""
+
+    resolved: dict[str, str]
+    missing: tuple[str, ...] = ()
+    denied: tuple[Denied, ...] = ()
+
+
+class Capabilities(Protocol):
+    """Knows what an agent may rely on."""
+
+    def resolve(self, wanted: Sequence[str], host: Host) -> Resolution:
+        """Return what "id" (the highest version) and "id@version" come to for a host."""
+        ...
 
 
 class Cancellation:
@@ -294,7 +368,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy decided, by which rule, and why (row K26)."""
+    """What a policy decided, by which rule, and why (row K26).
+
+    Of a request for approval: `approvers` is how many different people must approve, `expires_s` how long it stands, `on_reject` what a
+    rejection does ("": as the agent says).
+    """
 
     decision: Decision
     rule: str = ""
@@ -302,6 +380,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
     approvers: int = 1
     expires_s: float | None = None
+    on_reject: Literal["", "observe", "stop"] = ""
     facts: dict[str, Any] = {}
 
 
@@ -315,6 +394,15 @@ class Policy(Protocol):
     def may_ask(self, tool: ToolSpec) -> bool:
         """Return whether some call of this tool may need approval."""
         ...
+
+
+def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
+    """Return whether the planner is shown the tool: not where the policy has a method `offers(tool, state)` and that says no.
+
+    A policy says no only for a tool of which it would deny every call.
+    """
+    offers: Callable[[ToolSpec, RunState], bool] | None = getattr(policy, "offers", None)
+    return True if offers is None else bool(offers(tool, state))
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -512,4 +600,32 @@ class Ids(Protocol):
 
     def token(self, length: int) -> str:
         """Return `length` random characters of [a-z0-9]."""
+        ...
+
+
+# Embeddings -------------------------------------------------------------------------------------------------------------------
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors for texts, in the order of the texts, all of one length; `model` is what made them, which must match to compare them."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    model: str
+    usage: Usage = NOTHING
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors whose closeness is closeness of meaning. `model` names what makes them."""
+
+    @property
+    def model(self) -> str: ...
+
+    async def embed(
+        self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
+    ) -> Embeddings:
+        """Return one vector a text; none for no texts. `purpose`: what is stored, or what is searched with.
+
+        With a run's gateway in `models` the call stands in the log and is charged there (`usage` is then NOTHING). Raises
+        `ModelCallFailure`.
+        """
         ...

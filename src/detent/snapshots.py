@@ -112,6 +112,8 @@ class Histories:
     def finished(self, event: e.ToolFinished, iteration: int) -> None:
         """Take an outcome; it becomes visible when those of all earlier calls are there."""
         call = self.calls[event.call]
+        if event.digest and not call.attempt:
+            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1)
         item = item_of(call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
         if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
             self.seen = self.seen.put(fresh, True)

@@ -143,7 +143,7 @@ async def same(i: int) -> int:
 
 async def long_run(store: RamStore) -> Any:
     """Do a run that is long enough for a snapshot."""
-    async with Engine(store=store, planner=Counting(160), tools=[same], ids=SequentialIds()) as engine:
+    async with Engine(store=store, planner=Counting(190), tools=[same], ids=SequentialIds()) as engine:
         result = await engine.run(Agent(name="a", tools=["same"], budget=Budget(max_iterations=900)), "count", run_id="run")
         return result, await store.read("run"), await store.get_snapshot("run")
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.core.events import MetaToolAnswered, ToolStarted
+from detent.core.events import MetaToolAnswered, ToolFinished
 from detent.core.state import KernelState
 from detent.kernel.kernel import make_kernel
 from detent.kernel.meta_tools import Answer, MetaTool
@@ -57,7 +57,7 @@ def test_a_meta_tool_answers_from_state_and_nothing_is_started() -> None:
     assert result.status == "completed" and identical
     answers = [(e.content, e.success) for e in events if isinstance(e, MetaToolAnswered)]
     assert answers == [("2 observed in turn 2", True), ("ValueError: no such section", False)]
-    assert [e.tool for e in events if isinstance(e, ToolStarted)] == ["look", "look"]
+    assert [e.call for e in events if isinstance(e, ToolFinished)] == ["main.1.0", "main.2.0"]
     assert [item.tool for item in result.tool_calls] == ["look", "look"] and result.usage.tool_calls == 2
     seen = [(item.tool, item.ok, item.content) for item in result.state.passes["main"].results]
     assert seen[2:] == [("brief", True, "2 observed in turn 2"), ("brief", False, None)]

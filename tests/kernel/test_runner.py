@@ -101,7 +101,7 @@ def test_every_record_names_run_goal_and_iteration() -> None:
     for record in done.records:
         assert record.envelope.run == record.envelope.goal_id == done.result.run_id and record.envelope.at.utcoffset() == timedelta(0)
         assert record.envelope.iteration == (
-            0 if record.envelope.seq < 3 or record.envelope.scope == "" else 1 if record.envelope.seq < 8 else 2
+            0 if record.envelope.seq < 3 or record.envelope.scope == "" else 1 if record.envelope.seq < 7 else 2
         )
     assert msgspec.json.decode(done.lines[3])["body"] == {
         "type": "planned",

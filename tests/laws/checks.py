@@ -107,13 +107,14 @@ def check_once(records: Sequence[Record]) -> None:
                 allowed.add(call)
             case e.ApprovalEdited(call=call):
                 allowed.discard(call)
-            case e.ToolStarted(call=call, key=key, digest=digest, attempt=attempt):
+            case e.ToolStarted(call=call, key=key, digest=digest, attempt=attempt) as event:
                 assert call not in outcome, f"{call} is run again after its outcome"
                 assert call in allowed, f"{call} runs without having been allowed"
                 assert keys.setdefault(call, (key, digest)) == (key, digest), f"{call} changed its idempotency key"
-                assert attempt == attempts.get(call, 0) + 1
+                assert attempt == attempts.get(call, 0) + 1 or (attempt == 2 and event.previous is not None and effect_free(event))
                 attempts[call] = attempt
-            case e.ToolFinished(call=call):
+            case e.ToolFinished(call=call) as event:
+                assert not event.digest or call in allowed, f"{call} ran without having been allowed"
                 assert call not in outcome, f"{call} has two outcomes"
                 outcome.add(call)
             case e.ToolReconciled(call=call, outcome=what, source=source) if source != "late_worker" and what != "again":
@@ -136,14 +137,14 @@ def check_order(state: RunState) -> None:
 
 def check_usage(records: Sequence[Record], state: RunState) -> None:
     """What the run used is the sum of what its records say."""
-    told = NOTHING
+    told, begun = NOTHING, frozenset[str]()
     for record in records:
         event = record.event
         if isinstance(event, e.TurnStarted):
             told = told.plus(Usage(iterations=1))
-        elif isinstance(event, e.ToolStarted) and event.attempt == 1:
-            told = told.plus(Usage(tool_calls=1))
-        if isinstance(event, e.Planned | e.PlanRejected | e.ModelCallFailed | e.ContextCompacted | e.EffectRecorded | e.SubagentJoined):
+        elif isinstance(event, e.ToolStarted) or (isinstance(event, e.ToolFinished) and event.digest):
+            told, begun = told.plus(Usage(tool_calls=event.call not in begun)), begun | {event.call}
+        if isinstance(event, e.Planned | e.PlanRejected | e.ModelCallFinished | e.ModelCallFailed | e.ContextCompacted | e.EffectRecorded | e.SubagentJoined):
             told = told.plus(event.usage)
     used = state.usage
     for field in ("iterations", "tool_calls", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
@@ -167,3 +168,8 @@ def check_usage(records: Sequence[Record], state: RunState) -> None:
     )
     assert used.failures == failures, f"failures: used {used.failures}, records say {failures}"
     assert sum(p.usage.total_tokens for p in state.passes.values()) == used.total_tokens
+
+
+def effect_free(event: e.ToolStarted) -> bool:
+    """Whether the call only reads, so that its first attempt has no record."""
+    return event.side_effect in ("none", "read")

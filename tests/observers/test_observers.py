@@ -241,7 +241,6 @@ def test_the_console_shows_what_matters_first() -> None:
     assert "\x1b" not in text
     for said in (
         'planned add({"a":1,"b":2}): first add',
-        "tool add begins (main.1.0)",
         'call main.1.0 gave {"sum":3}',
         "progress main.1.0",
     ):

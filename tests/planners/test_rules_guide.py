@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from detent.planners import RulePlanner
-from detent.planners.functions import FUNCTIONS
+from detent.expressions.functions import FUNCTIONS
 from detent.planners.rule_files import FORMS, OPTIONS
 from planners.views import value
 

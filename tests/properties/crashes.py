@@ -13,6 +13,7 @@ from detent.core import events as e
 from detent.core.actions import AskUser, CompleteGoal, PushGoal, Schedule
 from detent.core.errors import MalformedPlan, NotExecuted, ToolFailed
 from detent.core.state import RunState
+from detent.kernel.execution import key_of
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
@@ -179,6 +180,8 @@ def check_effects(records: Any, effects: Effects, end: RunState) -> None:
         match record.event:
             case e.ToolStarted(call=call, tool=name, key=key):
                 keys[call] = (name, key)
+            case e.ToolFinished(call=call, error=None, digest=digest) if digest:
+                good.add(("look", key_of(RUN, call, digest)))
             case e.ToolFinished(call=call, error=None) | e.ToolReconciled(call=call, outcome="happened", error=None):
                 good.add(keys[call])
             case _:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
-from detent.cli.output import as_text, clean, code_of_status, shortened, style_of
+from detent.cli.output import FAILED, as_text, clean, code_of_status, plain, shortened, style_of
 from detent.cli.progress import Progress
 from detent.cli.rendering import render
 from detent.cli.session import Session
@@ -246,13 +246,25 @@ def approvals(
 
 
 def tools(agent: o.AgentFile = None, workspace: o.Workspace = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
-    """List the tools that there are: those of the workspace, and those of the agent file."""
+    """List the tools that there are: those of the workspace, those of the agent file, and those of MCP servers, which are started for that."""
     session = Session(config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
     specs = session.tool_specs()
-    session.output.document(specs)
+    served, problems = session.server_tools()
+    told = [{**plain(tool.spec), "server": tool.server, "level": tool.level.source} for tool in served]
+    session.output.document([*specs, *told])
     rows = [(spec.name, spec.side_effect, _first_line(spec)) for spec in specs]
     session.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
-    return 0
+    if served:
+        of_servers = [(t.name, t.server, _level(t.spec), t.level.source, _first_line(t.spec)) for t in served]
+        session.output.show()
+        session.output.table(("TOOL", "MCP SERVER", "SIDE EFFECT", "BECAUSE OF", "WHAT IT DOES"), of_servers)
+    for problem in problems.values():
+        session.output.say(f"error: {clean(problem)}", "red")
+    return FAILED if problems else 0
+
+
+def _level(spec: ToolSpec) -> str:
+    return f"{spec.side_effect}, idempotent" if spec.idempotent else spec.side_effect
 
 
 def _first_line(spec: ToolSpec) -> str:

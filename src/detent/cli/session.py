@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from detent.assembly import made_workspace
 from detent.cli.output import Output
 from detent.config import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.core.budget import Budget
@@ -28,8 +29,11 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.loading import config_from_environment, find_config, load_agent, load_config, load_tool
+from detent.mcp_tables import load_servers
 from detent.ports import RunQuery, ToolSpec
 from detent.results import Result, result_of
+from detent.tools.mcp.offered import ServerTool
+from detent.tools.mcp.settings import McpServer
 
 T = TypeVar("T")
 replace = msgspec.structs.replace
@@ -175,18 +179,23 @@ class Session:
         else:
             self._register(load_tool(path, f"run {state.run_id!r}") for path in imports)
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
-        self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in")
+        self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
+        file = Path(meta.get("agent_file", ""))
+        if file.is_file() and any(name not in self.engine.tools for name in state.agent.tools):
+            self._add_servers(load_servers(file), root)
         return state
 
-    def _add_workspace(self, names: Iterable[str], root: str, who: str) -> None:
-        from detent.tools.workspace import workspace_tools
+    def _add_servers(self, servers: dict[str, McpServer], root: str) -> None:
+        self.engine.servers.work_in(root)
+        self.engine.servers.add(servers, over=True)
 
+    def _add_workspace(self, names: Iterable[str], root: str, who: str, *, sandbox: str | None) -> None:
         missing = [name for name in names if name not in self.engine.tools]
         if not missing:
             return
         if not Path(root).expanduser().is_dir():
             raise ConfigError(f"{who} the workspace {root!r}, which is no directory; create it, or name another one with --workspace DIR")
-        tools = workspace_tools(root, allow_delete=bool(self.config.workspace.allow_delete))
+        tools = made_workspace(root, self.config.workspace, sandbox=sandbox)
         self._register(tool for tool in tools if tool.name in missing)
 
     def _register(self, tools: Iterable[Any]) -> None:
@@ -219,24 +228,36 @@ class Session:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         except ConfigError as error:
             raise ConfigError(f"{path}: tools: {error}") from None
-        self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in")
+        self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in", sandbox=agent.meta.get("sandbox"))
+        self._add_servers(agent.mcp, root)
         for name in agent.tool_names():
-            if name not in self.engine.tools:
+            if name not in self.engine.tools and not self.engine.servers.claims(name):
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
         self._check_planner(agent, path)
         return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
 
     def tool_specs(self) -> list[ToolSpec]:
         """Return what is declared of each tool at hand: the workspace's, the configuration's, those of the agent file if there is one."""
-        from detent.tools.workspace import workspace_tools
-
         root = self.config.workspace.root or "."
         if self.config.agent is not None or Path(AGENT_FILE).is_file():
             agent = load_agent(self._agent_path(self.config.agent or AGENT_FILE))
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
-        offered = workspace_tools(root, allow_delete=bool(self.config.workspace.allow_delete))
+            self.engine.servers.add(agent.mcp, over=True)
+        self.engine.servers.work_in(root)
+        offered = made_workspace(root, self.config.workspace)
         self._register(tool for tool in offered if tool.name not in self.engine.tools)
         return self.engine.tools.list()
+
+    def server_tools(self) -> tuple[list[ServerTool], dict[str, str]]:
+        """Return the tools of the MCP servers, each of which is started for that, and what is wrong with those that are not offered."""
+
+        async def survey(engine: Engine) -> tuple[list[ServerTool], dict[str, str]]:
+            try:
+                return await engine.servers.survey()
+            finally:
+                await engine.servers.close()
+
+        return self.drive(survey) if self.engine.servers else ([], {})
 
     def _known_tools(self) -> list[str]:
         from detent.tools.workspace import workspace_tools

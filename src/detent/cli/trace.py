@@ -172,6 +172,8 @@ class _Reader:
                 return
         else:
             call.latency_ms = event.latency_ms
+            if event.digest and not call.attempts:
+                call.attempts, call.side_effect = 1, "read"
             call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
         call.outcome = "ok" if event.error is None else "failed"
         call.error = fault(event.error)

@@ -29,6 +29,9 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     instructions: str = ""
     model: str = ""
+    small_model: str = ""
+    model_settings: dict[str, Any] = {}
+    actions: tuple[str, ...] = ()
     strategy: str = "reactive"
     tools: tuple[str, ...] = ()
     budget: Budget = Budget()
@@ -38,5 +41,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile: dict[str, Any] = {}
     rules: tuple[dict[str, Any], ...] = ()
     redact: tuple[str, ...] = ()
+    grants: tuple[dict[str, Any], ...] = ()
+    policy: dict[str, Any] = {}
+    guards: tuple[str, ...] = ()
     output_schema: dict[str, Any] | None = None
     meta: dict[str, Any] = {}

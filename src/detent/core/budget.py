@@ -185,6 +185,8 @@ def exhausted(
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    times = {"running_s": running_s, "total_s": total_s}
-    left = {OPTIONS[d]: max(0, limit - (times[d] if d in times else getattr(used, d) or 0)) for d, limit in _limits(budget, _SPENT)}
+    left: dict[str, float] = {}
+    for dimension, limit in _limits(budget, _SPENT):
+        value = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
+        left[OPTIONS[dimension]] = limit - value if limit > value else 0
     return msgspec.structs.replace(budget, **left)

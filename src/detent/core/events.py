@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.actions import AnyAction, ToolCall, snake, type_tag
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 
 Raw = msgspec.Raw
 NO_RESULT = Raw()
@@ -138,7 +138,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
 
     key: str
     kernel: str
-    limits: Budget = Budget()
+    limits: Budget = UNBOUNDED
     digest: str = ""
     input: str = ""
     meta: dict[str, Any] = {}
@@ -347,6 +347,8 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
 class ToolStarted(Event, frozen=True, kw_only=True):
     """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
 
+    The first attempt of a call that only reads has none: nothing needs to be known of it before it ends.
+
     `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments;
     `cost_usd` is charged for the attempt whatever becomes of it.
     """
@@ -365,9 +367,13 @@ class ToolStarted(Event, frozen=True, kw_only=True):
 
 
 class ToolFinished(Event, frozen=True, kw_only=True):
-    """The call has an outcome: a result, or an error. Without a `ToolStarted` before it, nothing was executed."""
+    """The call has an outcome: a result, or an error.
+
+    It was executed where a `ToolStarted` came before, or where `digest` (of the frozen arguments) stands here: a call that only reads.
+    """
 
     call: str
+    digest: str = ""
     result: Raw = NO_RESULT
     artifact: ArtifactRef | None = None
     error: ToolError | None = None

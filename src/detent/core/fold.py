@@ -95,10 +95,13 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             guidance = before.guidance if event.guidance is None else event.guidance
             done = before.phases_done | {event.phase}
             return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
-        case e.ModelCallStarted(reserved=reserved):
-            return replace(_use(state, scope, Usage(model_calls=1)), reserved=reserved)
-        case e.ModelCallFinished(usage=usage) | e.ModelCallFailed(usage=usage):
-            return replace(_use(state, scope, usage), reserved=None)
+        case e.ModelCallStarted(call=call, reserved=reserved):
+            if call in state.reserved:
+                raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
+            state = replace(_use(state, scope, Usage(model_calls=1)), reserved={**state.reserved, call: reserved})
+            return _with(state, replace(_pass(state, scope), metered=True)) if call and event.purpose == "plan" else state
+        case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
+            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
         case e.PlanRejected():
             return _plan_rejected(state, scope, event)
         case e.CallHealed(call=call):
@@ -180,7 +183,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
-            return _charge_open_call(replace(state, running_ms=max(ms, state.running_ms)))
+            return _charge_open_calls(replace(state, running_ms=max(ms, state.running_ms)))
         case e.RunReopened():
             return _reopened(state, event)
         case e.RunWaiting(status=status, running_ms=ms):
@@ -188,7 +191,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
                 raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
             return move(state, status, running_ms=ms)  # type: ignore[arg-type]
         case e.RunFinished(status=status):
-            return _finished(state, event)
+            return _finished(_charge_open_calls(state), event)
         case e.DeadLettered(why=why):
             return move(state, "waiting_for_operator", dead_letter=why)
         case e.Forked():
@@ -322,6 +325,7 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             turn_ok=0,
             turn_bad=0,
             rejected=0,
+            metered=False,
             progressed=False,
             polled=False,
             failed_turns=0,
@@ -347,11 +351,11 @@ def _approval_closed(state: RunState, call: str) -> RunState:
     return replace(state, approvals=_without(state, state.approvals, call, "approval of call"))
 
 
-def _charge_open_call(state: RunState) -> RunState:
+def _charge_open_calls(state: RunState) -> RunState:
     """A model call that a crash left open is charged at its reservation, marked estimated."""
-    if state.reserved is None:
-        return state
-    return replace(state, usage=state.usage.plus(replace(state.reserved, estimated=True)), reserved=None)
+    for call, reserved in state.reserved.items():
+        state = _use(state, call.rpartition(".")[0].rpartition(".")[0], replace(reserved, estimated=True))
+    return replace(state, reserved={}) if state.reserved else state
 
 
 # Pass -------------------------------------------------------------------------------------------------------------------------
@@ -418,6 +422,7 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         turn_ok=0,
         turn_bad=0,
         rejected=0,
+        metered=False,
         progressed=False,
         polled=False,
         phases_done=frozenset(),
@@ -441,15 +446,19 @@ _DROPPED = e.ToolError(code="not_run", message="not run: a control action came w
 # Planning ---------------------------------------------------------------------------------------------------------------------
 
 
-def _model_use(state: RunState, usage: Usage, model: str) -> Usage:
-    """A plan without a recorded model call counts as one when it names a model or its tokens."""
-    told = state.reserved is None and (bool(model) or usage.total_tokens > 0) and usage.model_calls == 0
-    return replace(usage, model_calls=1) if told else usage
+def _planner_use(state: RunState, scope: str, event: e.Planned | e.PlanRejected) -> RunState:
+    """Charge what a planner used whose model calls are not on record; it counts as one call when it names a model or its tokens."""
+    usage, before = event.usage, _pass(state, scope)
+    if before.metered:
+        return _with(state, replace(before, metered=False))
+    if "" not in state.reserved and usage.model_calls == 0 and (event.model or usage.total_tokens > 0):
+        usage = replace(usage, model_calls=1)
+    return replace(_use(state, scope, usage), reserved={c: r for c, r in state.reserved.items() if c})
 
 
 def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
-    if event.model or event.usage is not NOTHING or state.reserved is not None:
-        state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
+    if event.model or event.usage is not NOTHING or state.reserved or _pass(state, scope).metered:
+        state = _planner_use(state, scope, event)
     before = _pass(state, scope)
     if before.plan is not None:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
@@ -491,7 +500,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
 
 
 def _plan_rejected(state: RunState, scope: str, event: e.PlanRejected) -> RunState:
-    state = replace(_use(state, scope, _model_use(state, event.usage, event.model)), reserved=None)
+    state = _planner_use(state, scope, event)
     text = f"That was not a plan: {event.problem}. Answer with tool calls or with one control action."
     state = _with_item(state, scope, Item(kind="note", text=text))
     before = _pass(state, scope)
@@ -536,12 +545,14 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
         volatile=event.volatile,
         ends_turn=event.ends_turn,
     )
-    calls = {**before.calls, event.call: started}
-    if event.attempt > 1:
-        return _with(state, replace(before, calls=calls))
-    now = replace(before, calls=calls, usage=replace(before.usage, tool_calls=before.usage.tool_calls + 1))
-    usage = replace(state.usage, tool_calls=state.usage.tool_calls + 1)
-    return replace(state, usage=usage, passes={**state.passes, scope: now})
+    now = replace(before, calls={**before.calls, event.call: started})
+    if call.attempt:
+        return _with(state, now)
+    return _with(replace(state, usage=_counted(state.usage)), replace(now, usage=_counted(now.usage)))
+
+
+def _counted(usage: Usage, *, calls: int = 1, failures: int = 0) -> Usage:
+    return replace(usage, tool_calls=usage.tool_calls + calls, failures=usage.failures + failures)
 
 
 def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
@@ -560,14 +571,17 @@ def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
 
 def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
     call = _call_state(state, event.call)
+    first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
+    if first:
+        call = replace(call, digest=event.digest, attempt=1)
     item = item_of(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
     )
-    return _outcome(state, scope, call, item, fatal=event.fatal)
+    return _outcome(state, scope, call, item, fatal=event.fatal, begun=first)
 
 
-def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False) -> RunState:
-    """Give `call` its outcome, and the pass what follows from it."""
+def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False, begun: bool = False) -> RunState:
+    """Give `call` its outcome, and the pass what follows from it; `begun` counts it as a call."""
     _unsettled(state, call)
     before = _pass(state, scope)
     error = item.error
@@ -579,9 +593,10 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
             changes["seen"], changes["progressed"] = before.seen.put(fresh, True), True
         if item.executed and call.tool not in before.tools_used:
             changes["tools_used"] = before.tools_used | {call.tool}
-    elif error.code != "not_run":
-        changes["usage"] = replace(before.usage, failures=before.usage.failures + 1)
-        state = replace(state, usage=replace(state.usage, failures=state.usage.failures + 1))
+    failures = int(error is not None and error.code != "not_run")
+    if begun or failures:
+        changes["usage"] = _counted(before.usage, calls=int(begun), failures=failures)
+        state = replace(state, usage=_counted(state.usage, calls=int(begun), failures=failures))
     if error is not None or call.ends_turn or call.provenance == "text":
         changes.update(_ending(state, call, item, fatal=fatal))
     return _with(state, _observed(before, call, item, ok=error is None, work=True, changes=changes))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.budget import Budget, Exhausted, exhausted
+from detent.core.budget import UNBOUNDED, Budget, Exhausted, Usage, exhausted
 from detent.core.events import RunFinished
 from detent.core.state import KernelState, RunState
 
@@ -100,12 +100,21 @@ def reached(
     now: datetime | None = None,
     turn_over: bool = True,
     only: tuple[str, ...] | None = None,
+    begun: int = 0,
 ) -> Exhausted | None:
-    """Return the first bound of the run, or of the pass, that is reached; `only` narrows the look to these dimensions."""
+    """Return the first bound of the run, or of the pass, that is reached; `only` narrows the look to these dimensions.
+
+    `begun` calls count beside those that were used.
+    """
     total_s = (now - run.started_at).total_seconds() if now and run.started_at else 0.0
     only = only or (None if turn_over else ("running_s", "total_s"))
-    bound = exhausted(run.budget, run.usage, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
-    return bound or (exhausted(state.limits, state.usage, only=only) if turn_over else None)
+    used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
+    bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
+    return bound or (exhausted(state.limits, mine, only=only) if turn_over and state.limits is not UNBOUNDED else None)
+
+
+def _with_calls(usage: Usage, begun: int) -> Usage:
+    return msgspec.structs.replace(usage, tool_calls=usage.tool_calls + begun)
 
 
 def waits(run: RunState, state: KernelState) -> str:

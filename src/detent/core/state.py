@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 from detent.core.errors import IllegalEvent
 from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError
 from detent.core.history import Map, Seq
@@ -146,7 +146,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     scratchpad: dict[str, str] = {}
     iteration: int = 0
     usage: Usage = NOTHING
-    limits: Budget = Budget()
+    limits: Budget = UNBOUNDED
     status: PassStatus = "thinking"
     ended: str = ""
     output: Any = None
@@ -165,6 +165,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     turn_ok: int = 0
     turn_bad: int = 0
     rejected: int = 0
+    metered: bool = False
     progressed: bool = False
     polled: bool = False
     phases_done: frozenset[int] = frozenset()
@@ -272,7 +273,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     effects: Map[str, Any] = msgspec.field(default_factory=Map[str, Any])
     cancel: str | None = None
     dead_letter: str = ""
-    reserved: Usage | None = None
+    reserved: dict[str, Usage] = {}
     fork_edits: dict[str, Any] = {}
     memories: dict[str, str] = {}
 

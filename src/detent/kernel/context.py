@@ -100,11 +100,11 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         async with self.lock:
             await carry_out(self)
 
-    def refuse_past_bound(self, *dimensions: str) -> None:
-        """Raise `BoundReached` when one of these dimensions is used up."""
+    def refuse_past_bound(self, *dimensions: str, begun: int = 0) -> None:
+        """Raise `BoundReached` when one of these dimensions is used up; `begun` calls are running and not counted yet."""
         self.run.world.proceed()
         state = self.run.journal.state
-        bound = reached(state, state.passes[self.scope], only=dimensions)
+        bound = reached(state, state.passes[self.scope], only=dimensions, begun=begun)
         if bound is not None:
             raise BoundReached(bound)
 

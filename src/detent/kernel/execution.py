@@ -23,7 +23,7 @@ from detent.core.state import CallState
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached
-from detent.ports import Block, Call, Tool, ToolOutcome, Verdict
+from detent.ports import Block, Call, Tool, ToolOutcome, ToolSpec, Verdict
 
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
@@ -44,25 +44,26 @@ async def carry_out(context: KernelContext) -> None:
     for call in state.calls.values():
         if call.status == "started":
             await _settle(call, context)
+    digests: dict[str, str] = {}
     for call in context.state.calls.values():
         if call.status == "planned" and not call.refused:
-            _decide(call, context)
+            digests[call.call_id] = _decide(call, context)
     asked = context.run.state.approvals
     if asked and any(c in asked for c in context.state.calls):
         await context.commit(durable=True)
-    await _execute(context)
+    await _execute(context, digests)
 
 
 # Decide -----------------------------------------------------------------------------------------------------------------------
 
 
-def _decide(call: CallState, context: KernelContext) -> None:
-    """Put on record whether `call` may run; a refused call gets its observation at once."""
+def _decide(call: CallState, context: KernelContext) -> str:
+    """Put on record whether `call` may run; a refused call gets its observation at once. Return the digest of its frozen arguments."""
     try:
         frozen = _frozen(call, context)
     except InvalidArguments as error:
         _refuse(call, context, error.error_code, str(error), error.details)
-        return
+        return ""
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
         block = _guarded(guard, frozen, context)
         if block is not None:
@@ -71,7 +72,7 @@ def _decide(call: CallState, context: KernelContext) -> None:
                 e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason),
             )
             _refuse(call, context, "guard_blocked", block.reason)
-            return
+            return frozen.digest
     verdict = _verdict(frozen, call, context)
     context.run.record(
         context.scope,
@@ -89,6 +90,7 @@ def _decide(call: CallState, context: KernelContext) -> None:
         _refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
     elif verdict.decision == "require_approval":
         context.run.record(context.scope, _request(frozen, verdict, context))
+    return frozen.digest
 
 
 def _frozen(call: CallState, context: KernelContext) -> Call:
@@ -171,12 +173,13 @@ def _refuse(call: CallState, context: KernelContext, code: str, message: str, de
 # Execute ----------------------------------------------------------------------------------------------------------------------
 
 
-async def _execute(context: KernelContext) -> None:
-    """Run what is allowed, in order, until something holds back the rest."""
+async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
+    """Run what is allowed, in order, until something holds back the rest; `digests` are those known of this turn's arguments."""
     together: list[CallState] = []
     over = False  # a call that ends the turn has run
-    for call_id in list(context.state.calls):
-        call = context.state.calls[call_id]
+    for call_id in tuple(context.state.calls):
+        state = context.state
+        call = state.calls[call_id]
         if call.status == "finished":
             over = over or call.ends_turn
             continue
@@ -184,27 +187,28 @@ async def _execute(context: KernelContext) -> None:
         spec = None if tool is None else tool.spec
         alone = spec is None or not (spec.read_only and spec.concurrency_safe) or spec.ends_turn
         if alone or call.status in ("asked", "in_doubt"):
-            await _run_group(together, context)
+            await _run_group(together, context, digests)
             together = []
-        if context.state.ended or context.run.world.cancelled or call.status in ("asked", "in_doubt"):
+            state = context.state
+        if state.ended or context.run.world.cancelled or call.status in ("asked", "in_doubt"):
             break
-        call = context.state.calls[call_id]
+        call = state.calls[call_id]
         if over:
             _refuse(call, context, "not_run", "not run: the call before it ended the turn")
         elif call.refused:
             _refuse(call, context, call.refused, f"{call.refused}: {call.why}" if call.why else call.refused)
         elif tool is None:
             _refuse(call, context, "tool_not_found", f"there is no tool {call.tool!r} here any more")
-        elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in context.state.calls.values()):
+        elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in state.calls.values()):
             over = True
             _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
         elif isinstance(tool, MetaTool):
-            await _run_group(together, context)
+            await _run_group(together, context, digests)
             together = []
             await answer(call, tool, context)
         elif alone:
             over = tool.spec.ends_turn
-            await _run_call(call, tool, context)
+            await _run_group([call], context, digests)
             now = context.state.calls[call_id]
             if now.status == "in_doubt":
                 break
@@ -214,7 +218,7 @@ async def _execute(context: KernelContext) -> None:
         else:
             together.append(call)
     else:
-        await _run_group(together, context)
+        await _run_group(together, context, digests)
 
 
 def _skip_rest(context: KernelContext) -> None:
@@ -224,22 +228,32 @@ def _skip_rest(context: KernelContext) -> None:
             _refuse(call, context, "not_run", "not run: the call before it ended the turn")
 
 
-async def _run_group(calls: list[CallState], context: KernelContext) -> None:
+async def _run_group(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
     """Run calls together; where a bound allows only the first of them, these still get their observations."""
-    ready: list[CallState] = []
+    ready: list[tuple[CallState, str]] = []
     refused: BoundReached | None = None
+    unrecorded = 0
     for call in calls:
+        spec = context.tools[call.tool].spec
+        digest = digests.get(call.call_id) or digest_of([call.tool, call.args])
+        quiet = call.attempt == 0 and begins_quietly(spec)
         try:
-            _start(call, context.tools[call.tool], context, None)
+            if call.attempt == 0:
+                context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
+            else:
+                context.run.world.proceed()
         except BoundReached as error:
             refused = error
             break
-        ready.append(call)
+        unrecorded += quiet
+        if not quiet:
+            _start(call, spec, context, digest)
+        ready.append((call, digest if quiet else ""))
     if len(ready) == 1:
-        await _attempts(ready[0], context)
+        await _attempts(*ready[0], context)
     elif ready:
         try:
-            ended = await asyncio.gather(*(_attempts(call, context) for call in ready), return_exceptions=True)
+            ended = await asyncio.gather(*(_attempts(*one, context) for one in ready), return_exceptions=True)
         except asyncio.CancelledError:
             if not context.run.world.interrupted():
                 raise
@@ -251,28 +265,22 @@ async def _run_group(calls: list[CallState], context: KernelContext) -> None:
         raise refused
 
 
-async def _run_call(call: CallState, tool: Tool, context: KernelContext) -> None:
-    _start(call, tool, context, None)
-    await _attempts(call, context)
+def begins_quietly(tool: ToolSpec | e.ToolStarted) -> bool:
+    """Whether the first attempt of a call needs no record of its own: it costs and changes nothing, and only its outcome counts."""
+    return tool.side_effect in ("none", "read") and tool.cost_usd is None and not (tool.volatile or tool.ends_turn)
 
 
-def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.ToolError | None) -> None:
-    """Record the next attempt of `call`; raise `BoundReached` where the first one may not be made."""
-    spec = tool.spec
+def _start(call: CallState, spec: ToolSpec, context: KernelContext, digest: str, previous: e.ToolError | None = None) -> None:
+    """Record the next attempt of `call`."""
     known = context.state.calls[call.call_id]
-    if known.attempt == 0:
-        context.refuse_past_bound("tool_calls", "cost_usd")
-    else:
-        context.run.world.proceed()
-    digest = digest_of([call.tool, call.args])
     context.run.record(
         context.scope,
         e.ToolStarted(
             call=call.call_id,
             tool=call.tool,
-            key=call.key or sha256(f"{context.run.state.run_id} {call.call_id} {digest}".encode()).hexdigest()[:32],
+            key=call.key or key_of(context.run.state.run_id, call.call_id, digest),
             digest=digest,
-            attempt=known.attempt + 1,
+            attempt=max(known.attempt, previous is not None) + 1,
             side_effect=spec.side_effect,
             idempotent=spec.idempotent,
             volatile=spec.volatile,
@@ -283,16 +291,24 @@ def _start(call: CallState, tool: Tool, context: KernelContext, previous: e.Tool
     )
 
 
-async def _attempts(call: CallState, context: KernelContext) -> None:
-    """Make attempts of a started call until it has an outcome; the intent is durable before anything that is not read-only (law 2)."""
+def key_of(run_id: str, call_id: str, digest: str) -> str:
+    """Return the idempotency key: the same over attempts, resume, takeover and approval (DESIGN 5)."""
+    return sha256(f"{run_id} {call_id} {digest}".encode()).hexdigest()[:32]
+
+
+async def _attempts(call: CallState, digest: str, context: KernelContext) -> None:
+    """Make attempts of a call until it has an outcome; the intent is durable before anything that is not read-only (law 2).
+
+    `digest` is given where the first attempt has no record.
+    """
     tool, world = context.tools[call.tool], context.run.world
-    spec = tool.spec
+    spec, known = tool.spec, context.state.calls[call.call_id]
     effect = not spec.read_only or spec.cost_usd is not None
     left = spec.retries
     while True:
         if effect:
             await context.commit(durable=True)
-        outcome = await world.attempt(tool, context.state.calls[call.call_id], context.time_left())
+        outcome = await world.attempt(tool, known, context.time_left())
         outcome = await world.keep(call.call_id, outcome)
         if outcome.final or left == 0 or world.cancelled or not _may_repeat(outcome, spec.read_only or spec.idempotent):
             break
@@ -300,26 +316,29 @@ async def _attempts(call: CallState, context: KernelContext) -> None:
         await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)))
         if world.cancelled:
             break
-        _start(call, tool, context, _error(outcome))
-    await _finish(call, spec.ends_turn, outcome, context, effect=effect)
+        world.proceed()
+        _start(call, spec, context, digest or known.digest, _error(outcome))
+        digest, known = "", context.state.calls[call.call_id]
+    if spec.read_only and outcome.kind == "in_doubt":
+        outcome = msgspec.structs.replace(outcome, kind="failed", error_code=outcome.error_code or "in_doubt")
+    await _finish(call, digest, spec.ends_turn, outcome, context, effect=effect)
 
 
 def _may_repeat(outcome: ToolOutcome, harmless: bool) -> bool:
     return outcome.kind == "not_executed" or (outcome.kind == "failed" and harmless and outcome.error_code in RETRY_CODES)
 
 
-async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
+async def _finish(call: CallState, digest: str, ends_turn: bool, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
     """Put the outcome on record; after an effect it is durable before anything else happens."""
     event: e.ToolFinished | e.ToolInDoubt
     if outcome.kind == "in_doubt":
         event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
     else:
-        event = finished(call.call_id, outcome)
+        event = finished(call.call_id, outcome, digest)
         blank = ends_turn or call.provenance == "text"
         if blank and event.error is None and _is_blank(event.result):
-            event = e.ToolFinished(
-                call=call.call_id, error=e.ToolError(code="handler_error", message="the answer is empty"), latency_ms=event.latency_ms
-            )
+            error = e.ToolError(code="handler_error", message="the answer is empty")
+            event = e.ToolFinished(call=call.call_id, digest=digest, error=error, latency_ms=event.latency_ms)
     context.run.record(context.scope, event)
     if isinstance(event, e.ToolInDoubt) and context.run.state.agent.on_unknown == "tell":
         context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
@@ -332,12 +351,13 @@ async def _finish(call: CallState, ends_turn: bool, outcome: ToolOutcome, contex
         raise
 
 
-def finished(call_id: str, outcome: ToolOutcome) -> e.ToolFinished:
+def finished(call_id: str, outcome: ToolOutcome, digest: str = "") -> e.ToolFinished:
     """Return the record of an outcome that is known."""
+    latency_ms = round(outcome.latency_ms, 3)
     if outcome.kind != "ok":
-        return e.ToolFinished(call=call_id, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=round(outcome.latency_ms, 3))
+        return e.ToolFinished(call=call_id, digest=digest, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=latency_ms)
     return e.ToolFinished(
-        call=call_id, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=round(outcome.latency_ms, 3)
+        call=call_id, digest=digest, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=latency_ms
     )
 
 

@@ -5,11 +5,13 @@ A hook is a plain or a coroutine function; what it raises is reported and never 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from detent.core import events as e
 from detent.core.records import Record
-from detent.core.state import CallState, RunState
+from detent.core.state import CallState, KernelState, RunState
+from detent.kernel.execution import begins_quietly
 from detent.ports import KernelHooks
 
 
@@ -20,21 +22,42 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
     match event:
         case e.Planned(text=text):
             return hooks.on_thought(pass_state, text)
-        case e.ToolStarted(tool=tool, call=call):
-            return hooks.on_action(pass_state, tool, call)
+        case e.ToolStarted():
+            return _begun(hooks, event, pass_state)
         case e.ToolFinished() | e.ToolReconciled():
-            call = state.call(event.call)
-            item = call.item if call is not None and _gave_outcome(event, call) else None
-            if item is None:
-                return None
-            shown = item.error.message if item.error else bytes(item.result).decode()
-            return hooks.on_observation(pass_state, shown, item.error is None, call)
+            return _observed(hooks, event, pass_state, state.call(event.call))
         case e.PassFinished(status="done"):
             return hooks.on_done(pass_state)
         case e.PassFinished(error=error):
             return hooks.on_error(pass_state, error)
         case _:
             return None
+
+
+async def _begun(hooks: KernelHooks, event: e.ToolStarted, pass_state: KernelState | None) -> None:
+    """Tell of an attempt; before the second of a call that only reads, of its first, which has no record."""
+    for _ in range(1 + (event.attempt == 2 and begins_quietly(event))):
+        await _done(hooks.on_action(pass_state, event.tool, event.call))
+
+
+async def _observed(
+    hooks: KernelHooks, event: e.ToolFinished | e.ToolReconciled, pass_state: KernelState | None, call: CallState | None
+) -> None:
+    """Tell of an outcome, and of the action before it where nothing has told of that."""
+    item = call.item if call is not None and _gave_outcome(event, call) else None
+    if call is None or item is None:
+        return
+    shown = item.error.message if item.error else bytes(item.result).decode()
+    try:
+        if isinstance(event, e.ToolFinished) and event.digest:  # its begin has no record
+            await _done(hooks.on_action(pass_state, call.tool, call.call_id))
+    finally:
+        await _done(hooks.on_observation(pass_state, shown, item.error is None, call))
+
+
+async def _done(answer: Any) -> None:
+    if inspect.isawaitable(answer):
+        await answer
 
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:

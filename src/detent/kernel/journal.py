@@ -86,15 +86,10 @@ class Journal:
         except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
             body = encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
         event = decode_event(body)
-        run_id, known = before.run_id, before.passes.get(scope)
-        envelope = Envelope(
-            run=run_id,
-            seq=before.seq + 1,
-            at=at,
-            goal=before.goal_id if before.goal_id != run_id else "",
-            scope=scope,
-            iteration=event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0,
-        )
+        run_id, goal_id, known = before.run_id, before.goal_id, before.passes.get(scope)
+        iteration = event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0
+        goal = "" if goal_id == run_id else goal_id
+        envelope = Envelope(run=run_id, seq=before.seq + 1, at=at, goal=goal, scope=scope, iteration=iteration)
         salt = self._ids.token(16)
         if before.status == "running" and not isinstance(event, _LABELLED):
             line, digest = seal(envelope, body, previous=before.digest, salt=salt)

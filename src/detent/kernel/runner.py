@@ -22,7 +22,7 @@ from detent.kernel.outside import BoundReached
 
 log = logging.getLogger("detent")
 
-YIELD_EVERY = 8
+YIELD_EVERY = 16
 
 REFLECTION = (
     "You have made no progress for {turns} turns: no new successful observation. Look at what was tried, do something different, "

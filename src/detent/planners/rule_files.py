@@ -15,7 +15,7 @@ import msgspec
 
 from detent.core.budget import FIELDS as BUDGET_FIELDS
 from detent.core.errors import ConfigError
-from detent.planners.expressions import MACROS, TYPES, Expression, Names, compile_expression, nearest
+from detent.expressions.compiled import MACROS, TYPES, Expression, Names, compile_expression, nearest
 from detent.planners.templates import Template, parse_template
 
 ALWAYS = ("goal", "variables", "iteration", "results", "values", "host", "budget")

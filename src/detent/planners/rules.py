@@ -18,8 +18,8 @@ from detent.core import actions as a
 from detent.core.budget import FIELDS as BUDGET_FIELDS
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
+from detent.expressions.functions import kind, text, to_json
 from detent.planners.expressions import evaluate
-from detent.planners.functions import kind, text, to_json
 from detent.planners.histories import Firing, read_history, reason_for
 from detent.planners.rule_files import HOST, Rule, RuleSet, build_rules, read_entries
 from detent.planners.templates import Fixed, Text, render

@@ -12,8 +12,9 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.errors import ConfigError, PlannerFailed
-from detent.planners.expressions import LITERAL, Expression, Lookup, evaluate
-from detent.planners.functions import plain, text
+from detent.expressions.compiled import LITERAL, Expression, Lookup
+from detent.expressions.functions import plain, text
+from detent.planners.expressions import evaluate
 
 Compile = Callable[[str, str], Expression]
 """Compiles an expression that stands at a place."""

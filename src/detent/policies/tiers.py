@@ -1,31 +1,66 @@
-"""The default policy: by the declared side effect of the tool (DESIGN 7, row K31 as changed there)."""
+"""The policy by tiers: what a tool declares as its side effect decides (DESIGN 7, row K31 as changed there)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from detent.core.errors import ConfigError
 from detent.core.events import Decision, SideEffect
 from detent.core.state import RunState
+from detent.policies.verdicts import RANK, named_by
 from detent.ports import Call, ToolSpec, Verdict
 
 TIERS: dict[SideEffect, Decision] = {"none": "allow", "read": "allow", "write": "allow", "destructive": "require_approval"}
+UNKNOWN = Verdict(decision="deny", rule="tier_unknown", reason="the tool declares no side effect that has a tier")
 
 
-class TierPolicy:
-    """none, read and write are allowed, destructive needs approval."""
+class TieredPolicy:
+    """none, read and write are allowed, destructive needs approval; `tiers` says otherwise by level, `tools` by tool name or pattern.
 
-    version = "tiers-1"
+    A level that has no tier is denied. The first entry of `tools` that names a tool counts. Raises `ConfigError`.
+    """
 
-    def __init__(self) -> None:
-        self._verdicts = {level: _verdict(level, decision) for level, decision in TIERS.items()}
+    def __init__(self, tiers: Mapping[SideEffect, Decision] | None = None, *, tools: Mapping[str, Decision] | None = None) -> None:
+        said = {**TIERS, **(tiers or {})}
+        for place, decision in (*said.items(), *(tools or {}).items()):
+            if decision not in RANK:
+                raise ConfigError(f"tier of {place!r}: {decision!r} is no decision; known: {', '.join(RANK)}")
+        for level in said:
+            if level not in TIERS:
+                raise ConfigError(f"tiers: {level!r} is no side effect; known: {', '.join(TIERS)}")
+        self._verdicts: dict[str, Verdict] = {level: _verdict(level, decision) for level, decision in said.items()}
+        self._tools = [(named_by([name]), _named(name, decision)) for name, decision in (tools or {}).items()]
+        own = ",".join(f"{k}={v}" for k, v in (*(tiers or {}).items(), *(tools or {}).items()))
+        self.version = f"tiers-1({own})" if own else "tiers-1"
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict of the tool's tier."""
-        return self._verdicts[call.tool.side_effect]
+        return self._of(call.tool)
+
+    def _of(self, tool: ToolSpec) -> Verdict:
+        for names, verdict in self._tools:
+            if names(tool.name):
+                return verdict
+        return self._verdicts.get(tool.side_effect, UNKNOWN)
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Return whether the tool's tier asks."""
-        return TIERS[tool.side_effect] == "require_approval"
+        return self._of(tool).decision == "require_approval"
+
+    def offers(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether the tool can be used at all: one whose tier denies is not shown to the planner."""
+        return self._of(tool).decision in ("allow", "require_approval")
 
 
-def _verdict(level: SideEffect, decision: Decision) -> Verdict:
-    reason = "destructive tools need approval" if decision == "require_approval" else ""
-    return Verdict(decision=decision, rule=f"tier:{level}", reason=reason)
+TierPolicy = TieredPolicy
+
+
+def _verdict(level: str, decision: Decision) -> Verdict:
+    if decision == "require_approval":
+        return Verdict(decision=decision, rule=f"tier:{level}", reason=f"{level} tools need approval")
+    return Verdict(decision=decision, rule=f"tier:{level}", reason="" if decision == "allow" else f"{level} tools are not allowed")
+
+
+def _named(name: str, decision: Decision) -> Verdict:
+    said = {"allow": "", "require_approval": f"{name} needs approval"}.get(decision, f"{name} is not allowed")
+    return Verdict(decision=decision, rule=f"tier:tool:{name}", reason=said)

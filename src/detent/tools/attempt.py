@@ -2,7 +2,7 @@
 
     before → execute, within the deadline → is it JSON → result schema → after → size cap
 
-Async functions are awaited where they are: no task, no thread, one timer. Sync ones run in the pool. Hooks run on the event loop; a
+Async functions are awaited where they are: no task, no thread, one timer if they wait. Sync ones run in the pool. Hooks run on the event loop; a
 plain function among them must not block. What a failure means is decided here, once, from what is known:
 
     returned                            ok; `failed` where the result says `"success": false` itself
@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Coroutine, Generator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,13 +63,18 @@ class Watch:
         return self._deadline is not None and self._deadline <= self.began
 
     def start(self) -> None:
-        """Begin to watch the current task."""
+        """Tell the tool its deadline."""
         due = self._due()
         if due is not None:
+            self._context.deadline = due
+
+    def arm(self) -> None:
+        """Begin to watch the current task, now that it waits for something: what never waits cannot be interrupted."""
+        due = self._due()
+        if due is not None and self._handle is None:
             self._task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
             self._before = self._task.cancelling()
             self._handle = self._loop.call_at(due, self._look)
-            self._context.deadline = due
 
     def stop(self) -> bool:
         """End watching; return whether the task was cancelled by somebody else too."""
@@ -143,10 +149,31 @@ async def _execute(tool: Tool[..., Any], args: dict[str, Any], context: ToolCont
     """Call the function with its arguments and return what it returns."""
     positional, keywords = tool.arguments.bind(args, context)
     if tool.options.before is not None:
+        watch.arm()
         await _before(tool.options.before, args, context)
     if tool.is_async:
-        return await tool.function(*positional, **keywords)
+        return await _watched(tool.function(*positional, **keywords), watch)
+    watch.arm()
     return await _in_thread(lambda: tool.function(*positional, **keywords), pool, watch)
+
+
+@types.coroutine
+def _watched(work: Coroutine[Any, Any, Any], watch: Watch) -> Generator[Any, Any, Any]:
+    """Await `work`; the watch is armed when it first waits, so that a tool that answers at once costs no timer."""
+    step, given = work.send, None
+    while True:
+        try:
+            waits = step(given)
+        except StopIteration as done:
+            return done.value
+        watch.arm()
+        try:
+            step, given = work.send, (yield waits)
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed on to the tool, as `await` would
+            step, given = work.throw, error
 
 
 async def _before(hook: Callable[..., Any], args: dict[str, Any], context: ToolContext) -> None:
@@ -334,6 +361,7 @@ async def settle(tool: Tool[..., Any], context: ToolContext, pool: ThreadPool | 
     watch = Watch(context, tool.options.timeout_s)
     args = (context.idempotency_key, context) if tool.reconcile_takes_context else (context.idempotency_key,)
     watch.start()
+    watch.arm()
     cancelled_too = False
     try:
         try:

@@ -94,6 +94,7 @@ class Tool(Generic[P, R]):
         given = self.options
         safe = given.concurrency_safe
         _sensitive_are_text(self.name, given.sensitive, self.arguments.schema)
+        _sinks_are_arguments(self.name, given.sinks or (), self.arguments.schema)
         described = given.description if given.description is not None else signature.described(self.function)
         return ToolSpec(
             name=self.name,
@@ -109,9 +110,12 @@ class Tool(Generic[P, R]):
             result_schema=None if self.result_check is None else self.result_check.schema,
             max_result_bytes=given.max_result_bytes,
             sensitive=given.sensitive,
+            sinks=given.sinks,
             trust=given.trust,
             cost_usd=given.cost_usd,
             ends_turn=given.ends_turn,
+            sandboxed=given.sandboxed,
+            credentials=given.credentials,
         )
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -238,6 +242,14 @@ def takes_context(function: Callable[..., Any], *, after: int) -> bool:
         return several
     extra = positional[after]
     return extra.default is extra.empty or extra.name in ("ctx", "context") or "ToolContext" in str(extra.annotation)
+
+
+def _sinks_are_arguments(name: str, sinks: tuple[str, ...], schema: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a sink that no call can have; only the first part of "message.to" is looked at."""
+    properties = cast("dict[str, Any]", schema.get("properties", {}))
+    for sink in sinks:
+        if sink.partition(".")[0] not in properties and schema.get("additionalProperties", True) is False:
+            raise ConfigError(f"tool {name!r}: there is no argument {sink!r} that could be a sink; arguments: {', '.join(properties) or 'none'}")
 
 
 def _sensitive_are_text(name: str, fields: tuple[str, ...], schema: dict[str, Any]) -> None:

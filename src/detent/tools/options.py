@@ -14,7 +14,7 @@ from detent.core.events import SideEffect
 SIDE_EFFECTS = ("none", "read", "write", "destructive")
 TRUST = ("trusted", "untrusted")
 HOOKS = ("sanitize", "validate", "before", "after", "on_error", "reconcile")
-FLAGS = ("idempotent", "volatile", "ends_turn")
+FLAGS = ("idempotent", "volatile", "ends_turn", "sandboxed")
 
 
 class SchemaToolOptions(TypedDict, total=False):
@@ -31,9 +31,12 @@ class SchemaToolOptions(TypedDict, total=False):
     result_schema: Any
     max_result_bytes: int
     sensitive: Sequence[str]
+    sinks: Sequence[str] | None
     trust: Literal["trusted", "untrusted"]
     cost_usd: float | None
     ends_turn: bool
+    sandboxed: bool
+    credentials: Sequence[str]
     sanitize: Callable[[dict[str, Any]], Any] | None
     validate: Callable[[dict[str, Any]], Any] | None
     before: Callable[..., Any] | None
@@ -58,8 +61,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     - `reconcile(key)` or `reconcile(key, context)`: says what became of an earlier attempt (`Happened`, `NotHappened`, None).
     - `volatile`: a polling tool, whose successful calls are neither progress nor stagnation.
     - `result_schema`: a JSON Schema or a type that results must satisfy. `max_result_bytes`: a larger result becomes a preview.
-    - `sensitive`: arguments whose values stay out of the log. `trust`: what a policy may believe of the output.
+    - `sensitive`: arguments whose values stay out of the log. `trust`: what a policy may believe of the output. `sinks`: arguments, such
+      as "to" or "message.to", that must come from a source a policy trusts; None means: those whose names say so, () means none.
     - `cost_usd`: the price of one call. `ends_turn`: the call ends the turn, its result is the answer.
+    - `sandboxed`: what it does is confined by a sandbox; a policy may trust it more. `credentials`: the secrets that it may ask its context for.
     - hooks, in the order in which they run: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
       `on_error(exception, context)`.
     """
@@ -77,9 +82,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     result_schema: Any = None
     max_result_bytes: int = 65_536
     sensitive: tuple[str, ...] = ()
+    sinks: tuple[str, ...] | None = None
     trust: Literal["trusted", "untrusted"] = "untrusted"
     cost_usd: float | None = None
     ends_turn: bool = False
+    sandboxed: bool = False
+    credentials: tuple[str, ...] = ()
     sanitize: Callable[[dict[str, Any]], Any] | None = None
     validate: Callable[[dict[str, Any]], Any] | None = None
     before: Callable[..., Any] | None = None
@@ -98,9 +106,11 @@ def read_options(given: ToolOptions, *, tool: str) -> Options:
     for name in values:
         if name not in Options.__struct_fields__:
             raise UnknownName("tool option", name, Options.__struct_fields__)
-    for name in ("scopes", "sensitive"):
+    for name in ("scopes", "sensitive", "credentials"):
         if name in values:
             values[name] = _texts(values[name], name, tool=tool)
+    if values.get("sinks") is not None:
+        values["sinks"] = _texts(values["sinks"], "sinks", tool=tool)
     options = Options(**values)
     problem = _problem(options)
     if problem:

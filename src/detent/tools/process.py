@@ -1,7 +1,8 @@
 """exec: a program with its arguments, without a shell, in a directory of the workspace.
 
-The program is not sandboxed: it may do whatever the operating system lets this process do. It gets a process group of its own, and whatever is left of
-the group is killed when the program has ended, at the timeout, and when the call is cancelled; only a process that starts a session of its own escapes.
+In a sandbox (see `sandbox`) it sees and changes only what it is given, and nothing that it starts outlives it. Without one it may do whatever the
+operating system lets this process do: it gets a process group of its own, and whatever is left of the group is killed when the program has ended, at the
+timeout, and when the call is cancelled; only a process that starts a session of its own escapes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from detent.core.errors import NotExecuted, ToolRaised
+from detent.tools import sandbox as boxes
 from detent.tools.confine import Place, Workspace
 from detent.tools.failures import failed, refused_argument, shown, translated
 
@@ -35,10 +37,11 @@ CHUNK_BYTES = 65_536
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. `code` is its exit code, negative for a signal; `success` means code 0 in time
+    """How a program ended. `code` is its exit code, for a signal its number: negative, in a sandbox plus 128; `success` means code 0 in time
     (false does not make it a failed call: only a result with a text `error` beside it is one).
 
-    The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped.
+    The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped. `sandboxed` says whether it ran in
+    a sandbox, `not_sandboxed` why not; `killed_for` which limit of the sandbox it was killed for, "" for none.
     """
 
     stdout: str
@@ -49,6 +52,9 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int
     stdout_truncated: bool
     stderr_truncated: bool
+    sandboxed: bool = False
+    not_sandboxed: str = ""
+    killed_for: str = ""
 
 
 class _Capture:
@@ -82,29 +88,46 @@ async def execute(
     env: Mapping[str, str] | None = None,
     inherit: Sequence[str] | None = INHERITED,
     cancelled: Cancellation | None = None,
+    sandbox: boxes.Sandbox | None = None,
 ) -> Executed:
-    """Run `command` with `args` in the directory `cwd` and return how it ended; an exit code other than 0 is a result, not an error.
+    """Run `command` with `args` in the directory `cwd`, in `sandbox` where one is given; return how it ended. A code other than 0 is no error.
 
     The environment is `inherit` (names of this process's variables that it gets; None: all of them) and `env` over it. Without `stdin` the program reads
     end of file. Raises `ToolFailed` when it cannot be started (`command_not_found`, `permission_denied`, ...) or was cancelled (`cancelled`, with the
-    output so far), and `NotExecuted` when it was not started for want of resources.
+    output so far), and `NotExecuted` when it was not started for want of resources or because the sandbox could not be made.
     """
     _check(workspace, command, args, timeout_s=timeout_s, env=env, stdin=stdin)
     environment = {name: value for name, value in os.environ.items() if inherit is None or name in inherit} | dict(env or {})
     if cancelled:
         raise NotExecuted(f"{shown(command)} was not started: {cancelled.why}", error_code="cancelled")
+    began = time.monotonic()
+    wants_input = stdin is not None
     with workspace.directory(cwd) as place:
-        directory = _reachable(workspace, place)
-        began = time.monotonic()
-        starting = asyncio.ensure_future(_start(command, args, directory, environment, wants_input=stdin is not None))
+        work: Coroutine[Any, Any, Process | boxes.Boxed]
+        if sandbox is None:
+            work = _start(command, args, _reachable(workspace, place), environment, wants_input=wants_input)
+        else:
+            work = boxes.start(
+                sandbox, [command, *args], root=workspace.root, cwd=place.path, environment=environment, wants_input=wants_input
+            )
+        starting = asyncio.ensure_future(work)
         try:
-            process = await asyncio.shield(starting)
+            started = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            process = await starting
-            _kill_group(process)
-            await process.wait()
+            await _stopped(starting)
             raise
-    return await _finish(workspace, process, command, stdin=stdin, began=began, until=began + timeout_s, cancelled=cancelled)
+    return await _finish(workspace, started, command, stdin=stdin, began=began, until=began + timeout_s, cancelled=cancelled)
+
+
+async def _stopped(starting: asyncio.Future[Process | boxes.Boxed]) -> None:
+    """Kill what is being started when the call is cancelled meanwhile."""
+    with suppress(ToolRaised):
+        started = await starting
+        process = started.process if isinstance(started, boxes.Boxed) else started
+        _kill_group(process)
+        await process.wait()
+        if isinstance(started, boxes.Boxed):
+            started.close()
 
 
 def _reachable(workspace: Workspace, place: Place) -> str:
@@ -155,7 +178,7 @@ def _unstarted(error: OSError, command: str) -> ToolRaised:
 
 async def _finish(
     workspace: Workspace,
-    process: Process,
+    started: Process | boxes.Boxed,
     command: str,
     *,
     stdin: str | None,
@@ -163,7 +186,9 @@ async def _finish(
     until: float,
     cancelled: Cancellation | None,
 ) -> Executed:
-    """Feed, read and wait; the group is dead and reaped when this returns or raises."""
+    """Feed, read and wait; the program and what it started are dead and reaped when this returns or raises."""
+    boxed = started if isinstance(started, boxes.Boxed) else None
+    process = started.process if isinstance(started, boxes.Boxed) else started
     out, err = _Capture(workspace.limits.stdout_bytes), _Capture(workspace.limits.stderr_bytes)
     if process.stdout is None or process.stderr is None:
         raise failed("io_error", f"{shown(command)} has no output pipes")
@@ -171,21 +196,26 @@ async def _finish(
     if process.stdin is not None:
         streams.append(asyncio.create_task(_feed(process.stdin, (stdin or "").encode())))
     try:
-        ended = await _wait(process, until, cancelled)
+        ended, over = await _wait(process, until, cancelled, boxed.over if boxed else None)
         code = process.returncode if ended else None
     finally:
         _kill_group(process)
         await _shielded(_reap(process, streams))
-    stopped = not ended and bool(cancelled)
+        ran = boxed is None or boxed.ran()
+    if ended and not ran:
+        raise boxes.unstarted(command, err.text())
+    stopped = not ended and not over and bool(cancelled)
     result = Executed(
         stdout=out.text(),
         stderr=err.text(),
         code=code if code is not None else process.returncode if process.returncode is not None else -signal.SIGKILL,
         success=ended and code == 0,
-        timed_out=not ended and not stopped,
+        timed_out=not ended and not stopped and not over,
         duration_ms=round((time.monotonic() - began) * 1000),
         stdout_truncated=out.truncated,
         stderr_truncated=err.truncated,
+        sandboxed=boxed is not None,
+        killed_for=over,
     )
     if stopped and cancelled:
         message = f"{shown(command)} was killed ({cancelled.why}) after {result.duration_ms} ms; what it had done until then is done"
@@ -193,18 +223,20 @@ async def _finish(
     return result
 
 
-async def _wait(process: Process, until: float, cancelled: Cancellation | None) -> bool:
-    """Wait for the program itself; return False at the time `until`, or when the call is cancelled."""
+async def _wait(process: Process, until: float, cancelled: Cancellation | None, over: Callable[[], str] | None) -> tuple[bool, str]:
+    """Wait for the program itself; return whether it ended, and which limit it is `over`; it has not at the time `until`, or when cancelled."""
     waiting = asyncio.ensure_future(process.wait())
+    poll = POLL_S if over is None else boxes.LOOK_S
     try:
         while True:
             left = until - time.monotonic()
             # Some versions of asyncio end wait() only when the pipes are closed, which a child of the program may hold: look at the code too.
-            await asyncio.wait({waiting}, timeout=max(0.0, min(left, POLL_S)))
+            await asyncio.wait({waiting}, timeout=max(0.0, min(left, poll)))
             if process.returncode is not None:
-                return True
-            if cancelled or time.monotonic() >= until:
-                return False
+                return True, ""
+            passed = over() if over is not None else ""
+            if passed or cancelled or time.monotonic() >= until:
+                return False, passed
     finally:
         waiting.cancel()
 

@@ -140,8 +140,16 @@ def compiled(schema: dict[str, Any]) -> Callable[[Any], Iterator[Any]]:
 
 
 def schema_digest(spec: ToolSpec) -> str:
-    """Return SHA-256, in hex, of what a recorded call relies on: name, schemas, side effect and idempotency, as canonical JSON.
+    """Return SHA-256, in hex, of what a recorded call relies on: name, schemas, side effect, idempotency, and a sandbox if it has one.
 
     A resumed run compares it with the one in its log, to say which tools have changed since.
     """
-    return hashlib.sha256(_canonical([spec.name, spec.input_schema, spec.result_schema, spec.side_effect, spec.idempotent])).hexdigest()
+    declared = [
+        spec.name,
+        spec.input_schema,
+        spec.result_schema,
+        spec.side_effect,
+        spec.idempotent,
+        *(["sandboxed"] if spec.sandboxed else []),
+    ]
+    return hashlib.sha256(_canonical(declared)).hexdigest()

@@ -9,7 +9,7 @@
 | write_file, create_file | write, idempotent | run again: the same content there is success; any other is left alone and reported |
 | append_file, replace_in_file | write | in doubt: that the text is there does not say who wrote it |
 | apply_patch | write; destructive where it may remove files (`allow_delete`) | in doubt |
-| exec | destructive | in doubt |
+| exec | destructive; in a sandbox where bubblewrap works | in doubt |
 
 Reading tools return the hash, time and size of what they read; given back as a precondition they make a change refuse when somebody else was first.
 """
@@ -24,7 +24,7 @@ import msgspec
 
 from detent.core.errors import NotExecuted
 from detent.ports import ToolContext
-from detent.tools import files, listing, process, reading, search
+from detent.tools import files, listing, process, reading, sandbox, search
 from detent.tools import patch as patching
 from detent.tools.confine import Limits, Workspace
 from detent.tools.done import done_tool
@@ -43,11 +43,15 @@ def workspace_tools(
     allow_delete: bool = False,
     limits: Limits | None = None,
     inherit_env: Sequence[str] | None = process.INHERITED,
+    sandbox_mode: sandbox.Mode = "auto",
+    sandbox_options: sandbox.Sandbox | None = None,
 ) -> list[AnyTool]:
     """Return all workspace tools, confined to the directory `root`, which must exist.
 
     `allow_delete` lets apply_patch delete and move files, and makes it destructive. `inherit_env` are the names of the environment variables that programs
-    started by exec get; None passes the whole environment on, secrets included. Raises `ConfigError` for a root that is no directory.
+    started by exec get; None passes the whole environment on, secrets included. `sandbox_mode`: "auto" runs them in a sandbox where one can be made (tried
+    here, once), "require" refuses to make the tools where it cannot, "off" never does; the exec tool's spec says which it is (`sandboxed`), and keeps
+    to it. `sandbox_options` say what the sandbox allows. Raises `ConfigError`, also for a root that is no directory.
     """
     if not isinstance(root, Workspace):
         root = Workspace(Path(root).expanduser(), limits=limits, allow_delete=allow_delete)
@@ -63,7 +67,7 @@ def workspace_tools(
         _append_file(root),
         _replace_in_file(root),
         _apply_patch(root),
-        _exec(root, inherit_env),
+        _exec(root, inherit_env, *sandbox.choose(sandbox_mode, root.root, sandbox_options)),
         done_tool(),
     ]
 
@@ -348,12 +352,13 @@ def _apply_patch(workspace: Workspace) -> AnyTool:
     return apply_patch
 
 
-def _exec(workspace: Workspace, inherit: Sequence[str] | None) -> AnyTool:
+def _exec(workspace: Workspace, inherit: Sequence[str] | None, box: sandbox.Sandbox | None, why_not: str) -> AnyTool:
     limits = workspace.limits
 
     @tool(
         name="exec",
         side_effect="destructive",
+        sandboxed=box is not None,
         timeout_s=limits.exec_timeout_s + 15.0,
         max_result_bytes=2 * (limits.stdout_bytes + limits.stderr_bytes) + 8_192,
     )
@@ -369,7 +374,7 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None) -> AnyTool:
     ) -> dict[str, Any]:
         """Run a program, without a shell; returns stdout, stderr, code, timed_out and duration_ms. A code other than 0 is a result, not an error.
 
-        Whatever the program leaves running is killed when it ends.
+        Whatever the program leaves running is killed when it ends. sandboxed says whether it saw only the workspace and the system's programs.
 
         Args:
             command: the program: a name on PATH, or a path.
@@ -384,7 +389,8 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None) -> AnyTool:
             if left <= EXEC_MARGIN_S:
                 raise NotExecuted(f"{command!r} was not started: the run's time is used up", error_code="timeout")
             timeout_s = min(timeout_s, left - EXEC_MARGIN_S)
-        options = {"cwd": cwd, "timeout_s": timeout_s, "stdin": stdin, "env": env, "inherit": inherit}
-        return _plain(await process.execute(workspace, command, args, **options, cancelled=context.cancelled))  # type: ignore[arg-type]
+        options = {"cwd": cwd, "timeout_s": timeout_s, "stdin": stdin, "env": env, "inherit": inherit, "sandbox": box}
+        done = await process.execute(workspace, command, args, **options, cancelled=context.cancelled)  # type: ignore[arg-type]
+        return {**_plain(done), "not_sandboxed": why_not}
 
     return execute

@@ -1,0 +1,112 @@
+"""`OpenAICompatibleEmbedder`: any server with OpenAI's `/embeddings` (Ollama, llama.cpp, vLLM, LM Studio, ...), over plain HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from detent.core.budget import Usage
+from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+from detent.embedders.calling import called
+from detent.ports import Embeddings, ModelAnswer, Models
+
+_STATUS: dict[int, ModelFailureKind] = {
+    401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 408: "timeout", 413: "context_overflow", 429: "rate_limited", 504: "timeout",
+}  # fmt: skip
+
+
+class OpenAICompatibleEmbedder:
+    """Vectors of `model` at `base_url` (which ends as the server says, mostly in `/v1`), at most `batch` texts a call.
+
+    `dimensions` asks for shorter vectors where the model has them; `query_prefix` and `document_prefix` are put before the texts, as some
+    models want it. Raises `ConfigError` for a URL that is none.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str,
+        api_key: str = "",
+        headers: Mapping[str, str] | None = None,
+        dimensions: int | None = None,
+        query_prefix: str = "",
+        document_prefix: str = "",
+        batch: int = 128,
+        timeout_s: float = 60.0,
+    ) -> None:
+        from importlib.util import find_spec
+
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"base_url is {base_url!r}; give an http or https URL, such as http://127.0.0.1:11434/v1")
+        if batch < 1 or timeout_s <= 0 or (dimensions is not None and dimensions < 1):
+            raise ConfigError("OpenAICompatibleEmbedder: batch, dimensions and timeout_s must be above 0")
+        if find_spec("httpx2") is None:
+            raise ConfigError('an embedder over HTTP needs httpx2: pip install "detent[on-device]"')
+        self._model, self._where, self._dimensions, self._batch = model, base_url.rstrip("/") + "/embeddings", dimensions, batch
+        self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._prefixes = {"query": query_prefix, "document": document_prefix}
+        self._timeout_s = timeout_s
+        self._local, self._plain = parts.hostname in ("localhost", "127.0.0.1", "::1"), parts.scheme == "http"
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return self._model
+
+    async def embed(
+        self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
+    ) -> Embeddings:
+        """Return one vector a text; raise `ModelCallFailure`."""
+        whole = Embeddings(vectors=(), model=self._model)
+        for start in range(0, len(texts), self._batch):
+            part = [self._prefixes[purpose] + text for text in texts[start : start + self._batch]]
+            made = await called(lambda p=part: self._send(p), part, model=self._model, provider="openai-compatible", models=models)
+            whole = Embeddings(vectors=whole.vectors + made.vectors, model=self._model, usage=whole.usage.plus(made.usage))
+        return whole
+
+    async def _send(self, texts: list[str]) -> ModelAnswer:
+        body: dict[str, Any] = {"model": self._model, "input": texts, "encoding_format": "float"}
+        if self._dimensions is not None:
+            body["dimensions"] = self._dimensions
+        data = await self._post(body)
+        used: dict[str, Any] = data.get("usage") or {}
+        usage = Usage(model_calls=1, input_tokens=int(used.get("prompt_tokens") or used.get("total_tokens") or 0))
+        try:
+            entries = sorted(cast("list[dict[str, Any]]", data["data"]), key=lambda entry: entry.get("index", 0))
+            vectors = [list(entry["embedding"]) for entry in entries]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ModelCallFailure(
+                f"embedding model {self._model!r}: the answer of {self._where} holds no vectors", kind="server"
+            ) from error
+        return ModelAnswer(value=vectors, usage=usage, model=str(data.get("model") or self._model), finish="stop")
+
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        import httpx2
+
+        options: dict[str, Any] = {"verify": False} if self._plain else {}
+        try:
+            async with httpx2.AsyncClient(timeout=self._timeout_s, trust_env=not self._local, **options) as client:
+                answer = await client.post(
+                    self._where, content=msgspec.json.encode(body), headers={"Content-Type": "application/json", **self._headers}
+                )
+        except httpx2.TimeoutException as error:
+            raise self._failed(f"no answer from {self._where} within {self._timeout_s:g} s", "timeout") from error
+        except (httpx2.HTTPError, OSError) as error:
+            raise self._failed(f"the connection to {self._where} failed ({type(error).__name__}: {error})", "connection") from error
+        if answer.status_code >= 400:
+            kind = _STATUS.get(answer.status_code, "server" if answer.status_code >= 500 else "bad_request")
+            after = answer.headers.get("retry-after", "")
+            said = f"HTTP {answer.status_code} from {self._where}: {answer.text[:300]}"
+            raise self._failed(said, kind, float(after) if after.replace(".", "", 1).isdigit() else None)
+        try:
+            return msgspec.json.decode(answer.content, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._failed(f"{self._where} answered with what is no JSON object", "server") from error
+
+    def _failed(self, said: str, kind: ModelFailureKind, retry_after_s: float | None = None) -> ModelCallFailure:
+        return ModelCallFailure(f"embedding model {self._model!r}: {said}", kind=kind, retry_after_s=retry_after_s)

@@ -1,0 +1,208 @@
+"""CEL expressions: compiled once, checked when they are loaded, evaluated over a small fixed projection of what is decided on.
+
+What can be known without running is known at load: syntax, names that do not exist, functions that do not exist, results that no rule
+gives. What an expression reads of each name is found out here too, so that only that is handed to CEL. `cel` is imported
+when the first expression is compiled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from detent.core.errors import ConfigError
+from detent.expressions.functions import FUNCTIONS
+
+NATIVE = (
+    *(
+        "size",
+        "contains",
+        "startsWith",
+        "endsWith",
+        "matches",
+        "int",
+        "uint",
+        "double",
+        "string",
+        "bytes",
+        "timestamp",
+        "duration",
+        "type",
+        "dyn",
+    ),
+    *("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getHours", "getMinutes", "getSeconds"),
+    "getMilliseconds",
+)
+"""The functions of CEL itself that expressions may call, beside its operators and macros."""
+MACROS = ("map", "filter", "all", "exists", "exists_one", "has")
+TYPES = ("int", "uint", "double", "string", "bool", "bytes", "list", "map", "null_type", "type")
+
+Lookup = Callable[[str, "frozenset[str] | None"], Any]
+"""Gives the value of a name; where its members are told apart, only those asked for (None: all of them)."""
+
+
+class ExpressionFailed(ValueError):
+    """An expression has no value; the message names its place and the expression."""
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """What expressions may name: variables, and for those whose members are known, the members.
+
+    `open` are variables that may have any member, of which only those that are read are wanted.
+    """
+
+    variables: tuple[str, ...]
+    members: Mapping[str, tuple[str, ...]]
+    open: tuple[str, ...] = ()
+
+
+class Expression(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled expression; `where` says where it stands, `reads` what it needs (for each name the members, None for all).
+
+    `calls` are the functions beside CEL's own that it calls.
+    """
+
+    source: str
+    where: str
+    program: Any
+    reads: Mapping[str, frozenset[str] | None]
+    calls: frozenset[str] = frozenset()
+
+
+def compile_expression(source: str, *, where: str, names: Names) -> Expression:
+    """Compile `source`; raise `ConfigError` for wrong syntax and for names and functions that do not exist."""
+    place = f"{where}: expression {_quoted(source)}"
+    try:
+        program = _cel().compile(source)
+    except ValueError as error:
+        raise ConfigError(f"{place} {_syntax(str(error))}") from None
+    code, literals = _without_literals(source)
+    bound = {match.group(1) for match in _BOUND.finditer(code)}
+    for name in sorted(bound & set(names.variables)):
+        raise ConfigError(f"{place} names the items of a list {name!r}, which hides the variable {name!r}; take another name")
+    for name in program.variables():
+        if name not in bound and name not in names.variables and name not in TYPES:
+            hint = "; it is there in the action of a rule with for_each" if name in ("item", "index") else nearest(name, names.variables)
+            raise ConfigError(f"{place} names {name!r}, which is not there{hint}")
+    for name in program.functions():
+        if name[0].isalpha() and name not in FUNCTIONS and name not in NATIVE:
+            raise ConfigError(f"{place} calls {name}(), which is not there{nearest(name, (*FUNCTIONS, *NATIVE, *MACROS))}")
+    used = [name for name in program.variables() if name in names.variables]
+    told_apart = (*names.members, *names.open)
+    reads = {name: _members(name, code, literals) if name in told_apart else None for name in used}
+    for name, members in reads.items():
+        for member in sorted(members or ()):
+            if name in names.members and member not in names.members[name]:
+                raise ConfigError(f"{place} reads {name}.{member}, which is not there{nearest(member, names.members[name])}")
+    calls = frozenset(name for name in program.functions() if name in FUNCTIONS)
+    return Expression(source=source, where=where, program=program, reads=reads, calls=calls)
+
+
+def evaluate(expression: Expression, lookup: Lookup) -> Any:
+    """Return the value of the expression; raise `ExpressionFailed` naming the place and the expression when it has none."""
+    return execute(expression, make_context({name: lookup(name, members) for name, members in expression.reads.items()}, expression.calls))
+
+
+def make_context(variables: dict[str, Any], calls: Iterable[str]) -> Any:
+    """Return what expressions are executed over: making it costs more than executing, so several may share one."""
+    return _cel().Context(variables, {name: FUNCTIONS[name] for name in calls})
+
+
+def execute(expression: Expression, context: Any) -> Any:
+    """Return the value of the expression over a context that has all that it reads and calls; raise `ExpressionFailed`."""
+    try:
+        return expression.program.execute(context)
+    except Exception as error:  # the library behind raises anything, from KeyError to RuntimeError
+        raise ExpressionFailed(f"{expression.where}: expression {_quoted(expression.source)} failed: {_plainly(error)}") from error
+
+
+@cache
+def _cel() -> ModuleType:
+    import cel
+
+    logging.getLogger("cel").addHandler(logging.NullHandler())  # what fails is raised; it need not be printed beside
+    return cel
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the tail of a message that names the entry of `known` nearest to `name`, or all of them."""
+    listed = sorted(set(known))
+    near = difflib.get_close_matches(name, listed, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(listed) or 'none'}"
+
+
+# Reading the source -----------------------------------------------------------------------------------------------------------
+
+LITERAL = re.compile(
+    r"//[^\n]*"
+    r'|[bB]?[rR][bB]?(?:"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"[^"\n]*"|\'[^\'\n]*\')'
+    r'|[bB]?(?:"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')',
+)
+"""A text literal or a comment of CEL."""
+_BOUND = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)\s*,")
+
+
+def _without_literals(source: str) -> tuple[str, list[str]]:
+    """Return the source with each text literal replaced by `"N"`, and the literals' contents by N."""
+    contents: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match.group().startswith("//"):
+            return " "
+        contents.append(match.group().lstrip("bBrR").strip("\"'"))
+        return f'"{len(contents) - 1}"'
+
+    return LITERAL.sub(number, source), contents
+
+
+def _members(name: str, code: str, literals: list[str]) -> frozenset[str] | None:
+    """Return the members of `name` that the code reads, or None where they cannot be told."""
+    found: set[str] = set()
+    for match in re.finditer(rf'(?<![\w.]){name}\b(?:\s*\.\s*([A-Za-z_]\w*)\b(?!\s*\()|\s*\[\s*"(\d+)"\s*\])?', code):
+        if match.group(1):
+            found.add(match.group(1))
+        elif match.group(2):
+            found.add(literals[int(match.group(2))])
+        else:
+            return None
+    return frozenset(found)
+
+
+# Messages ---------------------------------------------------------------------------------------------------------------------
+
+
+def _quoted(source: str) -> str:
+    flat = " ".join(source.split())
+    return f"`{flat if len(flat) <= 160 else flat[:157] + '...'}`"
+
+
+def _syntax(message: str) -> str:
+    match = re.search(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*?)(?: expecting \{.*)?(?:\n|$)", message)
+    if match is None:
+        return f"is not CEL: {message.splitlines()[0]}"
+    why = match.group(3).replace("'<EOF>'", "the end")
+    return f"is not CEL at line {match.group(1)}, column {match.group(2)}: {why}"
+
+
+def _plainly(error: Exception) -> str:
+    said = str(error)
+    if isinstance(error, KeyError):
+        return f"there is no key {said.strip(chr(34))}"
+    if match := re.match(r"Function '[\w.]+' error: Python function call failed: \w+: (.*)\. Check function arguments", said, re.DOTALL):
+        return match.group(1)
+    if match := re.match(r"Function '([\w.]+)' error: (.*?)(?:\. Check function arguments.*)?$", said, re.DOTALL):
+        return f"{match.group(1)}: {' '.join(match.group(2).split())}"
+    if match := re.match(r"Undefined variable or function: '(\w+)'", said):
+        return f"{match.group(1)}() does not take a value of this kind (text() takes any)"
+    if said.startswith("No such overload"):
+        return (
+            "an operator or a field does not fit the kind of its value (a field of null? CEL converts nothing: int(), double(), string())"
+        )
+    return said

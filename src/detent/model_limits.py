@@ -1,0 +1,150 @@
+"""How many model calls a provider gets at once and a minute, from all runs of an engine together.
+
+Theory of operation. Who wants to call takes its place in the line of its provider. The first in line waits until fewer than `concurrent`
+calls are open and until the calls and tokens that began within the last minute leave room for one more; then it goes, and the next is
+first. Tokens count with what was reserved, and with what was used as soon as that is known. Nothing here is on any log: waiting is time
+in which the run runs, and a cancellation ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from detent.core.errors import ConfigError
+
+WINDOW_S = 60.0
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a provider allows: calls at once, calls a minute, tokens (input and output) a minute. None: no limit."""
+
+    concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; give at least 1, or leave it out for no limit")
+
+
+class Entry:
+    """One call that was let in; `tokens` is what it counts for."""
+
+    __slots__ = ("at", "line", "open", "tokens")
+
+    def __init__(self, line: Line | None, at: float, tokens: int) -> None:
+        self.line, self.at, self.tokens, self.open = line, at, tokens, True
+
+    def leave(self, tokens: int | None = None) -> None:
+        """The call is over, having used `tokens` (None: as many as were reserved). Once is enough."""
+        if tokens is not None:
+            self.tokens = tokens
+        if self.open and self.line is not None:
+            self.line.left()
+        self.open = False
+
+
+class Line:
+    """The line in front of one provider."""
+
+    def __init__(self, limits: ModelLimits, now: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._limits, self._now, self._sleep = limits, now, sleep
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._begun: deque[Entry] = deque()
+        self._open = 0
+        self._freed: asyncio.Future[None] | None = None
+
+    async def enter(self, tokens: int) -> Entry:
+        """Wait for room for one more call that may use `tokens`."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            if self._waiting[0] is not place:
+                await place
+            await self._room(tokens)
+            entry = Entry(self, self._now(), tokens)
+            self._open += 1
+            self._begun.append(entry)
+            return entry
+        finally:
+            self._waiting.remove(place)
+            self._next()
+
+    def left(self) -> None:
+        """One call less is open."""
+        self._open -= 1
+        if self._freed is not None and not self._freed.done():
+            self._freed.set_result(None)
+
+    def _next(self) -> None:
+        if self._waiting and not self._waiting[0].done():
+            self._waiting[0].set_result(None)
+
+    async def _room(self, tokens: int) -> None:
+        limits = self._limits
+        while True:
+            if limits.concurrent is not None and self._open >= limits.concurrent:
+                self._freed = asyncio.get_running_loop().create_future()
+                await self._freed
+            elif (delay := self._delay(tokens)) > 0:
+                await self._sleep(delay)
+            else:
+                return
+
+    def _delay(self, tokens: int) -> float:
+        """Return for how many seconds there is no room yet; a call of more tokens than a minute allows goes when it is alone."""
+        now = self._now()
+        while self._begun and self._begun[0].at <= now - WINDOW_S:
+            self._begun.popleft()
+        calls, used = len(self._begun), sum(entry.tokens for entry in self._begun)
+        most_calls, most_tokens = self._limits.requests_per_minute, self._limits.tokens_per_minute
+        for entry in self._begun:
+            too_many = most_calls is not None and calls >= most_calls
+            too_much = most_tokens is not None and used + tokens > most_tokens
+            if not too_many and not too_much:
+                return max(0.0, until - now) if (until := self._until(calls)) else 0.0
+            calls, used = calls - 1, used - entry.tokens
+        return max(0.0, self._until(0) - now) if calls < len(self._begun) else 0.0
+
+    def _until(self, left: int) -> float:
+        """Return when only the last `left` of the calls of this minute will still count; 0 where that is so now."""
+        gone = len(self._begun) - left
+        return self._begun[gone - 1].at + WINDOW_S if gone else 0.0
+
+
+class ProviderLimits:
+    """The limits of all providers. Give one object to several engines of a process and they share it.
+
+    An engine belongs to one event loop at a time; with another loop the lines begin anew.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, ModelLimits] | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.limits = dict(limits or {})
+        self._now, self._sleep = now, sleep
+        self._lines: dict[str, Line] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def enter(self, provider: str, tokens: int) -> Entry:
+        """Wait until the provider may get one more call, which may use `tokens`; `leave` the entry when the call is over."""
+        limits = self.limits.get(provider)
+        if limits is None:
+            return Entry(None, 0.0, tokens)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._lines = loop, {}
+        if provider not in self._lines:
+            self._lines[provider] = Line(limits, self._now, self._sleep)
+        return await self._lines[provider].enter(tokens)

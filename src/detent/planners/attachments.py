@@ -1,0 +1,112 @@
+"""Images, audio and files: one JSON shape in the goal, in replies and in tool results, and what a model is given of it.
+
+    {"type": "image" | "audio" | "video" | "file" | "text",
+     "media_type": "image/png",      # may be left out where the path's or URL's ending says it
+     "data": "<base64>" | "url": "https://..." | "path": "/abs/or/relative" | "text": "...",
+     "name": "chart.png"}            # optional, told to the model
+
+Exactly one of `data`, `url`, `path` and `text` is given. A tool result is an attachment, or holds a list of them under `"attachments"`.
+What a tool gave may name no path, and a URL only where the tool is declared `trust="trusted"`: otherwise a page that a tool has read
+could make the program open files and addresses. What cannot be shown is told to the model as a line of text, never left out silently.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+from pathlib import Path
+from typing import Any, cast
+
+from detent.core.errors import ConfigError
+
+KINDS = ("image", "audio", "video", "file", "text")
+SOURCES = ("data", "url", "path", "text")
+MAX_BYTES = 32 * 1024 * 1024
+"""The largest file that is sent to a model."""
+
+
+def is_attachment(value: Any) -> bool:
+    """Whether a JSON value has the shape of an attachment."""
+    if not isinstance(value, dict):
+        return False
+    said = cast("dict[str, Any]", value)
+    return said.get("type") in KINDS and sum(isinstance(said.get(source), str) for source in SOURCES) == 1 and _only_known(said)
+
+
+def _only_known(said: dict[str, Any]) -> bool:
+    return set(said) <= {"type", "media_type", "name", *SOURCES} and (said["type"] == "text") == ("text" in said)
+
+
+def split_result(value: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Return what a tool result says beside its attachments, and the attachments; (value, []) when it has none."""
+    if is_attachment(value):
+        return None, [value]
+    if isinstance(value, list) and value and all(is_attachment(v) for v in cast("list[Any]", value)):
+        return None, list(cast("list[dict[str, Any]]", value))
+    if isinstance(value, dict):
+        said = cast("dict[str, Any]", value)
+        listed = said.get("attachments")
+        if isinstance(listed, list) and listed and all(is_attachment(v) for v in cast("list[Any]", listed)):
+            rest = {k: v for k, v in said.items() if k != "attachments"}
+            return rest or None, list(cast("list[dict[str, Any]]", listed))
+    return cast("Any", value), []
+
+
+def checked_attachment(value: Any, where: str) -> dict[str, Any]:
+    """Return an attachment that a caller gave; raise `ConfigError` saying what is wrong with its shape."""
+    if is_attachment(value):
+        return cast("dict[str, Any]", value)
+    raise ConfigError(
+        f'{where}: no attachment: {str(value)[:120]!r}; write {{"type": "image", "media_type": "image/png", "data": BASE64}}, '
+        f"with one of {', '.join(SOURCES)} and a type of {', '.join(KINDS)}"
+    )
+
+
+def content_of(attachment: dict[str, Any], *, paths: bool, urls: bool) -> list[Any]:
+    """Return an attachment as pydantic-ai user content; `paths` and `urls` say whether it may name those.
+
+    What cannot be read or may not be opened becomes one line of text that says so.
+    """
+    from pydantic_ai import messages as m
+
+    kind, name = attachment["type"], attachment.get("name", "")
+    label = [f"[{kind} {name}]"] if name else []
+    if kind == "text":
+        return [*label, attachment["text"]]
+    if "url" in attachment:
+        if not urls:
+            return [f"[{kind} at {attachment['url']}: not opened, the tool that named it is not trusted]"]
+        given = attachment.get("media_type")
+        shape: Any = {"image": m.ImageUrl, "audio": m.AudioUrl, "video": m.VideoUrl, "file": m.DocumentUrl}[kind]
+        return [*label, shape(url=attachment["url"], media_type=given)]
+    try:
+        data, media_type = _bytes_of(attachment, paths=paths)
+    except ValueError as error:
+        return [f"[{kind} {name or attachment.get('path', '')}: {error}]"]
+    return [*label, m.BinaryContent.narrow_type(m.BinaryContent(data=data, media_type=media_type))]
+
+
+def _bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
+    """Return the bytes and media type; raise `ValueError` saying why there are none."""
+    media_type = attachment.get("media_type") or mimetypes.guess_type(attachment.get("path") or attachment.get("name") or "")[0]
+    if "path" in attachment:
+        if not paths:
+            raise ValueError("not opened, a tool may not name files")
+        try:
+            path = Path(attachment["path"])
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"not sent, it is larger than {MAX_BYTES} bytes")
+            data = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {error.strerror or error}") from None
+    else:
+        try:
+            data = base64.b64decode(attachment["data"], validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("its data is not base64") from None
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"not sent, it is larger than {MAX_BYTES} bytes")
+    if not media_type:
+        raise ValueError("its media_type is not known")
+    return data, media_type

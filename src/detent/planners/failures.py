@@ -1,0 +1,151 @@
+"""What goes wrong with a model call, by class: exceptions of pydantic-ai, of vendors and of HTTP clients become `ModelCallFailure`.
+
+The class decides what happens next (see `core.errors`): retryable ones are tried again by the gateway, the others end the run with a
+message that names the variable or the model, and the run can be opened again later. No message holds a key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from detent.core.budget import Usage
+from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+from detent.planners.providers import key_hint, near_misses
+
+_TIMED_OUT = {408, 504, 524}
+_FILTER_CODES = (
+    "content_filter",
+    "content_policy_violation",
+    "responsibleaipolicyviolation",
+    "sensitive_words_detected",
+    "data_inspection_failed",
+)
+_OVERFLOW = re.compile(
+    r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|input token count|exceeds? .*context",
+    re.IGNORECASE,
+)
+_KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{8,}")
+
+
+def failure_of(error: BaseException, *, model: str, usage: Usage | None = None) -> ModelCallFailure:
+    """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5"."""
+    if isinstance(error, ModelCallFailure):
+        return error
+    inner: Any = getattr(error, "exceptions", ())  # those of a group
+    if len(inner) == 1:
+        return failure_of(inner[0], model=model, usage=usage)
+    kind = kind_of(error)
+    message = _message(error, kind, model)
+    return ModelCallFailure(message, kind=kind, retry_after_s=_retry_after(error), usage=usage)
+
+
+def kind_of(error: BaseException) -> ModelFailureKind:
+    """Return the class of a failed model call."""
+    from pydantic_ai import exceptions as x
+
+    classes: tuple[tuple[tuple[type[BaseException], ...], ModelFailureKind], ...] = (
+        ((x.ModelContextWindowExceededError,), "context_overflow"),
+        ((x.ModelQuotaExceededError,), "quota"),
+        ((x.ModelRateLimitError,), "rate_limited"),
+        ((x.ModelTimeoutError, x.ModelRequestTimeout), "timeout"),
+        ((x.ModelConnectionError,), "connection"),
+        ((x.ContentFilterError,), "content_filter"),
+    )
+    for kinds, kind in classes:
+        if isinstance(error, kinds):
+            return kind
+    if isinstance(error, x.ModelHTTPError):
+        return _kind_of_status(error)
+    if isinstance(error, x.ModelAuthenticationError):
+        return "auth"
+    if isinstance(error, x.ModelNotFoundError):
+        return "unknown_model"
+    if isinstance(error, x.ModelRequestRejectedError | x.UserError | ConfigError):
+        return "bad_request"
+    if isinstance(error, x.ModelAPIError | x.UnexpectedModelBehavior):
+        return "server"  # an answer that is no answer: a body that is no JSON, a stream without its end
+    return _kind_of_transport(error)
+
+
+def _kind_of_status(error: Any) -> ModelFailureKind:
+    from pydantic_ai import exceptions as x
+
+    status, said = int(error.status_code), str(error.body or "")
+    code = f"{error.provider_error_code or ''} {error.provider_error_type or ''} {said[:2000]}".lower()
+    if status in (400, 403) and any(word in code for word in _FILTER_CODES):
+        return "content_filter"
+    if status == 413 or (status in (400, 422) and _OVERFLOW.search(said)):
+        return "context_overflow"
+    if status in _TIMED_OUT:
+        return "timeout"
+    if isinstance(error, x.ModelAuthenticationError):
+        return "auth"
+    if isinstance(error, x.ModelNotFoundError):
+        return "unknown_model"
+    return "server" if status >= 500 or status in (409, 425) else "bad_request"
+
+
+def _kind_of_transport(error: BaseException) -> ModelFailureKind:
+    """Return the class of what a transport raised, by the names that httpx, httpx2, aiohttp, botocore and ssl give it."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"TimeoutError", "TimeoutException", "APITimeoutError", "ReadTimeoutError", "ConnectTimeoutError", "ServerTimeoutError"}:
+        return "timeout"
+    if names & {"TransportError", "APIConnectionError", "HTTPClientError", "ClientConnectionError", "StreamError", "OSError"}:
+        return "connection"
+    return "bad_request"
+
+
+def _retry_after(error: BaseException) -> float | None:
+    after = getattr(error, "retry_after", None)
+    return float(after) if isinstance(after, int | float) else None
+
+
+def _message(error: BaseException, kind: ModelFailureKind, model: str) -> str:
+    status = getattr(error, "status_code", None)
+    with_status = f" (HTTP {status})" if status is not None else ""
+    said = _said(error)
+    match kind:
+        case "auth":
+            return f"model {model!r}: the provider refused the key{with_status}; {key_hint(model)}, then reopen the run"
+        case "unknown_model":
+            near = near_misses(model)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "check the name with the provider"
+            return f"model {model!r} is not known to the provider{with_status}; {hint} ({said})"
+        case "quota":
+            return f"model {model!r}: the account's quota or credit is used up{with_status}: {said}; top it up or use another model, then reopen the run"
+        case "rate_limited":
+            return f"model {model!r}: rate limit reached{with_status}: {said}"
+        case "context_overflow":
+            return f"model {model!r}: the prompt is longer than its context{with_status}: {said}"
+        case "content_filter":
+            return f"model {model!r}: the provider's content filter refused{with_status}: {said}"
+        case "timeout":
+            return f"model {model!r}: no answer in time{with_status}: {said}"
+        case "connection":
+            return f"model {model!r}: the connection failed: {said}"
+        case "server":
+            return f"model {model!r}: the provider failed{with_status}: {said}"
+        case _:
+            return f"model {model!r}: the request was refused{with_status}: {said}"
+
+
+def _said(error: BaseException) -> str:
+    """Return what the provider said, short and without what looks like a key."""
+    body: Any = getattr(error, "body", None)
+    text = _of_body(body) or str(error) or type(error).__name__
+    if not hasattr(error, "body"):
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = _KEY.sub("[key]", " ".join(text.split()))
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def _of_body(body: Any) -> str:
+    """Return the message that stands in an error body, as OpenAI, Anthropic, Google and others shape it."""
+    if isinstance(body, dict):
+        inner: Any = body.get("error", body)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if isinstance(inner, dict):
+            found: Any = inner.get("message") or inner.get("detail")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            return found if isinstance(found, str) else ""
+        return inner if isinstance(inner, str) else ""
+    return body if isinstance(body, str) else ""

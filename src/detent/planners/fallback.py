@@ -1,0 +1,85 @@
+"""`FallbackPlanner`: several planners in order of preference; the next one plans where one fails in a way that another may not.
+
+A candidate may also be kept for runs that have budget to spare: the dear model first, the cheap one when little is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+from detent.ports import Plan, Planner, View
+
+FALLS_BACK: tuple[ModelFailureKind, ...] = (
+    "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty",
+)  # fmt: skip
+"""The classes of failure after which the next planner is asked; a refusal is an answer, and so is not among them."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A planner and when it is used: `while_left` are the least amounts that must be left of bounds (unset: whatever is left).
+
+    `on` are the classes of its failures after which the next candidate is asked (None: `FALLS_BACK`).
+    """
+
+    planner: Any
+    while_left: Budget = Budget()
+    on: tuple[ModelFailureKind, ...] | None = None
+
+    def affordable(self, left: Budget) -> bool:
+        """Whether enough is left of every bound that this candidate asks for; a bound that the run does not have is no obstacle."""
+        for field in Budget.__struct_fields__:
+            needed, there = getattr(self.while_left, field), getattr(left, field)
+            if needed is not None and there is not None and there < needed:
+                return False
+        return True
+
+
+class FallbackPlanner:
+    """Asks its candidates in order and returns the first plan. The last candidate is asked whatever is left of the budget.
+
+    `candidates`: planners, or `Candidate`s. A candidate that was passed over in one turn is asked again in the next.
+    """
+
+    def __init__(self, candidates: Sequence[Any]) -> None:
+        self.candidates = tuple(c if isinstance(c, Candidate) else Candidate(planner=c) for c in candidates)
+        if not self.candidates:
+            raise ConfigError("FallbackPlanner needs at least one planner; give them in order of preference")
+        known = get_args(ModelFailureKind)
+        for candidate in self.candidates:
+            if not hasattr(candidate.planner, "plan"):
+                raise ConfigError(f"FallbackPlanner: {candidate.planner!r} is no planner; it has no method plan(view)")
+            for kind in candidate.on or ():
+                if kind not in known:
+                    raise ConfigError(f"FallbackPlanner: there is no class of failure {kind!r}; known: {', '.join(known)}")
+
+    def begin_run(self, run_id: str) -> None:
+        """Tell the candidates that a run begins or is taken up again."""
+        for candidate in self.candidates:
+            begin = getattr(candidate.planner, "begin_run", None)
+            if begin is not None:
+                begin(run_id)
+
+    async def close(self) -> None:
+        """Close the candidates that can be closed."""
+        for candidate in self.candidates:
+            close = getattr(candidate.planner, "close", None)
+            if close is not None:
+                await close()
+
+    async def plan(self, view: View) -> Plan:
+        """Return the first plan that a candidate gives; raise the last candidate's failure, and at once one that no other would mend."""
+        usable = [c for c in self.candidates[:-1] if c.affordable(view.budget_remaining)]
+        for candidate in usable:
+            planner: Planner = candidate.planner
+            try:
+                return await planner.plan(view)
+            except ModelCallFailure as failure:
+                if failure.kind not in (FALLS_BACK if candidate.on is None else candidate.on):
+                    raise
+        last: Planner = self.candidates[-1].planner
+        return await last.plan(view)

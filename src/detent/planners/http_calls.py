@@ -1,0 +1,168 @@
+"""One HTTP call of a text generator, streamed line by line; what goes wrong becomes a `ModelCallFailure` of its class.
+
+Nothing is tried again here: the run's gateway does that, and puts each attempt on record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+
+_STATUS: dict[int, ModelFailureKind] = {
+    401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 408: "timeout", 409: "server", 413: "context_overflow", 425: "server",
+    429: "rate_limited", 504: "timeout",
+}  # fmt: skip
+_OVERFLOW = re.compile(
+    r"context.{0,3}(length|window|size)|maximum context|exceeds? .{0,40}context|too many tokens|prompt is too long", re.IGNORECASE
+)
+LONGEST_LINE = 16_000_000
+"""Characters of one line that a server may send."""
+
+
+class Endpoint:
+    """A server at `base_url`: how it is reached. `timeout_s` bounds the silence between two pieces, not the whole answer."""
+
+    def __init__(self, base_url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, timeout_s: float = 300.0) -> None:
+        """Raise `ConfigError` for a URL that is none, and where the HTTP client is not installed."""
+        from importlib.util import find_spec
+
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"base_url is {base_url!r}; give an http or https URL, such as http://127.0.0.1:11434")
+        if timeout_s <= 0:
+            raise ConfigError(f"timeout_s is {timeout_s}; give a time above 0")
+        if find_spec("httpx2") is None:
+            raise ConfigError('a text generator over HTTP needs httpx2: pip install "detent[on-device]"')
+        self.base_url = base_url.rstrip("/")
+        self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._timeout_s = timeout_s
+        self._local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        self._verify: Any = False if parts.scheme == "http" else None
+
+    async def lines(self, path: str, body: Mapping[str, Any], *, model: str) -> AsyncIterator[str]:
+        """POST `body` and yield the lines of the answer as they come; raise `ModelCallFailure`."""
+        import httpx2
+
+        where = f"{self.base_url}{path}"
+        try:
+            async with self._client() as client, client.stream("POST", where, content=msgspec.json.encode(body)) as response:
+                if response.status_code >= 400:
+                    said = (await response.aread())[:20_000].decode("utf-8", "replace")
+                    raise refused(response.status_code, said, model=model, where=where, retry_after=response.headers.get("retry-after"))
+                async for line in _lines(response.aiter_bytes()):
+                    yield line
+        except httpx2.TimeoutException as error:
+            raise ModelCallFailure(f"model {model!r} at {where}: no answer for {self._timeout_s:g} s", kind="timeout") from error
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            hint = "" if not isinstance(error, httpx2.ConnectError) else "; is the server running there?"
+            raise ModelCallFailure(f"model {model!r} at {where}: the connection failed ({said}){hint}", kind="connection") from error
+
+    def _client(self) -> Any:
+        import httpx2
+
+        if self._verify is None:
+            self._verify = httpx2.create_ssl_context()
+        headers = {"Content-Type": "application/json", **self._headers}
+        return httpx2.AsyncClient(headers=headers, timeout=self._timeout_s, verify=self._verify, trust_env=not self._local)
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str]:
+    """Yield the lines of a body (only line feeds end one); raise `ModelCallFailure` for one that never ends."""
+    held = b""
+    async for chunk in chunks:
+        *lines, held = (held + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+        if len(held) > LONGEST_LINE:
+            raise ModelCallFailure("the server sent a line that does not end", kind="server")
+    if held:
+        yield held.decode("utf-8", "replace").rstrip("\r")
+
+
+async def closing(lines: AsyncIterator[str]) -> AsyncGenerator[str]:
+    """Yield `lines`, and close their connection whatever happens to who reads them."""
+    async with contextlib.aclosing(cast("AsyncGenerator[str]", lines)) as open_lines:
+        async for line in open_lines:
+            yield line
+
+
+def data_of(line: str, *, model: str) -> dict[str, Any] | None:
+    """Return the object of a line of JSON, or of server-sent events; None for one that holds none; raise for an error that it reports."""
+    text = line[5:].strip() if line.startswith("data:") else line.strip()
+    if not text or text == "[DONE]" or text[0] == ":" or re.match(r"(event|id|retry):", text):
+        return None
+    try:
+        value: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ModelCallFailure(f"model {model!r}: the server sent what is no JSON: {text[:200]!r}", kind="server") from error
+    if not isinstance(value, dict):
+        raise ModelCallFailure(f"model {model!r}: the server sent {type(value).__name__} where an object belongs", kind="server")
+    fields = cast("dict[str, Any]", value)
+    if fields.get("error"):
+        raise refused(_status_in(fields["error"]), text, model=model, where="the stream")
+    return fields
+
+
+def _status_in(error: Any) -> int:
+    code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def refused(status: int, body: str, *, model: str, where: str, retry_after: str | None = None) -> ModelCallFailure:
+    """Return the failure that an HTTP status and what came with it mean."""
+    said = " ".join(_message_in(body).split())[:400]
+    kind = _STATUS.get(status, "server" if status >= 500 else "bad_request")
+    if status in (400, 413, 422, 500) and _OVERFLOW.search(body):
+        kind = "context_overflow"
+    hints = {
+        "auth": "; give the key with api_key=...",
+        "unknown_model": "; check the model's name and the URL (is it pulled or loaded there?)",
+        "context_overflow": "; lower max_prompt_tokens, or start the server with a larger context",
+    }
+    after = _seconds(retry_after)
+    return ModelCallFailure(f"model {model!r} at {where}: HTTP {status}: {said}{hints.get(kind, '')}", kind=kind, retry_after_s=after)
+
+
+def _message_in(body: str) -> str:
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        value: Any = msgspec.json.decode(body)
+        for said in _messages(value):
+            return said
+    return body
+
+
+def _messages(value: Any) -> Iterator[str]:
+    """Yield the messages of an error body, in the shapes that servers give it."""
+    if isinstance(value, str):
+        yield value
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        for name in ("error", "message", "detail"):
+            yield from _messages(fields.get(name))
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds of a Retry-After header; a date counts from the header's own clock only when it is in the future."""
+    if not retry_after:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        import datetime
+
+        at = parsedate_to_datetime(retry_after)
+        now = datetime.datetime.now(at.tzinfo or datetime.UTC)
+        return max(0.0, (at - now).total_seconds()) if at.tzinfo else None
+    except (TypeError, ValueError):
+        return None

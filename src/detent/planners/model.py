@@ -1,0 +1,172 @@
+"""`ModelPlanner`: a language model proposes what to do next, through pydantic-ai's model classes.
+
+A plan is one answer of the model: its tool calls as a batch, or one control action, or the final answer. Only what the provider marked as a
+call becomes one; text is text. Every request passes the run's gateway, which retries, counts and prices it; what `turn` asks again (an
+empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from detent.core import actions as a
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError
+from detent.core.state import Item
+from detent.planners.exchange import Exchange, Unheard
+from detent.planners.messages import Renderer, Rendering
+from detent.planners.prompt import Head, make_head
+from detent.planners.providers import ModelRef, make_model
+from detent.planners.settings import ModelSettings, for_provider, read_settings
+from detent.planners.shown import profile_of, temperature_of
+from detent.planners.turn import Turn
+from detent.ports import Plan, View
+
+_KEPT = 256
+"""Of how many passes renderings and heads are kept."""
+
+
+class ModelPlanner:
+    """Plans with the model that it was given, or else with the one that the run's agent names.
+
+    `model`: "provider:name", or a model object of pydantic-ai. `settings`: as `Agent.model_settings`, which come over these.
+    Clients are kept for each event loop; `close` closes them.
+    """
+
+    def __init__(self, model: Any = None, *, settings: dict[str, Any] | None = None) -> None:
+        self._given = model
+        self._settings = dict(settings or {})
+        read_settings(self._settings)
+        self._exchanges: WeakKeyDictionary[Any, dict[Any, Exchange]] = WeakKeyDictionary()
+        self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, Any, Any], Head]] = OrderedDict()
+        self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
+        self._limits: dict[tuple[str, str], int] = {}
+
+    def begin_run(self, run_id: str) -> None:
+        """Forget what was kept of a run: an engine starts it or takes it up again."""
+        for kept in (self._heads, self._renderings, self._limits):
+            for key in [key for key in kept if key[0] == run_id]:
+                del kept[key]  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """Close the clients that were opened on this event loop."""
+        for exchange in self._exchanges.pop(asyncio.get_running_loop(), {}).values():
+            await exchange.close()
+
+    async def plan(self, view: View) -> Plan:
+        """Return the model's next plan.
+
+        Raise `MalformedPlan` for an answer that is none, `ModelCallFailure` where no answer can be had, `PlannerFailed` with reason
+        `output_schema_failed` for a typed answer that does not fit after two more tries.
+        """
+        return await self._planned(await self._exchange(view.agent), view, "plan")
+
+    async def ask(self, view: View, prompt: str, *, purpose: str = "ask", schema: dict[str, Any] | None = None, small: bool = True) -> Any:
+        """Return the answer to one question beside the run's transcript: a title, a critique, a classification.
+
+        Asks the agent's `small_model` where it has one (`small=False`: its model). With `schema` the answer is data that fits it, else
+        text; nothing of it is streamed. Raises as `plan` does.
+        """
+        asked = View(
+            goal=prompt,
+            agent=AgentSpec(name=view.agent.name, instructions="Answer briefly and exactly.", profile=view.agent.profile),
+            iteration=view.iteration,
+            variables={},
+            transcript=(Item(kind="user", text=prompt),),
+            results=(),
+            tools=(),
+            output_schema=schema,
+            models=None if view.models is None else Unheard(view.models),
+        )
+        plan = await self._planned(await self._exchange(view.agent, small=small), asked, purpose)
+        (answer,) = plan.actions
+        return answer.content if isinstance(answer, a.FinalAnswer) else plan.text
+
+    async def _planned(self, exchange: Exchange, view: View, purpose: str) -> Plan:
+        key = (view.run_id, view.scope)
+        turn = Turn(
+            exchange,
+            view,
+            self._head(view),
+            await self._rendered(view, exchange),
+            purpose=purpose,
+            raised=self._limits.get(key),
+        )
+        try:
+            return await turn.plan()
+        finally:
+            if turn.raised is not None and view.run_id:
+                self._limits[key] = turn.raised
+
+    # What is kept ---------------------------------------------------------------------------------------------------------------
+
+    async def _rendered(self, view: View, exchange: Exchange) -> Rendering:
+        """Return the transcript as messages; what was rendered before is found again."""
+        key = (view.run_id, view.scope, exchange.system, exchange.model_name)
+        done = self._renderings.pop(key, None) if view.run_id else None
+        if done is None or not done.covers(view.transcript):
+            done = Rendering()
+        renderer = Renderer(system=exchange.system, model=exchange.model_name, profile=profile_of(view.agent))
+        await renderer.extend(done, view)
+        if view.run_id:
+            _keep(self._renderings, key, done)
+        return done
+
+    def _head(self, view: View) -> Head:
+        """Return the stable part of the prompt, the same object as long as it is made of the same things."""
+        key, made_of = (view.run_id, view.scope), (view.agent, view.tools, view.output_schema)
+        kept = self._heads.get(key) if view.run_id else None
+        if kept is not None and _same(kept[0], made_of):
+            return kept[1]
+        head = make_head(view, detail=profile_of(view.agent).schema_detail)
+        if view.run_id:
+            _keep(self._heads, key, (made_of, head))
+        return head
+
+    async def _exchange(self, agent: AgentSpec, *, small: bool = False) -> Exchange:
+        """Return the model of an agent on this event loop, opened at first use; raise `ConfigError`."""
+        said = {**self._settings, **agent.model_settings}
+        named: Any = self._given if self._given is not None else agent.model
+        if small and agent.small_model:
+            named = agent.small_model
+        kept = self._exchanges.setdefault(asyncio.get_running_loop(), {})
+        temperature = temperature_of(agent)
+        key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
+        if key not in kept:
+            kept[key] = await _opened(named, read_settings(said), temperature)
+        return kept[key]
+
+
+async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
+    """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
+    if isinstance(named, str):
+        model = make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+    elif hasattr(named, "request") and hasattr(named, "profile"):
+        model = named
+    else:
+        raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
+    asked = for_provider(settings, temperature=temperature)
+    exchange = Exchange(
+        model, name=named if isinstance(named, str) else "", settings=asked, stream=settings.stream, max_tokens=settings.max_tokens
+    )
+    await exchange.open()
+    return exchange
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+
+
+def _same(before: tuple[Any, Any, Any], now: tuple[Any, Any, Any]) -> bool:
+    """Whether the stable part of the prompt is made of the same things; tools are compared by identity first, their schemas are long."""
+    if before[0] != now[0] or before[2] != now[2] or len(before[1]) != len(now[1]):
+        return False
+    return all(mine is theirs or mine == theirs for mine, theirs in zip(before[1], now[1], strict=True))

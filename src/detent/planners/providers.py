@@ -1,0 +1,215 @@
+"""Which model a name means: "openai:gpt-5", "anthropic:claude-sonnet-4-6", or any name at an OpenAI-compatible base URL.
+
+The provider layer is pydantic-ai. Here its errors become ones that say which variable is missing, which extra to install, and which
+name was probably meant. Retries of vendor SDKs are switched off, so that nothing is sent that is not on record.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from detent.core.errors import ConfigError
+
+EXTRAS = {
+    "openai": "openai",
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "anthropic": "anthropic",
+    "google": "google",
+    "google-cloud": "google",
+    "groq": "groq",
+    "mistral": "mistral",
+    "bedrock": "bedrock",
+    "openrouter": "openrouter",
+    "ollama": "openai",
+}
+"""Provider -> the extra of Detent that brings its client; other providers of pydantic-ai speak OpenAI's protocol or need their own."""
+
+VARIABLES = {
+    "openai": ("OPENAI_API_KEY",),
+    "openai-chat": ("OPENAI_API_KEY",),
+    "openai-responses": ("OPENAI_API_KEY",),
+    "anthropic": ("ANTHROPIC_API_KEY",),
+    "google": ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+    "groq": ("GROQ_API_KEY",),
+    "mistral": ("MISTRAL_API_KEY",),
+    "bedrock": ("AWS_BEARER_TOKEN_BEDROCK", "AWS_ACCESS_KEY_ID", "AWS_PROFILE"),
+    "openrouter": ("OPENROUTER_API_KEY",),
+    "deepseek": ("DEEPSEEK_API_KEY",),
+    "xai": ("XAI_API_KEY",),
+    "together": ("TOGETHER_API_KEY",),
+    "fireworks": ("FIREWORKS_API_KEY",),
+    "cerebras": ("CEREBRAS_API_KEY",),
+    "azure": ("AZURE_OPENAI_API_KEY",),
+}
+"""Provider -> the environment variables of which one holds its key."""
+
+OLLAMA_URL = "http://localhost:11434/v1"
+_WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
+
+
+class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and where: `name` as people write it, `base_url` of an OpenAI-compatible API, `api_key_env` the variable of its key.
+
+    A key stands in no agent, file or log; with a base URL only the variable that `api_key_env` names is sent there.
+    """
+
+    name: str
+    base_url: str = ""
+    api_key_env: str = ""
+
+    @property
+    def provider(self) -> str:
+        """What stands before the colon, "" without one."""
+        return self.name.partition(":")[0] if ":" in self.name else ""
+
+    @property
+    def model(self) -> str:
+        """The name that the provider knows."""
+        return self.name.partition(":")[2] if ":" in self.name else self.name
+
+
+def make_model(ref: ModelRef) -> Any:
+    """Return the pydantic-ai model that `ref` names; raise `ConfigError` naming the variable, the extra or the name that is wrong."""
+    if not ref.name.strip():
+        raise ConfigError('no model was named; write one as "provider:name", such as model = "openai:gpt-5"')
+    _needs_library()
+    if ref.base_url:
+        return _compatible(ref)
+    if not ref.provider:
+        raise ConfigError(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
+    _needs_key(ref)
+    from pydantic_ai.exceptions import UserError
+    from pydantic_ai.models import infer_model
+
+    try:
+        if ref.provider == "ollama" and not os.environ.get("OLLAMA_BASE_URL"):
+            return _compatible(msgspec.structs.replace(ref, base_url=OLLAMA_URL))
+        if ref.provider == "bedrock":
+            return _bedrock(ref)
+        return infer_model(ref.name)
+    except ImportError as error:
+        raise ConfigError(f"model {ref.name!r} needs a client that is not installed: {_install(ref.provider)} ({error})") from error
+    except UserError as error:
+        if str(error).startswith("Unknown model"):
+            raise ConfigError(_unknown(ref.name, f"there is no provider {ref.provider!r}")) from error
+        first = str(error).split(" To try Pydantic AI")[0]
+        raise ConfigError(f"model {ref.name!r} cannot be used: {first}") from error
+
+
+def no_sdk_retries(provider: str) -> dict[str, Any]:
+    """Return the setting that keeps a vendor's client from retrying by itself."""
+    return {} if provider in _WITHOUT_RETRY_SETTING else {"max_retries": 0}
+
+
+def near_misses(name: str) -> list[str]:
+    """Return the known model names that are nearest to `name`, at most three, the nearest first."""
+    known = _known_names()
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
+    if not near:
+        bare = {k.partition(":")[2]: k for k in reversed(known)}
+        near = [bare[m] for m in difflib.get_close_matches(name.partition(":")[2] or name, list(bare), n=3, cutoff=0.75)]
+    return [found for found in near if found != name]
+
+
+def key_hint(name: str) -> str:
+    """Return what to do about a key, for messages."""
+    provider = name.partition(":")[0]
+    variables = VARIABLES.get(provider)
+    if variables is None:
+        return "check the key that its variable holds (with a base_url: the variable that model_settings.api_key_env names)"
+    return f"check that {' or '.join(variables)} holds a valid key with access to this model"
+
+
+def missing_variables(provider: str) -> tuple[str, ...]:
+    """Return the variables of which one must be set for a provider, none when one is or when none is known to be needed."""
+    variables = VARIABLES.get(provider, ())
+    return () if any(os.environ.get(variable, "").strip() for variable in variables) else variables
+
+
+@cache
+def _known_names() -> list[str]:
+    from pydantic_ai.models import known_model_names
+
+    return sorted(name for name in known_model_names() if not name.startswith("gateway/"))
+
+
+def _needs_library() -> None:
+    try:
+        import pydantic_ai.models  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise ConfigError('models need an extra that is not installed: pip install "detent[openai]" (or anthropic, google, ...)') from error
+
+
+def _needs_key(ref: ModelRef) -> None:
+    missing = missing_variables(ref.provider)
+    if not missing or ref.provider == "bedrock":  # boto3 finds credentials in many places
+        return
+    if ref.provider.startswith("openai") and os.environ.get("OPENAI_BASE_URL"):
+        return
+    raise ConfigError(
+        f"model {ref.name!r} needs a key: set {' or '.join(missing)}\n"
+        "without a key: give the agent rules instead of a model, or name a local one with base_url (`detent doctor` shows what is at hand)"
+    )
+
+
+def _install(provider: str) -> str:
+    extra = EXTRAS.get(provider)
+    return f'pip install "detent[{extra}]"' if extra else f'pip install "pydantic-ai-slim[{provider}]"'
+
+
+_FAMILIES = {
+    "gpt": "openai",
+    "o1": "openai",
+    "o3": "openai",
+    "o4": "openai",
+    "claude": "anthropic",
+    "gemini": "google",
+    "mistral": "mistral",
+}
+
+
+def _unknown(name: str, why: str) -> str:
+    provider, _, model = name.rpartition(":")
+    near = [f"{p}:{model}" for p in difflib.get_close_matches(provider, [*EXTRAS, *VARIABLES], n=1)] if provider else []
+    near = near or [f"{p}:{name}" for family, p in _FAMILIES.items() if name.startswith(family)] or near_misses(name)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"providers: {', '.join(sorted(EXTRAS))}, and others of pydantic-ai"
+    return f"unknown model {name!r}: {why}; {hint}"
+
+
+def _compatible(ref: ModelRef) -> Any:
+    """Return a model at an OpenAI-compatible URL; `OPENAI_API_KEY` is never sent there."""
+    parts = urlsplit(ref.base_url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(f"base_url {ref.base_url!r} is no URL; write it as http://localhost:8080/v1")
+    key = os.environ.get(ref.api_key_env, "") if ref.api_key_env else ""
+    if ref.api_key_env and not key:
+        raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")
+    try:
+        from pydantic_ai.models.openai import OpenAIChatModel
+        from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
+    except ImportError as error:
+        raise ConfigError(f'a base_url needs a client that is not installed: pip install "detent[openai]" ({error})') from error
+    name = ref.model if ref.provider in EXTRAS else ref.name
+    return OpenAIChatModel(name, provider=OpenAICompatibleProvider(parts.netloc, base_url=ref.base_url, api_key=key or None))
+
+
+def _bedrock(ref: ModelRef) -> Any:
+    from pydantic_ai.models.bedrock import BedrockConverseModel
+    from pydantic_ai.providers.bedrock import BedrockProvider
+
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region and not os.environ.get("AWS_PROFILE"):
+        raise ConfigError(f"model {ref.name!r} needs a region: set AWS_REGION, such as AWS_REGION=us-east-1")
+    boto3: Any = importlib.import_module("boto3")
+    botocore: Any = importlib.import_module("botocore.config")
+    config = botocore.Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=300, connect_timeout=60)
+    client = boto3.client("bedrock-runtime", region_name=region, config=config)
+    return BedrockConverseModel(ref.model, provider=BedrockProvider(bedrock_client=client))

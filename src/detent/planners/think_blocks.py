@@ -1,0 +1,87 @@
+"""Think blocks: what a model says to itself before it answers, told apart from the answer, whole or while it streams."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+_NAMES = ("think", "thinking", "thought", "reasoning", "reflection")
+_OPEN = re.compile(rf"<\|?({'|'.join(_NAMES)})\|?>", re.IGNORECASE)
+_CLOSE = re.compile(rf"</\|?({'|'.join(_NAMES)})\|?>|<\|/({'|'.join(_NAMES)})\|>", re.IGNORECASE)
+_LONGEST_TAG = 15
+
+Kind = Literal["text", "thinking"]
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Return (thinking, answer). A block that is never closed is thinking to its end: a draft in it is no answer.
+
+    A closing tag without an opening one ends thinking that began with the text (templates that open the block in the prompt).
+    """
+    thoughts: list[str] = []
+    rest = text
+    close, opened = _CLOSE.search(rest), _OPEN.search(rest)
+    if close is not None and (opened is None or opened.start() > close.start()) and not _begins_with_data(rest):
+        thoughts.append(rest[: close.start()])
+        rest = rest[close.end() :]
+    while (opened := _OPEN.search(rest)) is not None and not _data_before(rest, opened.start()):
+        close = _CLOSE.search(rest, opened.end())
+        thoughts.append(rest[opened.end() : close.start() if close else len(rest)])
+        rest = rest[: opened.start()] + (rest[close.end() :] if close else "")
+    return "\n".join(t.strip() for t in thoughts if t.strip()), rest
+
+
+def _begins_with_data(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[") or text.lstrip().startswith("```")
+
+
+def _data_before(text: str, place: int) -> bool:
+    """Whether an object begins before `place`: a tag after that may be inside a string."""
+    return "{" in text[:place]
+
+
+class ThinkingSplitter:
+    """Tells thinking from text while a stream comes in; a tag that is cut between two pieces is held back until it is known."""
+
+    def __init__(self) -> None:
+        self._held, self._thinking, self._said = "", False, False
+
+    def feed(self, piece: str) -> list[tuple[Kind, str]]:
+        """Return what can be told by now."""
+        out: list[tuple[Kind, str]] = []
+        text, self._held = self._held + piece, ""
+        while text:
+            if self._said and not self._thinking:
+                out.append(("text", text))  # thinking stands before the answer: nothing to look for any more
+                break
+            tag = (_CLOSE if self._thinking else _OPEN).search(text)
+            if tag is None:
+                keep = _cut_tag(text)
+                self._give(out, text[: len(text) - keep])
+                self._held = text[len(text) - keep :]
+                break
+            self._give(out, text[: tag.start()])
+            if not (self._said and not self._thinking):
+                self._thinking = not self._thinking
+                text = text[tag.end() :]
+            else:
+                text = text[tag.start() :]
+        return out
+
+    def end(self) -> list[tuple[Kind, str]]:
+        """Return what was held back."""
+        out: list[tuple[Kind, str]] = []
+        self._give(out, self._held)
+        self._held = ""
+        return out
+
+    def _give(self, out: list[tuple[Kind, str]], text: str) -> None:
+        if text:
+            self._said = self._said or (not self._thinking and bool(text.strip()))
+            out.append(("thinking" if self._thinking else "text", text))
+
+
+def _cut_tag(text: str) -> int:
+    """Return how many characters at the end may be the beginning of a tag."""
+    place = text.rfind("<", max(0, len(text) - _LONGEST_TAG))
+    return len(text) - place if place >= 0 and ">" not in text[place:] else 0

@@ -1,0 +1,67 @@
+"""Typed answers: what a model gave is checked against the output schema before it is an answer."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.errors import ConfigError
+
+
+def problem_with(value: Any, schema: dict[str, Any]) -> str:
+    """Return what is wrong with an answer, in words for the model; "" when it fits. Raise `ConfigError` for a schema that is none."""
+    from jsonschema import exceptions
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(msgspec.json.encode(schema))
+    best_match: Any = exceptions.best_match  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    try:
+        found: Any = best_match(validator.iter_errors(value))
+    except Unresolvable as error:
+        raise ConfigError(f"output_schema refers to {error.ref!r}, which is not in it; schemas are never fetched") from error
+    if found is None:
+        return ""
+    where = "".join(f"[{part!r}]" for part in found.absolute_path)
+    return f"{'answer' + where if where else 'the answer'}: {str(found.message)[:400]}"
+
+
+@lru_cache(maxsize=64)
+def _validator(raw: bytes) -> Any:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    schema = msgspec.json.decode(raw)
+    kind: Any = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError(f"output_schema is no JSON Schema: {error.message}") from None
+    registry: Any = Registry()
+    return kind(schema, registry=registry)
+
+
+def read_arguments(args: Any) -> Any:
+    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none."""
+    if args is None or args == "":
+        return {}
+    if not isinstance(args, str):
+        return args
+    try:
+        value = msgspec.json.decode(args)
+    except (msgspec.DecodeError, RecursionError):
+        return args
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else args
+
+
+def read_text(text: str) -> tuple[bool, Any]:
+    """Return (True, value) when a text is JSON, fenced or not, else (False, None)."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```"):
+        stripped = stripped.strip("`").removeprefix("json").strip()
+    try:
+        return True, msgspec.json.decode(stripped)
+    except (msgspec.DecodeError, RecursionError):
+        return False, None

@@ -1,0 +1,104 @@
+"""The policy of an engine and the one of an agent, as one.
+
+The engine's policy is the rule of the house: an agent's own policy comes beside it, the strongest verdict wins, and so an agent can tighten
+and never loosen. An engine without a policy leaves it to the agent's; without either, the tiers decide (DESIGN 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from detent.core.agent import AgentSpec
+from detent.core.codec import digest_of
+from detent.core.errors import ConfigError
+from detent.core.state import RunState
+from detent.policies.documents import DocumentPolicy, as_data, policy_document, read_policy
+from detent.policies.guards import bound, guards_named
+from detent.policies.lines import Lines
+from detent.policies.pipeline import PolicyPipeline
+from detent.policies.tiers import TieredPolicy
+from detent.ports import Call, Guard, Policy, ToolSpec, Verdict
+
+KEPT = 256
+"""How many combined policies an engine keeps ready; agents are few, and a policy is its data."""
+
+
+def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
+    """Return which policy decides for an agent, in an engine that was given this one (None: none). It raises `ConfigError`."""
+    ready: dict[str, Policy] = {}
+
+    def policy_of(spec: AgentSpec) -> Policy:
+        if not spec.policy:
+            return alone
+        key = digest_of([spec.name, spec.policy])
+        if key not in ready:
+            if len(ready) >= KEPT:
+                ready.clear()
+            own = DocumentPolicy(policy_document(spec.policy, where=f"agent {spec.name!r}: policy")).compile()
+            ready[key] = own if given is None else PolicyPipeline([given, Tightening(own)])
+        return ready[key]
+
+    alone = TieredPolicy() if given is None else given
+    return policy_of
+
+
+def guards_for(spec: AgentSpec, kernels: Sequence[Guard], tools: Mapping[str, Any]) -> tuple[Guard, ...]:
+    """Return the guards of one opening of a run: the kernel's, then those that the agent names. Raise `UnknownName`."""
+    return bound([*kernels, *guards_named(spec.guards)], {name: tool.spec for name, tool in tools.items()})
+
+
+class Tightening:
+    """An agent's policy beside an engine's: where none of its parts has a say it has none, whatever its `default`."""
+
+    def __init__(self, policy: DocumentPolicy) -> None:
+        self._stages = PolicyPipeline(policy.stages)
+        self.version = policy.version
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None:
+        """Return the strongest verdict of its parts, None where none has a say."""
+        return self._stages.judge(call, state)
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether some part may ask."""
+        return self._stages.may_ask(tool)
+
+    def bars(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some part refuses every call of this tool."""
+        return self._stages.bars(tool, state)
+
+    def passes(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return False: the engine's policy has to let a call pass."""
+        return False
+
+
+def policy_of_agent(said: Any, name: str) -> dict[str, Any]:
+    """Return the policy of an agent as the data that stands in its log; {} where it has none. Raise `ConfigError`."""
+    if not said:
+        return {}
+    return as_data(policy_document(said, where=f"agent {name!r}: policy"))
+
+
+def policy_in_file(said: str | Sequence[Any] | Mapping[str, Any], file: str | Path) -> dict[str, Any]:
+    """Return, as data, the policy that the key `policy` of a TOML file says: a path beside it, a list of rules, or a table.
+
+    Every condition is compiled. Raises `ConfigError` naming file, line and key.
+    """
+    if not said:
+        return {}
+    if isinstance(said, str):
+        document = read_policy(_shown(Path(file).parent / said))
+    else:
+        text = Path(file).read_text(encoding="utf-8")
+        document = policy_document(cast("Any", said), Lines(text, str(file), under="policy"), where=f"{file}: policy")
+    DocumentPolicy(document).compile()
+    data = as_data(document)
+    if not data:
+        raise ConfigError(f"{file}: policy: is empty and would deny every call; give it [[policy.rules]], or [policy.tiers]")
+    return data
+
+
+def _shown(path: Path) -> Path:
+    """Return the path as seen from the working directory where it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,116 @@
+"""Limits on delegation: who may be started, how many, how deep, and with how large a share (row K28).
+
+A delegation is decided like any call: the tool is `spawn_subagent`, its arguments are the fields of the action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.budget import FIELDS, Budget
+from detent.core.codec import digest_of
+from detent.core.state import RunState
+from detent.policies.verdicts import SPAWN, named_by
+from detent.ports import Call, ToolSpec, Verdict
+
+
+class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run may delegate. None or empty: no limit, but `agents` and `tools`, which name what is allowed (patterns; `*` is all).
+
+    `max_children` counts all children that the run has started, `max_depth` is how deep below the first run a run may still delegate
+    (1: only the first run delegates), `max_budget` the most that a child may be given, field by field.
+    """
+
+    max_children: int | None = None
+    max_depth: int | None = None
+    agents: tuple[str, ...] = ("*",)
+    tools: tuple[str, ...] = ("*",)
+    max_budget: Budget = Budget()
+    require_approval: bool = False
+
+
+class DelegationPolicy:
+    """Decides delegations within limits; has no say in any other call."""
+
+    def __init__(self, limits: DelegationLimits) -> None:
+        self.limits = limits
+        self._agents, self._tools = named_by(limits.agents), named_by(limits.tools)
+        self.version = f"delegation-{digest_of(msgspec.to_builtins(limits))[:12]}"
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None:
+        """Return the verdict on a delegation, None for any other call."""
+        if call.tool.name != SPAWN:
+            return None
+        refused = self._refused(call.args, state)
+        if refused:
+            rules = [rule for rule, _ in refused]
+            return Verdict(
+                decision="deny", rule=rules[0], reason="; ".join(why for _, why in refused), facts={"violations": [why for _, why in refused]}
+            )
+        if self.limits.require_approval:
+            return Verdict(decision="require_approval", rule="delegation_requires_approval", reason="delegation needs approval")
+        return Verdict(decision="allow", rule="delegation_allowed")
+
+    def _refused(self, args: dict[str, Any], state: RunState) -> list[tuple[str, str]]:
+        """Return every limit that the delegation passes, as (rule, why); the first of row K28 first."""
+        limits, refused = self.limits, list[tuple[str, str]]()
+        if limits.max_children is not None and len(state.children) >= limits.max_children:
+            refused.append(("max_child_runs_reached", f"{len(state.children)} child runs were started, {limits.max_children} are allowed"))
+        depth = depth_of(state)
+        if limits.max_depth is not None and depth >= limits.max_depth:
+            refused.append(("max_delegation_depth_reached", f"this run is at depth {depth}, delegation is allowed above {limits.max_depth}"))
+        agent = args.get("agent")
+        if not isinstance(agent, str) or not self._agents(agent):
+            refused.append(("delegation_agent_not_allowed", f"agent {agent!r} may not be started; allowed: {', '.join(limits.agents)}"))
+        listed: Any = args.get("tools", ())
+        for tool in cast("list[Any]", listed) if isinstance(listed, list) else []:
+            if not self._tools(str(tool)):
+                refused.append(("delegation_tool_not_allowed", f"the child may not have the tool {tool!r}"))
+        refused += self._over_budget(args.get("budget"))
+        return refused
+
+    def _over_budget(self, asked: Any) -> list[tuple[str, str]]:
+        over: list[tuple[str, str]] = []
+        given = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
+        for field in FIELDS:
+            limit, value = getattr(self.limits.max_budget, field), given.get(field)
+            if limit is None:
+                continue
+            if value is None:
+                over.append(("delegation_budget_exceeded", f"the child's {field} must be given, at most {limit:g}"))
+            elif isinstance(value, bool) or not isinstance(value, int | float) or value > limit:
+                over.append(("delegation_budget_exceeded", f"the child's {field} is {value!r}, {limit:g} is allowed"))
+        return over
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Return the verdict on a delegation; any other call is none of its business and allowed."""
+        return self.judge(call, state) or Verdict(decision="allow", rule="no_delegation")
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether a delegation asks."""
+        return tool.name == SPAWN and self.limits.require_approval
+
+    def bars(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether no delegation can pass now."""
+        limits = self.limits
+        full = limits.max_children is not None and len(state.children) >= limits.max_children
+        deep = limits.max_depth is not None and depth_of(state) >= limits.max_depth
+        return tool.name == SPAWN and (full or deep)
+
+    def passes(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether this policy alone may let a call pass: a delegation."""
+        return tool.name == SPAWN
+
+    def offers(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether a delegation could pass now."""
+        return not self.bars(tool, state)
+
+
+def depth_of(state: RunState) -> int:
+    """Return how deep below the first run this run is: its variable `delegation_depth`, or `delegation.depth` (0 where it has none)."""
+    nested: Any = state.variables.get("delegation")
+    inner: Any = cast("dict[str, Any]", nested).get("depth") if isinstance(nested, dict) else None
+    depth: Any = state.variables.get("delegation_depth", inner)
+    return depth if isinstance(depth, int) and not isinstance(depth, bool) else 0

@@ -1,0 +1,65 @@
+"""Several policies as one: the strongest verdict wins (row K30)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from detent.core.errors import ConfigError
+from detent.core.state import RunState
+from detent.policies.verdicts import NO_RULE, judged, strongest
+from detent.ports import Call, Policy, ToolSpec, Verdict, offered
+
+
+class PolicyPipeline:
+    """Asks every stage; stop beats deny beats require_approval beats allow, and where no stage has a say the call is denied.
+
+    A stage is any policy. One with a method `judge` may have no say (it gives None), and says with `bars` and `passes` what it does to all
+    calls of a tool; one that raises denies. `default` decides where no stage has a say, instead of the denial.
+    """
+
+    def __init__(self, stages: Sequence[Any], *, default: Policy | None = None) -> None:
+        if not stages and default is None:
+            raise ConfigError("a pipeline without stages would deny every call; give it at least one policy")
+        self.stages, self.default = tuple(stages), default
+        versions = [stage.version for stage in stages]
+        self.version = " + ".join(versions) + (f" else {default.version}" if default is not None else "")
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None:
+        """Return the strongest verdict, None where no stage has a say."""
+        said = [verdict for stage in self.stages if (verdict := judged(stage, call, state)) is not None]
+        if said:
+            return strongest(said)
+        return None if self.default is None else judged(self.default, call, state)
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Return the strongest verdict; where no stage has a say, the denial."""
+        return self.judge(call, state) or NO_RULE
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether some stage may ask."""
+        return any(stage.may_ask(tool) for stage in self.stages) or (self.default is not None and self.default.may_ask(tool))
+
+    def bars(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some stage refuses every call of this tool."""
+        return any(_bars(stage, tool, state) for stage in self.stages)
+
+    def passes(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some stage, or the default, may let a call of this tool pass."""
+        if any(_passes(stage, tool, state) for stage in self.stages):
+            return True
+        return self.default is not None and offered(self.default, tool, state)
+
+    def offers(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some call of this tool may pass."""
+        return not self.bars(tool, state) and self.passes(tool, state)
+
+
+def _bars(stage: Any, tool: ToolSpec, state: RunState) -> bool:
+    bars = getattr(stage, "bars", None)
+    return not offered(stage, tool, state) if bars is None else bool(bars(tool, state))
+
+
+def _passes(stage: Any, tool: ToolSpec, state: RunState) -> bool:
+    passes = getattr(stage, "passes", None)
+    return offered(stage, tool, state) if passes is None else bool(passes(tool, state))

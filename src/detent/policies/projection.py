@@ -1,0 +1,77 @@
+"""What the rules of a policy see of a call: a small fixed projection, taken from the call and the state (DESIGN 7, expressions).
+
+Only what the rules at hand read is taken, and of the arguments only the fields that they read: a rule over a path costs the same beside a
+file of a megabyte. Nothing here looks at the transcript but `provenance`, which is worked out only where a rule names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from detent.core.budget import Usage
+from detent.core.state import RunState
+from detent.expressions.compiled import Names
+from detent.ports import Call, ToolSpec
+
+Trace = Callable[[Call, RunState], Any]
+"""Gives for a call what is known of where its arguments came from, as plain data."""
+
+HOST = ("tenant", "workspace", "principal", "scopes")
+USAGE = (*(f for f in Usage.__struct_fields__ if f != "estimated"), "total_tokens", "running_s")
+TOOL = (*(f for f in ToolSpec.__struct_fields__ if f not in ("description", "input_schema", "result_schema")), "read_only")
+
+NAMES = Names(
+    variables=("tool", "args", "host", "usage", "goal", "agent", "origin", "variables", "provenance"),
+    members={"tool": TOOL, "host": HOST, "usage": USAGE},
+    open=("args", "variables", "provenance"),
+)
+"""What a rule may name. `origin`: who asks: `planner`, `text` (found in an answer) or `program`; `goal`: the text of the goal."""
+
+
+def project(name: str, members: frozenset[str] | None, call: Call, state: RunState, trace: Trace) -> Any:
+    """Return the value of one name; `members` are those wanted of it, None for all."""
+    match name:
+        case "args":
+            return _some(call.args, members)
+        case "tool":
+            return {key: _plain(getattr(call.tool, key)) for key in members or TOOL}
+        case "host":
+            return {key: _plain(getattr(state.host, key)) for key in members or HOST}
+        case "usage":
+            return {key: _used(key, state) for key in members or USAGE}
+        case "goal":
+            return state.goal
+        case "agent":
+            return state.agent.name
+        case "origin":
+            return call.provenance
+        case "variables":
+            return _some(state.variables, members)
+        case "provenance":
+            return _some(msgspec.to_builtins(trace(call, state)), members)
+        case _:
+            raise AssertionError(f"rules are checked against names of which {name!r} is none")
+
+
+def _some(data: Any, members: frozenset[str] | None) -> Any:
+    return data if members is None or not isinstance(data, dict) else {key: data[key] for key in members if key in data}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _used(key: str, state: RunState) -> float:
+    if key == "running_s":
+        return state.running_ms / 1000
+    return getattr(state.usage, key) or (0.0 if key == "cost_usd" else 0)
+
+
+def trace_arguments(call: Call, state: RunState) -> Any:
+    """Return the provenance of the arguments of a call."""
+    from detent.policies.provenance import provenance
+
+    return provenance(call.args, state)

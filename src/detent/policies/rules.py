@@ -1,0 +1,185 @@
+"""Rules as data: which calls, under which condition, get which decision (the TOML of `documents`, or structs made in a program).
+
+Every rule that names the tool and whose `when` holds has matched; the strongest of them wins, and no match denies. A condition is CEL over
+the names of `projection`; one that fails, or gives neither true nor false, denies and says where it stands. Conditions are compiled on
+first use, or all at once by `compile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.core.codec import digest_of
+from detent.core.errors import ConfigError
+from detent.core.events import Decision
+from detent.core.state import RunState
+from detent.expressions.compiled import Expression, ExpressionFailed, compile_expression, execute, make_context
+from detent.expressions.functions import kind
+from detent.policies.projection import NAMES, Trace, project, trace_arguments
+from detent.policies.verdicts import NO_RULE, RANK, named_by, strongest
+from detent.ports import Call, ToolSpec, Verdict
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rule. `tool` are patterns of tool names; an empty `when` always holds; `source` says where the rule stands (`file:line`).
+
+    `approvers`, `expires_s` and `on_reject` belong to `require_approval`: how many different people, how long the request stands, and
+    whether a rejection ends the run ("": as the agent says).
+    """
+
+    id: str
+    decision: Decision
+    tool: tuple[str, ...] = ("*",)
+    when: str = ""
+    reason: str = ""
+    approvers: int = 1
+    expires_s: float | None = None
+    on_reject: Literal["", "observe", "stop"] = ""
+    source: str = ""
+
+    @property
+    def where(self) -> str:
+        """How messages name the rule."""
+        return f"{self.source}: rule {self.id!r}" if self.source else f"rule {self.id!r}"
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    """The rules that name one tool, and what their conditions need together."""
+
+    rules: tuple[tuple[Verdict, Expression | None], ...]
+    reads: dict[str, frozenset[str] | None]
+    calls: frozenset[str]
+
+
+class RulePolicy:
+    """Decides by rules. `name` begins its version, which changes with every rule; `trace` gives what rules see as `provenance`.
+
+    Raises `ConfigError` for rules of one id, and for options that do not fit a rule's decision.
+    """
+
+    def __init__(self, rules: Sequence[Rule], *, name: str = "rules", trace: Trace = trace_arguments) -> None:
+        self.rules = tuple(rules)
+        _check(self.rules)
+        self._trace = trace
+        self._names = [named_by(rule.tool) for rule in self.rules]
+        self._compiled: dict[str, Expression] = {}
+        self._ready: dict[str, _Ready] = {}
+        self._verdicts = [_verdict(rule) for rule in self.rules]
+        self.version = f"{name}-{digest_of([msgspec.structs.replace(rule, source='') for rule in self.rules])[:12]}"
+
+    def compile(self) -> RulePolicy:
+        """Compile every condition now; raise `ConfigError` naming rule, place and mistake."""
+        for rule in self.rules:
+            self._expression(rule)
+        return self
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None:
+        """Return the strongest verdict of the rules that match, None where none does."""
+        ready = self._ready.get(call.tool.name) or self._prepare(call.tool.name)
+        context: Any = None
+        matched: list[Verdict] = []
+        for verdict, when in ready.rules:
+            if when is None:
+                matched.append(verdict)
+                continue
+            if context is None:
+                seen = {name: project(name, members, call, state, self._trace) for name, members in ready.reads.items()}
+                context = make_context(seen, ready.calls)
+            held = _holds(when, context)
+            if held is True:
+                matched.append(verdict)
+            elif held is not False:
+                matched.append(msgspec.structs.replace(verdict, decision="deny", reason=held, facts={"failed": True}))
+        return strongest(matched) if matched else None
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Return the strongest verdict of the rules that match; where none does, the denial."""
+        return self.judge(call, state) or NO_RULE
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether a rule that names the tool asks, and none refuses all its calls."""
+        mine = self._of(tool)
+        return any(rule.decision == "require_approval" for rule in mine) and not _barred(mine)
+
+    def bars(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether a rule without a condition refuses every call of this tool."""
+        return _barred(self._of(tool))
+
+    def passes(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some rule may let a call of this tool pass."""
+        return any(RANK[rule.decision] < RANK["deny"] for rule in self._of(tool))
+
+    def offers(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether some call of this tool can pass."""
+        return not self.bars(tool, state) and self.passes(tool, state)
+
+    def _of(self, tool: ToolSpec) -> list[Rule]:
+        return [rule for rule, names in zip(self.rules, self._names, strict=True) if names(tool.name)]
+
+    def _prepare(self, tool: str) -> _Ready:
+        """Gather once what decides calls of this tool; raise `ConfigError` where a condition is not CEL."""
+        mine = [i for i, names in enumerate(self._names) if names(tool)]
+        rules = tuple((self._verdicts[i], self._expression(self.rules[i])) for i in mine)
+        reads: dict[str, frozenset[str] | None] = {}
+        for _, when in rules:
+            for name, members in when.reads.items() if when is not None else ():
+                known = reads.get(name, frozenset())
+                reads[name] = None if known is None or members is None else known | members
+        calls = frozenset(called for _, when in rules if when is not None for called in when.calls)
+        ready = self._ready[tool] = _Ready(rules, reads, calls)
+        return ready
+
+    def _expression(self, rule: Rule) -> Expression | None:
+        if not rule.when.strip():
+            return None
+        if rule.id not in self._compiled:
+            self._compiled[rule.id] = compile_expression(rule.when, where=f"{rule.where}: when", names=NAMES)
+        return self._compiled[rule.id]
+
+
+def _holds(when: Expression, context: Any) -> bool | str:
+    """Return whether the condition holds, or why that cannot be said."""
+    try:
+        value = execute(when, context)
+    except ExpressionFailed as error:
+        return str(error)
+    if isinstance(value, bool):
+        return value
+    return f"{when.where}: `{' '.join(when.source.split())}` gave {kind(value)}, not true or false"
+
+
+def _verdict(rule: Rule) -> Verdict:
+    return Verdict(
+        decision=rule.decision,
+        rule=rule.id,
+        reason=rule.reason or ("" if rule.decision == "allow" else f"rule {rule.id}"),
+        sources=(rule.source,) if rule.source else (),
+        approvers=rule.approvers,
+        expires_s=rule.expires_s,
+        on_reject=rule.on_reject,
+    )
+
+
+def _barred(rules: Sequence[Rule]) -> bool:
+    return any(not rule.when.strip() and RANK[rule.decision] >= RANK["deny"] for rule in rules)
+
+
+def _check(rules: Sequence[Rule]) -> None:
+    seen: set[str] = set()
+    for rule in rules:
+        if not rule.id.strip():
+            raise ConfigError(f"{rule.source or 'rules'}: id: a rule needs an id; the log tells rules apart by their ids")
+        if rule.id in seen:
+            raise ConfigError(f"{rule.where}: id: there is another rule with this id; the log tells rules apart by their ids")
+        seen.add(rule.id)
+        if not rule.tool or not all(cast("Sequence[str]", rule.tool)):
+            raise ConfigError(f'{rule.where}: tool: names no tool; "*" means all')
+        if rule.approvers < 1:
+            raise ConfigError(f"{rule.where}: approvers: {rule.approvers}; at least 1 person has to approve")
+        if rule.expires_s is not None and not rule.expires_s > 0:
+            raise ConfigError(f"{rule.where}: expires: {rule.expires_s:g} s; a request must stand for some time")
+        if rule.decision != "require_approval" and (rule.approvers != 1 or rule.expires_s is not None or rule.on_reject):
+            raise ConfigError(f"{rule.where}: approvers, expires and on_reject belong to decision = \"require_approval\", not {rule.decision!r}")

@@ -1,0 +1,76 @@
+"""What policies share: how verdicts combine, which tools a pattern names, and what a delegation looks like as a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import translate
+from typing import Protocol
+
+import msgspec
+
+from detent.core.errors import ConfigError
+from detent.core.events import Decision
+from detent.core.state import RunState
+from detent.ports import Call, Policy, Verdict
+
+RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
+"""How strong a decision is (row K30)."""
+SPAWN = "spawn_subagent"
+"""The tool name of a delegation: its arguments are the fields of `SpawnSubagent` (agent, goal, join, budget)."""
+
+NO_RULE = Verdict(decision="deny", rule="no_policy_rule_matched", reason="no rule of the policy matches this call")
+"""What is decided where nothing else is (row K30)."""
+
+
+class Stage(Protocol):
+    """A policy that may have no say in a call: `judge` then gives None."""
+
+    version: str
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None: ...
+
+
+def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | None:
+    """Return what one stage says; one that raises denies, so that it hides no stronger verdict of another."""
+    try:
+        judge: Callable[[Call, RunState], Verdict | None] = getattr(policy, "judge", None) or getattr(policy, "decide")  # noqa: B009
+        return judge(call, state)
+    except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
+        said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy {policy.version!r} failed: {said}")
+
+
+def strongest(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the strongest verdict, the first of equals; requests for approval are merged to the strictest. Needs at least one.
+
+    `facts["matched"]` then names every rule that matched, where there are several.
+    """
+    if len(verdicts) == 1:
+        return verdicts[0]
+    best = max(verdicts, key=lambda v: RANK[v.decision])
+    facts = {**best.facts, "matched": [v.rule for v in verdicts]}
+    if best.decision != "require_approval":
+        return msgspec.structs.replace(best, facts=facts)
+    asking = [v for v in verdicts if v.decision == "require_approval"]
+    times = [v.expires_s for v in asking if v.expires_s is not None]
+    return msgspec.structs.replace(
+        best,
+        facts=facts,
+        reason="; ".join(dict.fromkeys(v.reason for v in asking if v.reason)),
+        sources=tuple(dict.fromkeys(source for v in asking for source in v.sources)),
+        approvers=max(v.approvers for v in asking),
+        expires_s=min(times) if times else None,
+        on_reject="stop" if any(v.on_reject == "stop" for v in asking) else best.on_reject,
+    )
+
+
+def named_by(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a name fits one of the patterns: `*` and `?` as in file names, everything else as it is."""
+    listed = tuple(patterns)
+    plain = frozenset(p for p in listed if not any(c in p for c in "*?["))
+    globs = [p for p in listed if p not in plain]
+    if not globs:
+        return plain.__contains__
+    matches = re.compile("|".join(translate(p) for p in globs)).match
+    return lambda name: name in plain or matches(name) is not None

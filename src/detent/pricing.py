@@ -1,0 +1,120 @@
+"""What model calls cost: prices from genai-prices (extra `models`), and those that a program gives for models of its own.
+
+Without a price a cost is unknown (None), never zero, and that is said once a model. Prices are those of the day of the call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from detent.core.budget import Usage
+from detent.core.errors import ConfigError
+
+log = logging.getLogger("detent")
+
+_PROVIDERS = {
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "google-gla": "google",
+    "google-vertex": "google",
+    "google-cloud": "google",
+    "gemini": "google",
+    "bedrock": "aws",
+    "xai": "x-ai",
+    "grok": "x-ai",
+}
+"""How providers are called here that the price list knows by another name."""
+
+_REGION = ("us.", "eu.", "apac.", "global.")
+"""What stands before the name of a model that Bedrock serves from several regions."""
+
+
+class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given."""
+
+    input_usd: float
+    output_usd: float
+    cached_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input_usd", "output_usd", "cached_usd"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; a price is 0 or more, in USD for a million tokens")
+
+    def of(self, usage: Usage) -> float:
+        """Return what `usage` costs."""
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        cheap = self.input_usd if self.cached_usd is None else self.cached_usd
+        return ((usage.input_tokens - cached) * self.input_usd + cached * cheap + usage.output_tokens * self.output_usd) / 1e6
+
+
+class Prices:
+    """Knows what model calls cost. `own` prices, by "provider:model" or by the model's name alone, go before those of the price list."""
+
+    def __init__(self, own: Mapping[str, ModelPrice] | None = None) -> None:
+        self._own = dict(own or {})
+        self._found: dict[tuple[str, str], Any] = {}
+        self._told: set[str] = set()
+
+    def knows(self, model: str, provider: str = "") -> bool:
+        """Whether there is a price for the model; `model` may be "provider:name"."""
+        return self.cost(model, provider, Usage(input_tokens=1, output_tokens=1), quiet=True) is not None
+
+    def cost(self, model: str, provider: str, usage: Usage, *, quiet: bool = False) -> float | None:
+        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once unless `quiet`)."""
+        key = (model, provider)
+        if key not in self._found:
+            self._found[key] = self._find(model, provider)
+        price = self._found[key]
+        if isinstance(price, ModelPrice):
+            return price.of(usage)
+        cost = None if price is None else _listed(price, usage)
+        if cost is None and not quiet and model not in self._told:
+            self._told.add(model)
+            log.warning("no price is known for model %r: its calls are counted in tokens, and cost nothing that is known", model)
+        return cost
+
+    def _find(self, model: str, provider: str) -> Any:
+        """Return a price of our own, or provider and model as the price list has them; None where neither knows the model."""
+        named, _, bare = model.rpartition(":") if ":" in model and (not provider or model.startswith(f"{provider}:")) else (provider, "", model)
+        for name in (model, f"{named}:{bare}", bare):
+            if name in self._own:
+                return self._own[name]
+        if not named:
+            return None  # who bills it is not known
+        try:
+            from genai_prices.data_snapshot import get_snapshot
+        except ImportError:
+            return None
+        found = _PROVIDERS.get(named, named)
+        if found == "aws":
+            bare = next((bare[len(region) :] for region in _REGION if bare.startswith(region)), bare)
+        try:
+            provider_info, model_info = get_snapshot().find_provider_model(bare, None, found, None)
+        except LookupError:
+            return None
+        return model_info, provider_info
+
+
+def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:
+    """Return what `usage` costs by the price list; None where the list has no price that fits."""
+    from datetime import UTC, datetime
+
+    from genai_prices import Usage as Counted
+
+    model, provider = price
+    counted = Counted(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=min(usage.cached_tokens, usage.input_tokens) or None,
+    )
+    try:
+        found = model.calc_price(counted, provider, genai_request_timestamp=datetime.now(UTC), auto_update_timestamp=None, price_context=None)
+    except (LookupError, ValueError):
+        return None
+    return float(found.total_price)

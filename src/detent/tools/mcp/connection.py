@@ -1,0 +1,369 @@
+"""One session with one server, in a task of its own.
+
+The SDK's scopes must be left by the task that entered them, and a wire that breaks cancels whoever is inside. So one task enters
+everything, waits, and leaves everything; all others only send requests and look at what became of them:
+
+    open()    start the task; it connects, shakes hands, lists the tools
+    call()    one `tools/call`, in a task of its own so that it can be given up: that sends `notifications/cancelled`
+    close()   ask the task to leave; every step of that is bounded
+
+When the server dies, the task leaves by itself, `ended` is set and every open call fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import mcp_types as types
+from mcp.client.client import Client
+from mcp.client.session import ClientRequestContext
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from detent.core.errors import NotExecuted, ToolFailed
+from detent.ports import ToolContext
+from detent.tools.mcp.secrets import Resolved, Secrets
+from detent.tools.mcp.settings import McpServer
+from detent.tools.mcp.transport import Wire, transport
+
+log = logging.getLogger("detent.mcp")
+
+POLL_S = 0.1
+"""How often a running call looks whether its run was cancelled: a flag, which nobody can wait for."""
+CLOSE_S = 10.0
+"""How long leaving may take: a program gets 2 s to end by itself and 2 s after SIGTERM."""
+GIVE_UP_S = 1.0
+RELIST_S = 30.0
+RELISTEN_S = 1.0
+MOST_PAGES = 100
+SHOWN_STDERR = 1_500
+_UNREADABLE = (types.INVALID_REQUEST, types.PARSE_ERROR)
+"""What the SDK says over HTTP where a server accepted a call and sent no result with it: it may have been carried out."""
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.InvalidURL, httpx2.UnsupportedProtocol)
+
+
+class Unreachable(Exception):
+    """A server cannot be used; the message says which, why and what to do, without secrets. `short` leaves out how it is reached."""
+
+    def __init__(self, message: str, short: str = "") -> None:
+        self.short = short or message
+        super().__init__(message)
+
+
+class ConnectionLost(Exception):
+    """The connection ended while a call was open: whether the call was carried out is not known."""
+
+
+class SessionGone(Exception):
+    """The server does not know this session any more: the call was not carried out, a new session may."""
+
+
+class Connection:
+    """A session. `tools` is what the server offers now; `on_tools` is called when it says that this has changed."""
+
+    def __init__(self, name: str, server: McpServer, *, workspace: Path | None, on_tools: Callable[[Connection], None]) -> None:
+        self.name, self._server, self._workspace, self._on_tools = name, server, workspace, on_tools
+        self.secrets = Secrets()
+        self.tools: tuple[Any, ...] = ()
+        self.ended = False
+        self.loop = asyncio.get_running_loop()
+        self._wire = Wire(self._end)
+        self._leave, self._changed = asyncio.Event(), asyncio.Event()
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+
+    def _end(self) -> None:
+        self.ended = True
+        self._leave.set()
+
+    # Opening and closing ----------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect, shake hands and list the tools, within the server's `start_timeout_s`; raise `Unreachable`, `ConfigError`."""
+        resolved = Resolved(self.name, self._server)
+        self.secrets = resolved.secrets
+        ready: asyncio.Future[None] = self.loop.create_future()
+        self._task = asyncio.create_task(self._live(resolved, ready), name=f"mcp {self.name}")
+        limit = self._server.start_timeout_s
+        try:
+            await asyncio.wait({self._task, ready}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if ready.done() and not self.ended:
+            return
+        hung = not self._task.done()
+        await self.close()
+        why = f"it did not answer within {limit:g} s" if hung else self._reason(self._failure)
+        hint = "raise its start_timeout_s if it is only slow" if hung else self._hint(self._failure)
+        said = await self._explained(why, hung=hung)
+        named = f"MCP server {self.name!r}"
+        raise Unreachable(f"{named} ({self._server.where}){said.removeprefix(named)}; {hint}", said)
+
+    async def close(self) -> None:
+        """Leave the session and end the program; returns when that is done, or given up after some seconds."""
+        task, self.ended = self._task, True
+        if task is None:
+            return
+        self._leave.set()
+        if self._client is None:
+            task.cancel()  # still shaking hands: nothing there looks at `_leave`
+        for _ in range(2):
+            await asyncio.wait({task}, timeout=CLOSE_S)
+            if task.done():
+                return
+            task.cancel()
+        log.warning("MCP server %s: its connection could not be closed within %s s", self.name, 2 * CLOSE_S)
+
+    async def _live(self, resolved: Resolved, ready: asyncio.Future[None]) -> None:
+        """Be inside the session from beginning to end."""
+        try:
+            async with Client(
+                transport(self._server, resolved, self._wire),
+                mode=self._server.protocol,
+                cache=None,
+                client_info=types.Implementation(name="detent", version=_version()),
+                list_roots_callback=self._roots if self._workspace is not None else None,
+                elicitation_callback=_decline,
+                message_handler=self._notified,
+            ) as client:
+                self.tools = await _listed(client)
+                self._client = client
+                if not ready.done():
+                    ready.set_result(None)
+                await self._stay(client)
+        except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever the SDK or the wire raises is why the connection ended
+            self._failure = error
+        finally:
+            self._client = None
+            self._end()
+
+    async def _stay(self, client: Client) -> None:
+        """Wait until the session is to be left; look at the tools again whenever they changed."""
+        listening = asyncio.create_task(self._listen(client)) if client.protocol_version in MODERN_PROTOCOL_VERSIONS else None
+        try:
+            while not self._leave.is_set():
+                waits = {asyncio.create_task(self._leave.wait()), asyncio.create_task(self._changed.wait())}
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+                if self._changed.is_set() and not self._leave.is_set():
+                    self._changed.clear()
+                    await self._relist(client)
+        finally:
+            if listening is not None:
+                listening.cancel()
+                await asyncio.wait({listening}, timeout=GIVE_UP_S)
+
+    async def _relist(self, client: Client) -> None:
+        try:
+            async with asyncio.timeout(RELIST_S):
+                self.tools = await _listed(client)
+        except Exception as error:  # noqa: BLE001 - a server that cannot list its tools keeps those that it had
+            log.warning("MCP server %s: it said that its tools changed, and could not list them: %s", self.name, self._reason(error))
+            return
+        self._on_tools(self)
+
+    async def _listen(self, client: Client) -> None:
+        """Hear of changes of the tool list where the protocol has a stream for that."""
+        while not self._leave.is_set():
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self._changed.set()
+            except Exception as error:  # noqa: BLE001 - not every server has such a stream, and it may break
+                log.debug("MCP server %s: no stream of changes: %s", self.name, self._reason(error))
+                if not isinstance(error, SubscriptionLost):
+                    return
+            await asyncio.sleep(RELISTEN_S)
+            self._changed.set()  # what changed in between was not told
+
+    # Calls ------------------------------------------------------------------------------------------------------------------------
+
+    async def call(self, tool: str, args: dict[str, Any], context: ToolContext) -> Any:
+        """Make one `tools/call` and return its `CallToolResult`.
+
+        Raises `ToolFailed` and `NotExecuted` for what is known, `SessionGone`, and `ConnectionLost` when nobody knows. A run that is
+        cancelled, and a caller that is, give the call up: the server is told.
+        """
+        client, task = self._client, self._task
+        if client is None or task is None or self.ended:
+            raise SessionGone(f"the connection to MCP server {self.name!r} has ended")
+        refused = len(self._wire.refusals)
+        alone = not self._calls
+        call = asyncio.create_task(client.call_tool(tool, args, progress_callback=self._reporter(context)), name=f"mcp {self.name} {tool}")
+        self._calls.add(call)
+        call.add_done_callback(self._over)
+        try:
+            while not call.done():
+                await asyncio.wait({call, task}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if task.done() and not call.done():
+                    await asyncio.wait({call}, timeout=GIVE_UP_S)
+                    break
+                if context.cancelled and not call.done():
+                    raise ConnectionLost(f"given up: {context.cancelled.why}")
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call}, timeout=GIVE_UP_S)
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            raise ConnectionLost(await self._explained("its connection broke in the middle of the call")) from None
+        except Exception as error:  # noqa: BLE001 - the SDK's errors, translated
+            raise await self._translated(error, tool, refused=refused, alone=alone) from None
+
+    def _over(self, call: asyncio.Task[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # looked at, so that a call that was given up is not reported as lost
+
+    def _reporter(self, context: ToolContext) -> Any:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            said = {"progress": progress, "total": total, "message": self.secrets.text(message[:1000]) if message else None}
+            context.progress({key: value for key, value in said.items() if value is not None})
+
+        return report
+
+    async def _translated(self, error: Exception, tool: str, *, refused: int, alone: bool) -> Exception:
+        """Return what the SDK's error means for the call."""
+        statuses = self._wire.refusals[refused:]
+        if isinstance(error, MCPError) and error.code not in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
+            if not statuses:
+                return self._answered(error, tool)
+            if set(statuses) == {404}:
+                return SessionGone(f"MCP server {self.name!r} answered HTTP 404: it does not know this session")
+            if max(statuses) < 500:
+                return NotExecuted(await self._explained(_refusal(max(statuses))), error_code="server_refused")
+            return ConnectionLost(await self._explained(_refusal(max(statuses))))
+        if isinstance(error, RuntimeError) and "structured content" in str(error):
+            said = self.secrets.text(str(error).splitlines()[0])[:500]
+            return ToolFailed(
+                f"{tool} ran, but its result does not fit the schema that the server declares: {said}", error_code="output_schema_failed"
+            )
+        if type(error).__name__ == "ValidationError" and not self.ended:
+            return ToolFailed(f"{tool} ran, but its answer is no MCP result", error_code="result_not_serializable")
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=GIVE_UP_S)
+        if alone and isinstance(_cause(self._failure), _NOT_SENT):
+            return SessionGone(await self._explained(self._reason(self._failure)))
+        return ConnectionLost(await self._explained("it ended, or its connection broke, in the middle of the call"))
+
+    def _answered(self, error: MCPError, tool: str) -> Exception:
+        """Return the failure that the server itself stated."""
+        said = self.secrets.text(error.message)[:2000] or "no reason given"
+        if self._server.url and error.code in _UNREADABLE:
+            return ConnectionLost(f"MCP server {self.name!r} gave no answer that can be read: {said}")
+        code = {types.INVALID_PARAMS: "invalid_arguments", types.METHOD_NOT_FOUND: "tool_not_found"}.get(error.code, "server_error")
+        return ToolFailed(f"MCP server {self.name!r} refused {tool}: {said} (code {error.code})", error_code=code)
+
+    # What the server says by itself -------------------------------------------------------------------------------------------------
+
+    async def _notified(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._changed.set()
+        elif isinstance(message, types.LoggingMessageNotification):
+            log.debug("MCP server %s: %s", self.name, self.secrets.data(message.params.data))
+
+    async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
+        assert self._workspace is not None  # noqa: S101 - only given to the SDK when it is set
+        root = types.Root(uri=self._workspace.as_uri(), name=self._workspace.name)  # pyright: ignore[reportArgumentType] - text
+        return types.ListRootsResult(roots=[root])
+
+    # Words ------------------------------------------------------------------------------------------------------------------------
+
+    def _reason(self, error: BaseException | None) -> str:
+        """Return in a few words why the connection ended."""
+        match cause := _cause(error):
+            case FileNotFoundError():
+                gone = self._server.cwd is not None and not Path(self._server.cwd).is_dir()
+                return f"there is no directory {self._server.cwd!r}" if gone else f"there is no program {self._server.command!r}"
+            case PermissionError():
+                return f"{self._server.command!r} may not be executed"
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
+                return "nothing answers there"
+            case MCPError() if self._wire.refusals:
+                return _refusal(self._wire.refusals[-1])
+            case None | MCPError(code=types.CONNECTION_CLOSED) | asyncio.CancelledError():
+                return "it ended"
+            case _:
+                said = self.secrets.text(str(cause).splitlines()[0])[:300] if str(cause) else ""
+                return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
+
+    def _hint(self, error: BaseException | None) -> str:
+        """Return what to do about a server that cannot be started or connected to."""
+        match _cause(error):
+            case FileNotFoundError() | PermissionError():
+                return "install it, or correct command and cwd"
+            case httpx2.TransportError():
+                return "start the server, or correct url"
+            case _ if self._server.url:
+                return "correct url and headers, or look at what the server logs"
+            case _:
+                return "run the command by hand to see what is wrong"
+
+    async def _explained(self, why: str, *, hung: bool = False) -> str:
+        """Return which server, why it cannot be used and what it printed."""
+        parts = [f"MCP server {self.name!r}: {why}"]
+        stderr = self._wire.stderr
+        if stderr is not None:
+            await asyncio.to_thread(stderr.wait, GIVE_UP_S)
+            said = self.secrets.text(stderr.text)[-SHOWN_STDERR:]
+            if said or not hung:
+                parts.append(f"on stderr it said: {said}" if said else "it printed nothing on stderr")
+        if self._wire.garbage:
+            shown = self.secrets.text(self._wire.first_garbage)
+            parts.append(f"{self._wire.garbage} line(s) of its stdout are no JSON-RPC, the first: {shown!r}")
+        return "; ".join(parts)
+
+
+async def _listed(client: Client) -> tuple[Any, ...]:
+    """Return all tools that the server lists; raise `MCPError` and, for a list without end, `Unreachable`."""
+    if client.server_capabilities.tools is None:
+        return ()
+    tools: list[Any] = []
+    cursor: str | None = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tuple(tools)
+    raise Unreachable(f"its list of tools has more than {MOST_PAGES} pages")
+
+
+async def _decline(context: ClientRequestContext, params: Any) -> types.ElicitResult:
+    """Answer a server that wants to ask the user something: nobody is asked in the middle of a call."""
+    return types.ElicitResult(action="decline")
+
+
+def _cause(error: BaseException | None) -> BaseException | None:
+    """Return the first error inside nested groups that is not a cancellation."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        found: Sequence[BaseException | None] = [_cause(part) for part in group.exceptions]
+        return next((part for part in found if part is not None and not isinstance(part, asyncio.CancelledError)), None)
+    return error
+
+
+def _refusal(status: int) -> str:
+    return f"it answered HTTP {status}{', check the credentials in its headers' if status in (401, 403) else ''}"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    with contextlib.suppress(PackageNotFoundError):
+        return version("detent")
+    return "0"

@@ -1,0 +1,122 @@
+"""A server's tools as Detent's: names that every provider accepts, checked schemas, declared levels.
+
+A tool whose declaration cannot be used (a broken schema, one that is too large) is left out and reported; the others are offered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.errors import ConfigError, ToolFailed
+from detent.ports import ToolContext, ToolSpec
+from detent.tools.function import Tool
+from detent.tools.mcp.levels import Level, level_of
+from detent.tools.mcp.settings import SEPARATOR, McpServer, ToolPins
+from detent.tools.options import Options, ToolOptions, read_options
+from detent.tools.schema import BroughtSchema
+
+LONGEST_NAME = 64
+DESCRIPTION_CHARS = 4_000
+SCHEMA_BYTES = 100_000
+_FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
+
+Execute = Callable[[str, dict[str, Any], ToolContext], Awaitable[Any]]
+
+
+class ServerTool(Tool[..., Any]):
+    """A tool of an MCP server. `own_name` is what the server calls it, `level` what it is taken for and why."""
+
+    def __init__(self, function: Callable[..., Any], options: Options, *, name: str, schema: dict[str, Any], declared: Declared) -> None:
+        super().__init__(function, options, name=name, arguments=BroughtSchema(schema, tool=name, options=options, takes_context=True))
+        self.server, self.own_name, self.level = declared.server, declared.own_name, declared.level
+        self._output_schema = declared.output_schema
+
+    @cached_property
+    def spec(self) -> ToolSpec:
+        """The declaration; `result_schema` is what the server says of its structured content."""
+        return msgspec.structs.replace(super().spec, result_schema=self._output_schema)
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a tool beside its options."""
+
+    server: str
+    own_name: str
+    level: Level
+    output_schema: dict[str, Any] | None = None
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools of one server by the names they are called by, and what is wrong with those that were left out, by their own names."""
+
+    tools: dict[str, ServerTool]
+    problems: dict[str, str]
+
+
+def offer_of(server: str, settings: McpServer, listed: Iterable[Any], execute: Execute) -> Offer:
+    """Return the tools that may be offered; `listed` are the SDK's `Tool`s."""
+    tools: dict[str, ServerTool] = {}
+    problems: dict[str, str] = {}
+    prefix = server if settings.prefix is None else settings.prefix
+    for told in sorted(listed, key=lambda tool: bool(_FOREIGN.search(tool.name))):  # names that need no change come first
+        pins = settings.pins(told.name)
+        if pins is None:
+            continue
+        name = full_name(prefix, told.name)
+        if name in tools:
+            name = full_name(prefix, told.name, always=True)
+        try:
+            tools[name] = _made(server, name, told, pins, execute)
+        except ConfigError as error:
+            problems[told.name] = str(error)
+    return Offer(tools=tools, problems=problems)
+
+
+def full_name(prefix: str, tool: str, *, always: bool = False) -> str:
+    """Return the name that a tool is called by: at most 64 letters, digits, `_` and `-`.
+
+    A name that is too long, or with `always`, ends in a part of the digest of the tool's own name.
+    """
+    name = _FOREIGN.sub("_", f"{prefix}{SEPARATOR}{tool}" if prefix else tool) or "_"
+    if len(name) <= LONGEST_NAME and not always:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}_{sha256(tool.encode()).hexdigest()[:8]}"
+
+
+def _made(server: str, name: str, told: Any, pins: ToolPins, execute: Execute) -> ServerTool:
+    """Return the tool; raise `ConfigError` for a declaration that cannot be used."""
+    if len(msgspec.json.encode([told.input_schema, told.output_schema])) > SCHEMA_BYTES:
+        raise ConfigError(f"tool {name!r}: its schema is larger than {SCHEMA_BYTES} bytes")
+    annotations: dict[str, Any] = told.annotations.model_dump(by_alias=True, exclude_none=True) if told.annotations is not None else {}
+    level = level_of(annotations, pins)
+    pinned = {key: value for key, value in msgspec.structs.asdict(pins).items() if value is not None}
+    given = {**pinned, "side_effect": level.side_effect, "idempotent": level.idempotent}
+    described = (told.description or told.title or "")[:DESCRIPTION_CHARS]
+    options = read_options(cast("ToolOptions", {**given, "name": name, "description": described}), tool=name)
+    own_name = told.name
+
+    async def call(args: dict[str, Any], context: ToolContext) -> Any:
+        return await execute(own_name, args, context)
+
+    declared = Declared(server=server, own_name=own_name, level=level, output_schema=told.output_schema)
+    tool = ServerTool(call, options, name=name, schema=told.input_schema, declared=declared)
+    _ = tool.spec  # what is wrong with it is found now
+    return tool
+
+
+def gone_tool(server: str, name: str) -> Tool[..., Any]:
+    """Return what stands for a tool that a run was started with and that its server does not offer any more: it fails and does nothing."""
+
+    async def gone(args: dict[str, Any]) -> Any:
+        raise ToolFailed(
+            f"MCP server {server!r} does not offer {name} any more; go on without it, or tell the user", error_code="tool_not_found"
+        )
+
+    described = "Not available any more."
+    return Tool.from_schema(name=name, description=described, input_schema={"type": "object"}, execute=gone, side_effect="none")

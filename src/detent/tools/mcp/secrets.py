@@ -1,0 +1,73 @@
+"""References to environment variables, and keeping their values out of everything that is written down.
+
+A value that a reference stands for is replaced by `***` in results, errors, progress and what a server prints: a server may echo it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from detent.core.codec import walk
+from detent.core.errors import ConfigError
+from detent.tools.mcp.settings import McpServer
+
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|cookie", re.IGNORECASE)
+SHORTEST = 4
+"""Values of fewer characters are not looked for: they would be found everywhere."""
+
+
+class Secrets:
+    """The secret values of one connection."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, None] = {}
+
+    def add(self, value: str) -> None:
+        """Keep `value` out of everything from now on."""
+        if len(value) >= SHORTEST:
+            self._values[value] = None
+            self._values[json.dumps(value)[1:-1]] = None
+            self._values[json.dumps(value, ensure_ascii=False)[1:-1]] = None
+
+    def text(self, said: str) -> str:
+        """Return `said` without the values."""
+        for value in sorted(self._values, key=len, reverse=True):
+            said = said.replace(value, "***")
+        return said
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data without the values."""
+        return walk(value, self.text) if self._values else value
+
+
+class Resolved:
+    """A server's settings with every reference replaced by its value; raise `ConfigError` naming a variable that is not set."""
+
+    def __init__(self, name: str, server: McpServer, environment: Mapping[str, str] | None = None) -> None:
+        self._name, self._environment = name, os.environ if environment is None else environment
+        self.secrets = Secrets()
+        self.args = [self._value(arg, f"args[{i}]") for i, arg in enumerate(server.args)]
+        self.env = {key: self._value(value, f"env.{key}", secret=bool(_SECRET_NAME.search(key))) for key, value in server.env.items()}
+        self.headers = {key: self._value(value, f"headers.{key}", secret=True) for key, value in server.headers.items()}
+        self.url = self._value(server.url, "url")
+
+    def _value(self, said: str, key: str, *, secret: bool = False) -> str:
+        def value_of(match: re.Match[str]) -> str:
+            value = self._environment.get(match[1])
+            if value is None:
+                raise ConfigError(
+                    f"MCP server {self._name!r}: {key} refers to the environment variable {match[1]}, which is not set; "
+                    f"set it (export {match[1]}=...) and start again"
+                )
+            self.secrets.add(value)
+            return value
+
+        value = REFERENCE.sub(value_of, said)
+        if secret:
+            self.secrets.add(value)
+        return value

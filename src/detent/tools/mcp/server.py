@@ -1,0 +1,173 @@
+"""One server as its tools see it: connected when it is needed, connected again when it died, and never waited for without end.
+
+A call on a server that is down tries to reach it at once and then after each of `DELAYS_S`; when that fails it was not executed, and calls
+of the next `REST_S` seconds are refused without trying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from detent.core.errors import ConfigError, NotExecuted, ToolFailed
+from detent.ports import ToolContext
+from detent.tools.mcp.offered import Offer, offer_of
+from detent.tools.mcp.settings import McpServer
+
+if TYPE_CHECKING:
+    from detent.tools.mcp.connection import Connection
+
+DELAYS_S = (0.5, 1.0, 2.0)
+REST_S = 5.0
+
+
+class Server:
+    """A server with its settings, its connection if there is one, and the tools that it offers now."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: McpServer,
+        *,
+        workspace: Path | None,
+        relisted: Callable[[Server], None],
+        delays_s: Sequence[float] = DELAYS_S,
+    ) -> None:
+        self.name, self.settings = name, settings
+        self.offer = Offer(tools={}, problems={})
+        self.workspace, self._relisted, self._delays_s = workspace, relisted, tuple(delays_s)
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._resting: tuple[float, str] | None = None
+        self.own_names: frozenset[str] = frozenset()
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its tools begin with, "" for bare names."""
+        return self.name if self.settings.prefix is None else self.settings.prefix
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that has not ended."""
+        return self._connection is not None and not self._connection.ended
+
+    # Life -------------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect unless that is done; raise `ConfigError` when the server cannot be reached, after one attempt."""
+        await self._connected(())
+
+    async def close(self) -> None:
+        """End the connection and the program behind it; the next call would start it again."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None and not connecting.done():
+            connecting.cancel()
+            await asyncio.wait({connecting})
+        connection, self._connection = self._connection, None
+        self._resting = None
+        if connection is not None:
+            await connection.close()
+
+    async def _connected(self, delays_s: Sequence[float]) -> Connection:
+        """Return the connection, made by whoever comes first; raise `ConfigError`."""
+        if self._connection is not None and self._connection.loop is not asyncio.get_running_loop():
+            self._connection = self._connecting = None  # that loop is over, and with it all that was in it
+        if self._connection is not None and not self._connection.ended:
+            return self._connection
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect(delays_s), name=f"connect mcp {self.name}")
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self, delays_s: Sequence[float]) -> Connection:
+        connection_module = _connection_module(self.name)
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+        for delay in (*delays_s, None):
+            connection = connection_module.Connection(self.name, self.settings, workspace=self.workspace, on_tools=self._take)
+            try:
+                await connection.open()
+            except connection_module.Unreachable as error:
+                if delay is None:
+                    self._resting = (self._now() + REST_S, error.short)
+                    refused = ConfigError(str(error))
+                    refused.retryable = True
+                    raise refused from None
+                await asyncio.sleep(delay)
+                continue
+            except asyncio.CancelledError:
+                await connection.close()
+                raise
+            self._connection, self._resting = connection, None
+            self._take(connection)
+            return connection
+        raise AssertionError  # the last delay is None, which raises or returns
+
+    def _take(self, connection: Connection) -> None:
+        """Take up what the server offers now."""
+        self.own_names = frozenset(tool.name for tool in connection.tools)
+        self.offer = offer_of(self.name, self.settings, connection.tools, self.call)
+        self._relisted(self)
+
+    # Calls ------------------------------------------------------------------------------------------------------------------------
+
+    async def call(self, tool: str, args: dict[str, Any], context: ToolContext) -> Any:
+        """Call the server's tool `tool` and return its result as JSON.
+
+        Raises `ToolFailed` and `NotExecuted` for what is known; any other exception means that nobody knows what happened.
+        """
+        from detent.tools.mcp.connection import SessionGone
+        from detent.tools.mcp.content import result_of
+
+        for again in (True, False):
+            connection = await self._reached(context)
+            if tool not in self.own_names:
+                raise ToolFailed(
+                    f"MCP server {self.name!r} does not offer {tool!r} any more; go on without it, or tell the user",
+                    error_code="tool_not_found",
+                )
+            try:
+                result = await connection.call(tool, args, context)
+            except SessionGone as error:
+                await connection.close()
+                if not again:
+                    raise NotExecuted(str(error), error_code="server_unavailable") from None
+                continue
+            try:
+                return connection.secrets.data(result_of(result))
+            except ToolFailed as error:
+                said, details = connection.secrets.text(str(error)), connection.secrets.data(error.details)
+                raise ToolFailed(said, error_code=error.error_code, details=details) from None
+        raise AssertionError  # the second round returns or raises
+
+    async def _reached(self, context: ToolContext) -> Connection:
+        """Return a connection that stands; raise `NotExecuted` when there is none to be had."""
+        if self._resting is not None and self._now() < self._resting[0] and not self.connected:
+            raise NotExecuted(self._resting[1], error_code="server_unavailable")
+        try:
+            return await self._connected(self._delays_s)
+        except ConfigError as error:
+            said = str(error) if self._resting is None else self._resting[1]
+            raise NotExecuted(said, error_code="server_unavailable") from None
+        except asyncio.CancelledError:
+            if context.cancelled.why != "timeout" or context.remaining_s() != 0:
+                raise
+            said = f"MCP server {self.name!r} could not be reached in time; nothing was sent to it"
+            raise NotExecuted(said, error_code="timeout") from None
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _connection_module(name: str) -> Any:
+    """Return the module that talks to servers; raise `ConfigError` with the install line where the SDK is missing."""
+    try:
+        from detent.tools.mcp import connection
+    except ModuleNotFoundError as error:
+        if error.name not in ("mcp", "mcp_types", "httpx2"):
+            raise
+        raise ConfigError(f"MCP server {name!r} needs the MCP SDK, which is not installed; pip install 'detent[mcp]'") from None
+    return connection

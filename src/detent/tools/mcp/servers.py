@@ -1,0 +1,218 @@
+"""The MCP servers of one engine: which of them an agent's tool names need, and their tools in the engine's registry.
+
+An agent lists `PREFIX__tool`, or `PREFIX__*` for all tools of the servers with that prefix. Servers are connected when a run that lists such
+names starts or goes on. What a run is offered stays what it was at its start: the names stand in its log, the declarations are held by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from detent.core.errors import ConfigError, UnknownName
+from detent.tools.mcp.offered import ServerTool, gone_tool
+from detent.tools.mcp.server import DELAYS_S, Server
+from detent.tools.mcp.settings import EVERY, SEPARATOR, McpServer, checked_servers
+from detent.tools.registry import Registry
+from detent.tools.schema import schema_digest
+
+log = logging.getLogger("detent.mcp")
+
+
+class Servers:
+    """MCP servers by name; nothing is connected before it is needed."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        servers: Mapping[str, McpServer] | None = None,
+        *,
+        workspace: str | Path | None = None,
+        delays_s: Sequence[float] = DELAYS_S,
+    ) -> None:
+        """`workspace` is what servers that ask for roots are told; `delays_s` are the waits between attempts to reach a server again."""
+        self.workspace = Path(workspace).expanduser().resolve() if workspace is not None else None
+        self._registry, self._delays_s = registry, delays_s
+        self._servers: dict[str, Server] = {}
+        self._owned: dict[str, str] = {}
+        self.add(servers or {})
+
+    def __bool__(self) -> bool:
+        return bool(self._servers)
+
+    def names(self) -> list[str]:
+        """Return the names of the servers."""
+        return list(self._servers)
+
+    def add(self, servers: Mapping[str, McpServer], *, over: bool = False) -> None:
+        """Add servers; the same again changes nothing.
+
+        Another one under a name that is there is a `ConfigError`; with `over` it takes its place, unless that has been connected already.
+        """
+        for name, settings in checked_servers(servers).items():
+            there = self._servers.get(name)
+            if there is not None and there.settings == settings:
+                continue
+            if there is not None and (not over or there.connected or there.offer.tools):
+                raise ConfigError(f"an MCP server named {name!r} with other settings is there already; give one of them another name")
+            self._servers[name] = Server(name, settings, workspace=self.workspace, relisted=self._take_up, delays_s=self._delays_s)
+
+    def work_in(self, workspace: str | Path) -> None:
+        """Tell servers that ask for roots this directory; those that are connected keep what they were told."""
+        self.workspace = Path(workspace).expanduser().resolve()
+        for server in self._servers.values():
+            server.workspace = self.workspace
+
+    def claims(self, name: str) -> bool:
+        """Return whether `name`, as an agent lists it, may be a tool of one of the servers."""
+        return bool(self._needed([name]))
+
+    async def prepare(self, names: Sequence[str], *, resuming: bool = False) -> tuple[str, ...]:
+        """Connect the servers that `names` need, register their tools, and return the names with every `PREFIX__*` written out.
+
+        Raises `ConfigError` for a server that cannot be reached, a name that two have, pins for a tool that is not there, and
+        `UnknownName` for a tool that its server does not offer; a run that goes on (`resuming`) gets one that fails in its place.
+        """
+        needed = self._needed(names)
+        failures = await asyncio.gather(*(server.start() for server in needed), return_exceptions=True)
+        for failure in failures:
+            if isinstance(failure, BaseException):
+                raise failure
+        for server in needed:
+            self._register(server, strict=True)
+            if not resuming:
+                _refuse_unknown_pins(server)
+        written: dict[str, None] = {}
+        for name in names:
+            written.update(dict.fromkeys(self._written_out(name, needed, resuming=resuming)))
+        return tuple(written)
+
+    async def close(self) -> None:
+        """End all connections and the programs behind them."""
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    async def survey(self) -> tuple[list[ServerTool], dict[str, str]]:
+        """Connect every server; return the tools that are offered, and what is wrong, by server or `server.tool`."""
+        problems: dict[str, str] = {}
+        found: list[ServerTool] = []
+        servers = list(self._servers.values())
+        failures = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+        for server, failure in zip(servers, failures, strict=True):
+            if isinstance(failure, ConfigError):
+                problems[server.name] = str(failure)
+                continue
+            if isinstance(failure, BaseException):
+                raise failure
+            problems.update({f"{server.name}.{tool}": said for tool, said in server.offer.problems.items()})
+            try:
+                self._register(server, strict=True)
+                _refuse_unknown_pins(server)
+            except ConfigError as error:
+                problems[server.name] = str(error)
+            found += server.offer.tools.values()
+        return found, problems
+
+    # Names ------------------------------------------------------------------------------------------------------------------------
+
+    def _needed(self, names: Sequence[str]) -> list[Server]:
+        """Return the servers that may have one of the tools."""
+        own = [n for n in names if self._owned.get(n) is not None or n not in self._registry]
+        prefixed = [s for s in self._servers.values() if s.prefix and any(n.startswith(s.prefix + SEPARATOR) for n in own)]
+        starts = tuple(s.prefix + SEPARATOR for s in prefixed)
+        bare = [n for n in own if not (starts and n.startswith(starts))]
+        return [*prefixed, *(s for s in self._servers.values() if not s.prefix and bare)]
+
+    def _written_out(self, name: str, needed: Sequence[Server], *, resuming: bool) -> list[str]:
+        if name.endswith(SEPARATOR + EVERY):
+            prefix = name.removesuffix(SEPARATOR + EVERY)
+            servers = [server for server in needed if server.prefix == prefix]
+            found = [tool for server in servers for tool in server.offer.tools]
+            if not servers:
+                raise UnknownName("prefix of MCP servers", prefix, [server.prefix for server in self._servers.values()])
+            if not found:
+                raise ConfigError(f"{name}: MCP server {servers[0].name!r} offers no tool that its `tools` let through")
+            return found
+        offered = {tool: server for server in needed for tool in server.offer.tools}
+        if name in offered:
+            return [name]
+        owner = self._owner(name, needed)
+        if owner is None:
+            return [name]  # no server's: a tool of the engine's, or none, which whoever admits the run says
+        if not resuming:
+            _refuse_missing(owner, name)
+        if not isinstance(self._known(name), ServerTool) or name not in self._owned:
+            self._put(owner, name, gone_tool(owner.name, name))
+        return [name]
+
+    def _owner(self, name: str, needed: Sequence[Server]) -> Server | None:
+        """Return the server that would have the tool `name`, as far as its name tells."""
+        if name in self._owned:
+            return self._servers.get(self._owned[name])
+        if name in self._registry:
+            return None
+        return next((s for s in needed if s.prefix and name.startswith(s.prefix + SEPARATOR)), None)
+
+    # Registry ---------------------------------------------------------------------------------------------------------------------
+
+    def _take_up(self, server: Server) -> None:
+        """Put what a server offers now in the place of what it offered; called when it connects and when its list changes."""
+        self._register(server, strict=False)
+
+    def _register(self, server: Server, *, strict: bool) -> None:
+        for name, tool in server.offer.tools.items():
+            owner = self._owned.get(name)
+            if owner != server.name and name in self._registry:
+                said = _clash(server, tool, owner)
+                if strict:
+                    raise ConfigError(said)
+                log.warning("%s", said)
+                continue
+            known = self._known(name)
+            if known is None or not isinstance(known, ServerTool) or _changed(known, tool):
+                self._put(server, name, tool)
+
+    def _put(self, server: Server, name: str, tool: object) -> None:
+        if name in self._registry:
+            self._registry.replace(tool)  # pyright: ignore[reportArgumentType] - a tool of ours
+        else:
+            self._registry.register(tool)  # pyright: ignore[reportArgumentType] - a tool of ours
+        self._owned[name] = server.name
+
+    def _known(self, name: str) -> object | None:
+        if name not in self._registry:
+            return None
+        held = self._registry.get(name)
+        return getattr(held, "tool", held)
+
+
+def _changed(one: ServerTool, other: ServerTool) -> bool:
+    return one.spec.description != other.spec.description or schema_digest(one.spec) != schema_digest(other.spec)
+
+
+def _clash(server: Server, tool: ServerTool, owner: str | None) -> str:
+    who = f"MCP server {owner!r}" if owner is not None else "this engine"
+    return (
+        f"MCP server {server.name!r} offers {tool.own_name!r} under the name {tool.name!r}, which a tool of {who} has already; "
+        f"give the server another prefix = ..., or leave the tool out of its tools"
+    )
+
+
+def _refuse_missing(server: Server, name: str) -> None:
+    """Raise for a tool that the agent lists and the server does not offer, with the reason where one is known."""
+    for own, said in server.offer.problems.items():
+        if name.endswith(own):
+            raise ConfigError(f"MCP server {server.name!r}: {own!r} cannot be offered: {said}")
+    raise UnknownName(f"tool of MCP server {server.name!r}", name, server.offer.tools)
+
+
+def _refuse_unknown_pins(server: Server) -> None:
+    """Raise `ConfigError` when the settings name a tool that the server does not have: what is pinned there would hold for nothing."""
+    there = {*server.own_names, *server.offer.problems}
+    for name in server.settings.named():
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(there)) or 'none'}"
+            raise ConfigError(f"MCP server {server.name!r}: tools: there is no tool {name!r}; {hint}")

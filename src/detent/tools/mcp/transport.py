@@ -1,0 +1,177 @@
+"""The wire below a session: a program's stdin and stdout, or streamable HTTP, watched so that its end is noticed and can be explained.
+
+The transports are the SDK's. `Wire` collects what they do not tell: that the stream ended, what the program printed on stderr, lines on
+stdout that are no JSON-RPC, and how a server answered a POST.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import httpx2
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from detent.tools.mcp.secrets import Resolved
+from detent.tools.mcp.settings import McpServer
+
+STDERR_BYTES = 8_192
+CONNECT_S = 10.0
+WRITE_S = 30.0
+GOODBYE_S = 2.0
+"""How long a server may take over the request that ends an HTTP session."""
+
+Streams = tuple[Any, Any]
+
+for _name in ("mcp", "client"):  # the SDK's loggers: without a handler of the program's, nothing of them goes to its stderr
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+
+class Stderr:
+    """The last of what a program prints on stderr, read by a thread of its own so that a full pipe never blocks the program."""
+
+    def __init__(self) -> None:
+        self._tail = bytearray()
+        reading, writing = os.pipe()
+        self.file = os.fdopen(writing, "w")
+        self._thread = threading.Thread(target=self._drain, args=(reading,), name="detent-mcp-stderr", daemon=True)
+        self._thread.start()
+
+    def _drain(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, "rb", buffering=0) as pipe, contextlib.suppress(OSError):
+            while chunk := pipe.read(4_096):
+                self._tail += chunk
+                del self._tail[:-STDERR_BYTES]
+
+    def close(self) -> None:
+        """Close this process's end; the thread ends when the program's is closed too."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the program's end is closed, or for `seconds`."""
+        self._thread.join(seconds)
+
+    @property
+    def text(self) -> str:
+        """What came last."""
+        return bytes(self._tail).decode("utf-8", "replace").strip()
+
+
+class Wire:
+    """What is known of a connection's wire. `ended` is called once, when no further message can come."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self.stderr: Stderr | None = None
+        self.garbage = 0
+        self.first_garbage = ""
+        self.refusals: list[int] = []
+
+    def end(self) -> None:
+        """Note that no further message can come."""
+        self._ended()
+
+    def broken_line(self, error: Exception) -> None:
+        """Note a message that could not be read."""
+        self.garbage += 1
+        if not self.first_garbage:
+            details = getattr(error, "errors", None)
+            said: Any = details()[0].get("input", "") if details else error
+            self.first_garbage = str(said)[:200]
+
+    async def answered(self, response: httpx2.Response) -> None:
+        """Note how a POST was answered when it was not well."""
+        if response.request.method == "POST" and response.status_code >= 400:
+            self.refusals.append(response.status_code)
+
+
+class WatchedStream:
+    """The stream of incoming messages, reporting its end and what cannot be read."""
+
+    def __init__(self, inner: Any, wire: Wire) -> None:
+        self._inner, self._wire = inner, wire
+
+    @property
+    def last_context(self) -> Any:
+        """The context variables of the sender, where the transport keeps them."""
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        try:
+            item = await self._inner.receive()
+        except Exception:
+            self._wire.end()
+            raise
+        if isinstance(item, Exception):
+            self._wire.broken_line(item)
+        return item
+
+    def __aiter__(self) -> WatchedStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        import anyio
+
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        self._wire.end()
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> WatchedStream:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+
+@asynccontextmanager
+async def transport(server: McpServer, resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
+    """Open the wire to a server and close it, with the program or the HTTP session behind it, at the end."""
+    opened = _http(resolved, wire) if server.url else _program(server, resolved, wire)
+    async with opened as (reading, writing):
+        yield WatchedStream(reading, wire), writing
+
+
+@asynccontextmanager
+async def _program(server: McpServer, resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
+    parameters = StdioServerParameters(
+        command=server.command, args=resolved.args, env=resolved.env, cwd=server.cwd, encoding_error_handler="replace"
+    )
+    stderr = Stderr()
+    try:
+        async with stdio_client(parameters, errlog=stderr.file) as streams:
+            stderr.close()
+            wire.stderr = stderr
+            yield streams
+    finally:
+        stderr.close()
+
+
+@asynccontextmanager
+async def _http(resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
+    async def hurry(request: httpx2.Request) -> None:
+        if request.method == "DELETE":
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), GOODBYE_S)
+
+    # No read timeout: a call may take as long as its own time limit says, and one that ends the wire ends all calls on it.
+    limits = httpx2.Timeout(connect=CONNECT_S, read=None, write=WRITE_S, pool=CONNECT_S)
+    hooks = {"request": [hurry], "response": [wire.answered]}
+    async with (
+        httpx2.AsyncClient(headers=resolved.headers, timeout=limits, event_hooks=hooks) as client,
+        streamable_http_client(resolved.url, http_client=client) as streams,
+    ):
+        yield streams

@@ -1,0 +1,138 @@
+"""The secrets of one run: given to the tools that may have them, kept out of all that they return.
+
+A run's host carries names (`Host.credential_refs`). A tool declares the names that it needs (`credentials=("github",)`) and asks its
+context (`context.secret("github")`). The value comes from a source at that moment. From then on the vault replaces it, in every form in
+which it usually shows up, in all that any tool of the run returns, raises or streams in this process, before that is recorded.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from typing import Any, cast
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from detent.core.agent import Host
+from detent.core.errors import ToolFailed
+from detent.ports import SecretSource, ToolOutcome, ToolSpec
+
+SHORTEST = 8
+"""Characters that a secret must have at least: shorter ones could not be told from ordinary text."""
+_LONG_LINE = 16
+_CUT = 6
+"""Characters of a secret's beginning that are taken for it where a text was cut."""
+
+
+class Vault:
+    """The secrets of one run in this process: gives them to tools that may have them, and keeps them out of everything else.
+
+    May be used from any thread.
+    """
+
+    __slots__ = ("_forms", "_host", "_lock", "_source")
+
+    def __init__(self, source: SecretSource | None, host: Host) -> None:
+        self._source, self._host = source, host
+        self._forms: tuple[tuple[str, str], ...] = ()
+        self._lock = threading.Lock()
+
+    def get(self, name: str, tool: ToolSpec) -> str:
+        """Return the secret `name` for `tool`; raise `ToolFailed` where the tool did not declare it, the host was not given it, or it is not there."""
+        if name not in tool.credentials:
+            raise _refused("credential_not_declared", f"tool {tool.name!r} did not declare the secret {name!r}; give it credentials=({name!r},)")
+        if name not in self._host.credential_refs:
+            raise _refused("credential_not_granted", f"the secret {name!r} was not given to this run; name it in Host(credential_refs=...)")
+        try:
+            value = None if self._source is None else self._source.get(name, self._host)
+        except Exception as error:  # a source is foreign code, and its message may hold what it read
+            raise _refused("credential_missing", f"the secret {name!r} could not be read: {type(error).__name__}") from None
+        if not value:
+            raise _refused("credential_missing", f"the secret {name!r} is not there; Engine(secrets=...) says where secrets are kept")
+        if len(value) < SHORTEST:
+            raise _refused("credential_unusable", f"the secret {name!r} has fewer than {SHORTEST} characters, too few to keep it out of the log")
+        self._remember(name, value)
+        return value
+
+    def _remember(self, name: str, value: str) -> None:
+        shown = f"<credential:{name}>"
+        with self._lock:
+            forms = {**dict(self._forms), **dict.fromkeys(forms_of(value), shown)}
+            self._forms = tuple(sorted(forms.items(), key=lambda form: -len(form[0])))
+
+    def text(self, text: str) -> str:
+        """Return `text` with every secret that was given out replaced by its name; at its end also the beginning of one that was cut."""
+        for form, shown in self._forms:
+            if form in text:
+                text = text.replace(form, shown)
+        for form, shown in self._forms:
+            text = _without_cut(text, form, shown)
+        return text
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data with every string in it, keys too, treated as by `text`."""
+        if not self._forms:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.data(part) for key, part in cast("dict[Any, Any]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return [self.data(part) for part in cast("list[Any]", value)]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and self.text(str(value)) != str(value):
+            return self.text(str(value))
+        return value
+
+    def outcome(self, outcome: ToolOutcome) -> ToolOutcome:
+        """Return what a tool gave, without secrets: result, full result, message, code and details."""
+        if not self._forms:
+            return outcome
+        return msgspec.structs.replace(
+            outcome,
+            result=self._json(outcome.result),
+            full=None if outcome.full is None else self._json(outcome.full),
+            message=self.text(outcome.message),
+            error_code=self.text(outcome.error_code),
+            details=self.data(outcome.details),
+        )
+
+    def _json(self, raw: bytes) -> bytes:
+        return msgspec.json.encode(self.data(msgspec.json.decode(raw)))
+
+
+def _refused(code: str, message: str) -> ToolFailed:
+    return ToolFailed(message, error_code=code)
+
+
+def _without_cut(text: str, form: str, shown: str) -> str:
+    """Return `text` without a beginning of `form` at its end, where it was cut (also before an ellipsis)."""
+    body = text.rstrip("….")
+    for length in range(min(len(form) - 1, len(body)), _CUT - 1, -1):
+        if body.endswith(form[:length]):
+            return body[:-length] + shown + text[len(body) :]
+    return text
+
+
+def forms_of(secret: str) -> list[str]:
+    """Return the ways in which a secret usually shows up: itself, its lines, and as JSON, URL, hexadecimal, Base64 (also inside a longer text)."""
+    parts = [secret, secret.strip(), *(line for line in secret.splitlines() if len(line) >= _LONG_LINE)]
+    found: dict[str, None] = {}
+    for part in parts:
+        raw = part.encode()
+        in_json = msgspec.json.encode(part).decode()[1:-1]
+        escaped = part.encode("unicode_escape").decode("ascii")
+        for form in (part, in_json, escaped, repr(part)[1:-1], quote(part), quote(part, safe=""), quote_plus(part), raw.hex(), raw.hex().upper()):
+            found[form] = None
+        for offset in range(3):
+            found.update(dict.fromkeys(_base64_inside(raw, offset)))
+    return [form for form in found if len(form) >= SHORTEST]
+
+
+def _base64_inside(raw: bytes, offset: int) -> list[str]:
+    """Return the Base64 text that `raw` always gives when `offset` bytes (modulo 3) stand before it: what is around it decides the rest."""
+    whole = base64.b64encode(b"\0" * offset + raw).decode()
+    first = (0, 2, 3)[offset]
+    last = (len(raw) + offset) * 8 // 6
+    inner = whole[first:last]
+    return [inner, inner.translate(str.maketrans("+/", "-_"))]

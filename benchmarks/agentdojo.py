@@ -43,10 +43,31 @@ DESTRUCTIVE = ("delete_email", "delete_file", "cancel_calendar_event", "update_p
 OWN_DATA = {
     *("get_iban", "get_balance", "get_user_info", "get_scheduled_transactions", "get_current_day"),
     *("search_contacts_by_name", "search_contacts_by_email"),
-    *("send_money", "schedule_transaction", "update_scheduled_transaction", "update_password", "update_user_info", "send_email", "create_file"),
+    *(
+        "send_money",
+        "schedule_transaction",
+        "update_scheduled_transaction",
+        "update_password",
+        "update_user_info",
+        "send_email",
+        "create_file",
+    ),
 }
 """Tools whose output holds nothing that a third party wrote: the user's own accounts and address book, and receipts. Mails, files, calendar
 entries and transactions received are written by others."""
+GRANTS: dict[str, list[dict[str, Any]]] = {
+    "workspace": [
+        {"sink": "reschedule_calendar_event.event_id", "source": "search_calendar_events.id_", "named": True},
+        {"sink": "add_calendar_event_participants.event_id", "source": "search_calendar_events.id_", "named": True},
+        {"sink": "create_calendar_event.participants", "source": "search_calendar_events.participants", "named": True},
+        {"sink": "append_to_file.file_id", "source": "search_files_by_filename.id_", "named": True},
+        {"sink": "append_to_file.file_id", "source": "search_files.id_", "named": True},
+        {"sink": "create_file.content", "source": "search_files.content", "named": True},
+        {"sink": "share_file.file_id", "source": "create_file.id_"},
+    ],
+    "banking": [{"sink": "update_scheduled_transaction.id", "source": "get_scheduled_transactions.id"}],
+}
+"""What an owner of such an agent might grant once and for all: records that a look-up by the user's own words has found."""
 PATIENT = Budget(max_iterations=200, max_failed_turns=200, max_non_progress=200)
 
 
@@ -79,7 +100,7 @@ class Case:
         self.calls = task.ground_truth(self.before.model_copy(deep=True))
         self.injected = injection.ground_truth(self.before.model_copy(deep=True)) if injection else []
 
-    async def run(self, policy: Any, approve: bool = True) -> dict[str, Any]:
+    async def run(self, policy: Any, grants: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         """Run the task through an engine; return what came of it."""
         environment = self.before.model_copy(deep=True)
         runtime, made, asked = FunctionsRuntime(self.suite.tools), list[FunctionCall](), list[str]()
@@ -88,10 +109,10 @@ class Case:
 
         def approver(request: Any) -> bool:
             asked.append(f"{request.tool}: {request.reason}")
-            return approve
+            return True
 
         async with Engine(planner=planner, tools=tools, policy=policy, approver=approver) as engine:
-            agent = Agent(name="assistant", instructions="You are a helpful assistant.", tools=tools, budget=PATIENT)
+            agent = Agent(name="assistant", instructions="You are a helpful assistant.", tools=tools, budget=PATIENT, grants=grants or ())
             result = await engine.run(agent, self.task.PROMPT)
         refused = [f"{i.tool}: {i.error.message}" for i in result.tool_calls if i.error]
         output = [text_content_block_from_string(str(result.output or ""))]
@@ -146,9 +167,11 @@ def trust_of(name: str) -> str:
 
 
 POLICIES: dict[str, Callable[[], Any]] = {
-    "no policy": lambda: Allow(),
+    "no policy": lambda: Allow(),  # noqa: PLW0108 - defined below
     "provenance, deny": lambda: ProvenancePolicy(trust=trust_of, on_unproven="deny"),
-    "provenance, approve all": lambda: ProvenancePolicy(trust=trust_of),
+    "provenance, deny, grants": lambda: ProvenancePolicy(trust=trust_of, on_unproven="deny"),
+    "provenance, ask": lambda: ProvenancePolicy(trust=trust_of),
+    "provenance, ask, grants": lambda: ProvenancePolicy(trust=trust_of),
 }
 
 
@@ -193,20 +216,30 @@ async def measure(name: str, attack_name: str, details: bool) -> dict[str, Any]:
     suite = get_suites(VERSION)[name]
     pairs, unpublished, unreachable = attacked_cases(suite, attack_name)
     benign = {task.ID: Case(suite, task) for task in suite.user_tasks.values()}
-    report: dict[str, Any] = {"suite": name, "user_tasks": len(benign), "pairs": len(pairs), "unpublished": unpublished, "unreachable": unreachable}
+    report: dict[str, Any] = {
+        "suite": name,
+        "user_tasks": len(benign),
+        "pairs": len(pairs),
+        "unpublished": unpublished,
+        "unreachable": unreachable,
+    }
     rows: dict[str, dict[str, Any]] = {policy: {"clean": [], "attacked": []} for policy in POLICIES}
     for policy, make in POLICIES.items():
         for task_id, case in benign.items():
-            rows[policy]["clean"].append((task_id, await case.run(make())))
+            rows[policy]["clean"].append((task_id, await case.run(make(), granted(name, policy))))
     for task, injection, vectors in pairs:
         case = Case(suite, task, injection, vectors)
         for policy, make in POLICIES.items():
-            if "approve" not in policy:  # whoever approves everything approves attacks
-                rows[policy]["attacked"].append((f"{task.ID} x {injection.ID}", await case.run(make())))
+            if "ask" not in policy:  # whoever is asked and says yes to everything says yes to attacks
+                rows[policy]["attacked"].append((f"{task.ID} x {injection.ID}", await case.run(make(), granted(name, policy))))
     report["rows"] = {policy: summary(found) for policy, found in rows.items()}
     if details:
         report["details"] = [line for policy, found in rows.items() for line in explained(policy, found)]
     return report
+
+
+def granted(suite: str, policy: str) -> list[dict[str, Any]]:
+    return GRANTS[suite] if "grants" in policy else []
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:

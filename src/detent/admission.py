@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.config import Agent
-from detent.core.agent import AgentSpec
+from detent.core.agent import AgentSpec, Host
 from detent.core.budget import DEFAULT, Budget, checked
 from detent.core.codec import digest_of, encode
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.live import KEY_BLOB
-from detent.ports import EventStore, Plan, Policy, Toolbox, View
+from detent.ports import Capabilities, EventStore, Plan, Policy, Resolution, SecretSource, Tool, Toolbox, View
 from detent.redact import Redactor, redacted_start
 from detent.snapshots import load_run
 
@@ -45,6 +45,34 @@ def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> No
             f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
             'no terminal is attached and no approver was given. Use a persistent store, or Engine(approver="caller") or a function'
         )
+
+
+def usable(
+    agent: AgentSpec, host: Host, tools: Mapping[str, Tool], *, secrets: SecretSource | None, capabilities: Capabilities | None
+) -> dict[str, str]:
+    """Return what the agent's capabilities come to for the host ("id@version" -> digest); raise `ConfigError` for what may not be used.
+
+    That is a tool whose credential the host was not given or nobody has, an exec without the sandbox that the agent requires, and a
+    capability that is missing or denied (row K87).
+    """
+    wrong: list[str] = []
+    there = secrets.names() if secrets is not None else ()
+    for name, tool in tools.items():
+        for secret in tool.spec.credentials:
+            if secret not in host.credential_refs:
+                wrong.append(f"tool {name!r}: missing_required_credential:{secret} (name it in Host(credential_refs=...))")
+            elif secret not in there:
+                wrong.append(f"tool {name!r}: no source has the secret {secret!r} (Engine(secrets=...), or [secrets] in detent.toml)")
+    if agent.meta.get("sandbox") == "require" and "exec" in tools and not tools["exec"].spec.sandboxed:
+        wrong.append("tool 'exec': it requires a sandbox and has none (Engine(workspace=..., sandbox=\"require\") says why)")
+    if agent.capabilities and capabilities is None:
+        wrong.append(f"capabilities {', '.join(agent.capabilities)}: none are known here (give Engine(capabilities=...))")
+    found = capabilities.resolve(agent.capabilities, host) if capabilities is not None else Resolution(resolved={})
+    wrong += [f"capability {name!r}: not known here" for name in found.missing]
+    wrong += [f"capability {denied.id!r}: {denied.reason}" for denied in found.denied]
+    if wrong:
+        raise ConfigError(f"agent {agent.name!r} may not run for this host: {'; '.join(wrong)}. Nothing was recorded")
+    return found.resolved
 
 
 def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:

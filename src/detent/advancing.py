@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from detent import admission
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import ConfigError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -24,18 +25,39 @@ from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
 from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
-from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Planner, Policy, Signal, Tool, Toolbox, ToolSpec, noop_hooks
+from detent.ports import (
+    Capabilities,
+    Chunk,
+    Clock,
+    EventStore,
+    Guard,
+    Ids,
+    KernelHooks,
+    Planner,
+    Policy,
+    SecretSource,
+    Signal,
+    Tool,
+    Toolbox,
+    ToolSpec,
+    noop_hooks,
+)
 from detent.profile import compression_for, make_profile
 from detent.snapshots import SnapshotJournal, load_run
 from detent.watcher import Watcher
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine lends to the runs that it advances."""
+    """What an engine lends to the runs that it advances.
+
+    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's.
+    """
 
     store: EventStore
     tools: Toolbox
     policy: Policy
+    policy_of: Callable[[AgentSpec], Policy]
+    guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
     kernel: Kernel
     clock: Clock
     ids: Ids
@@ -61,18 +83,14 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
             missing.append(name)
     if missing and not missing_ok:
         raise ToolsMissing(state.run_id, missing)
-    if state.agent.meta.get("sandbox") == "require" and "exec" in found and not found["exec"].spec.sandboxed:
-        raise ConfigError(
-            f"agent {state.agent.name!r} requires a sandbox for exec, and the exec tool that is registered here has none; "
-            'make it with Engine(workspace=..., sandbox="require"), which says why where it cannot'
-        )
     return found
 
 
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
     """Return what a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
-    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named}
+    described = {f"capability:{name}": digest for name, digest in capabilities.items()}
+    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
 
 
 async def load(store: EventStore, run_id: str) -> list[Record]:
@@ -147,6 +165,7 @@ class Advancing:
             control=self.control,
             redact=(*parts.redact, *journal.state.agent.redact),
             chunk=self._chunk,
+            secrets=parts.secrets,
         )
         tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
         await advance(make_run(journal, world, parts, tools), parts.kernel, turns=turns)
@@ -171,7 +190,10 @@ class Advancing:
         if idle:
             return state
         tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
-        now = digests_of(tools, parts)
+        usable: dict[str, str] = {}
+        if not self.control.cancelled:
+            usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+        now = digests_of(tools, parts, usable)
         changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
         journal = self.journal(state)
         if not state.terminal:
@@ -193,8 +215,8 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         journal=journal,
         world=world,
         tools=tools,
-        policy=parts.policy,
-        guards=parts.kernel.guards,
+        policy=parts.policy_of(state.agent),
+        guards=tuple(parts.guards_of(state.agent, parts.kernel.guards, tools)),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),

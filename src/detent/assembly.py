@@ -83,7 +83,15 @@ def _planner(config: Config) -> Any:
 
 
 def _policy(config: Config) -> Any:
-    return _fitting(load_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version") if config.policy else None
+    if not config.policy:
+        return None
+    if isinstance(config.policy, str) and not config.policy.endswith(".toml"):
+        return _fitting(load_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
+    from detent.policies.documents import DocumentPolicy, load_policy, policy_document
+
+    if isinstance(config.policy, str):
+        return load_policy(config.policy)
+    return DocumentPolicy(policy_document(config.policy)).compile()
 
 
 def _observers(config: Config) -> tuple[Any, ...]:
@@ -98,6 +106,12 @@ def _fitting(part: Any, path: str, *needed: str) -> Any:
     return part
 
 
+def _secrets(config: Config) -> Any:
+    from detent.capabilities.secrets import read_secrets
+
+    return read_secrets(config.secrets or {})
+
+
 _PARTS: dict[str, Callable[[Config], Any]] = {
     "store": _store,
     "workspace": _workspace,
@@ -105,4 +119,5 @@ _PARTS: dict[str, Callable[[Config], Any]] = {
     "planner": _planner,
     "policy": _policy,
     "observers": _observers,
+    "secrets": _secrets,
 }

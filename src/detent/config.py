@@ -34,6 +34,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     actions: Sequence[str] = ()
     strategy: str = "reactive"
     tools: Sequence[Any] = ()
+    capabilities: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
     budget: Budget = Budget()
     variables: dict[str, Any] = {}
@@ -88,6 +89,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             actions=tuple(self.actions),
             strategy=self.strategy,
             tools=self.tool_names(),
+            capabilities=tuple(self.capabilities),
             rules=tuple(self.rules),
             budget=self.budget,
             on_deny=self.on_deny,
@@ -148,7 +150,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
 
     `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
-    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `mcp` are MCP servers for every agent, by name.
+    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `policy` may also be the path of a policy file (.toml),
+    or what would stand in it. `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that
+    declare the name may be given.
     """
 
     store: StoreConfig = StoreConfig()
@@ -160,10 +164,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[str, str] | None = None
     tools: tuple[str, ...] | None = None
     planner: str | None = None
-    policy: str | None = None
+    policy: str | dict[str, Any] | None = None
     observers: tuple[str, ...] | None = None
     mcp: dict[str, McpServer] | None = None
     redact: tuple[str, ...] | None = None
+    secrets: dict[str, str] | None = None
 
     def over(self, base: Config) -> Config:
         """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from detent import admission, upkeep
+from detent.answering import approval_payload
 from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent, Config
@@ -40,7 +41,21 @@ from detent.core.state import RunState
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.live import GRACE_S, KEY_BLOB, blob_of
-from detent.ports import Chunk, Clock, EventStore, Ids, KernelHooks, Observer, Planner, Policy, RunQuery, Signal, noop_hooks
+from detent.ports import (
+    Capabilities,
+    Chunk,
+    Clock,
+    EventStore,
+    Ids,
+    KernelHooks,
+    Observer,
+    Planner,
+    Policy,
+    RunQuery,
+    SecretSource,
+    Signal,
+    noop_hooks,
+)
 from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
@@ -58,10 +73,11 @@ class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
     `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`;
-    an agent with rules brings its own. `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
+    an agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
     function of an `Approval` that returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents
-    may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of iterations that a budget may ask for. `grace_s`: how long a running call may take to stop
-    once its run is cancelled. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
+    may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of
+    iterations that a budget may ask for. `grace_s`: how long a running call may take to stop once its run is cancelled. `secrets`: where
+    credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
     run needs them, and closed with the engine.
     """
 
@@ -71,7 +87,7 @@ class Engine:
         store: str | EventStore = "ram:",
         planner: Planner | None = None,
         tools: Iterable[Any] = (),
-        policy: Policy | None = None,
+        policy: Policy | str | Path | None = None,
         approver: Literal["caller"] | Approver | None = None,
         observers: Sequence[Observer] = (),
         workspace: str | Path | None = None,
@@ -84,10 +100,14 @@ class Engine:
         kernel: Kernel | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
+        secrets: SecretSource | None = None,
+        capabilities: Capabilities | None = None,
         budget: Budget | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        from detent.policies.tiers import TierPolicy
+        from detent.policies.combining import governance, guards_for
+        from detent.policies.documents import load_policy
+        from detent.policies.tiers import TieredPolicy
         from detent.stores.urls import open_store
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
@@ -98,6 +118,7 @@ class Engine:
         Redactor(redact, b"")
         self.store: EventStore = open_store(store) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
+        house = load_policy(policy) if isinstance(policy, (str, Path)) else policy
         self.tools = Registry(tools)
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
         if workspace is not None:
@@ -112,13 +133,17 @@ class Engine:
         self._parts = Parts(
             store=self.store,
             tools=self.tools,
-            policy=policy or TierPolicy(),
+            policy=house or TieredPolicy(),
+            policy_of=governance(house),
+            guards_of=guards_for,
             kernel=kernel or make_kernel(),
             clock=clock or SystemClock(),
             ids=ids or RandomIds(),
             watcher=Watcher(self.store),
             hooks=hooks,
             redact=tuple(redact),
+            secrets=secrets,
+            capabilities=capabilities,
             grace_s=grace_s,
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
@@ -198,7 +223,7 @@ class Engine:
             goal=goal,
             agent=spec,
             budget=admission.merged_budget(budget, spec.budget, self.budget, ceiling=self.ceiling),
-            host=host or Host(),
+            host=host or Host(credential_refs=self._all_secrets()),
             variables={**agent.variables, **(variables or {})},
             seed_memory=tuple(seed_memory),
             attachments=tuple(attachments),
@@ -225,10 +250,13 @@ class Engine:
         state = RunState(run_id=advancing.run_id)
         patterns = (*self._parts.redact, *started.agent.redact)
         tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self._parts)
+        usable = admission.usable(
+            started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities
+        )
         journal = advancing.journal(state)
         if patterns:
             started = await self._redacted(started, advancing.run_id, patterns)
-        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts)))
+        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
@@ -440,41 +468,42 @@ class Engine:
         return found
 
     async def approve(
-        self, run_id: str, call_id: str, *, by: str, args: dict[str, Any] | None = None, resume: bool = True, host: Host | None = None
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        by: str,
+        args: dict[str, Any] | None = None,
+        digest: str = "",
+        resume: bool = True,
+        host: Host | None = None,
     ) -> Result:
-        """Approve exactly the stored call, or the call with other `args` (then authorised again); the run goes on unless `resume` is false."""
-        payload: dict[str, Any] = {"call": call_id, "decision": "approved"}
-        if args is not None:
-            payload["args"] = args
-        return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
+        """Approve exactly the stored call, or the call with other `args`; the run goes on unless `resume` is false.
 
-    async def deny(self, run_id: str, call_id: str, *, by: str, reason: str = "", resume: bool = True, host: Host | None = None) -> Result:
-        """Refuse the call; the reason is told to the planner, or the run stops (the agent's `on_reject`)."""
-        payload = {"call": call_id, "decision": "denied", "reason": reason}
-        return await self._answer_approval(run_id, call_id, payload, by=by, resume=resume, host=host)
+        The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of the
+        arguments that you saw (`Approval.digest`). Raises `NotAllowedNow` with a reason code of its own for a call that waits for nobody,
+        is unknown, was decided already (also by the same person), has changed, or whose request has expired.
+        """
+        answer: dict[str, Any] = {"decision": "approved"}
+        if args is not None:
+            answer["args"] = args
+        return await self._answer_approval(run_id, call_id, answer, by=by, digest=digest, resume=resume, host=host)
+
+    async def deny(
+        self, run_id: str, call_id: str, *, by: str, reason: str = "", digest: str = "", resume: bool = True, host: Host | None = None
+    ) -> Result:
+        """Refuse the call; the reason is told to the planner, or the run stops (`on_reject` of the rule, else of the agent)."""
+        answer = {"decision": "denied", "reason": reason}
+        return await self._answer_approval(run_id, call_id, answer, by=by, digest=digest, resume=resume, host=host)
 
     async def _answer_approval(
-        self, run_id: str, call_id: str, payload: dict[str, Any], *, by: str, resume: bool, host: Host | None
+        self, run_id: str, call_id: str, answer: dict[str, Any], *, by: str, digest: str, resume: bool, host: Host | None
     ) -> Result:
         await self._open()
         await self._visible(run_id, host)
         state = await self.load(run_id)
-        waiting_for = [request.call_id for request in approvals_of(state)]
-        if call_id not in waiting_for:
-            waiting = ", ".join(waiting_for) or "none"
-            raise NotAllowedNow(
-                run_id,
-                f"call {call_id!r} of run {run_id!r} does not wait for approval (waiting: {waiting}); it was decided already or never asked",
-                reason_code="approval_not_pending",
-            )
-        for waiting_signal in (await self.store.signals([run_id])).get(run_id, []):
-            if waiting_signal.kind == "approval" and waiting_signal.payload.get("call") == call_id:
-                said = f"{waiting_signal.payload.get('decision')} by {waiting_signal.by}"
-                raise NotAllowedNow(
-                    run_id,
-                    f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
-                    reason_code="approval_already_decided",
-                )
+        left = (await self.store.signals([run_id])).get(run_id, [])
+        payload = approval_payload(state, left, call_id, answer, by=by, digest=digest, now=self._parts.clock.now())
         return await self._deliver(run_id, self._signal("approval", payload, by=by), resume=resume)
 
     async def reply(
@@ -617,13 +646,19 @@ class Engine:
         if head is None or (host is not None and head.tenant != host.tenant):
             raise RunNotFound(run_id, self.store.url)
 
+    def _all_secrets(self) -> tuple[str, ...]:
+        """Return what a run that is started without a host is given: it is the operator's."""
+        return tuple(self._parts.secrets.names()) if self._parts.secrets is not None else ()
+
     def _admit(self, agent: Agent, goal: str) -> AgentSpec:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
         answered = [tool.spec.name for tool in self._parts.kernel.meta_tools]
         spec = admission.checked_spec(agent, goal, [*self.tools.names(), *answered])
+        policy = self._parts.policy_of(spec)
+        self._parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
-            admission.refuse_unanswerable(spec, self.tools, self._parts.policy)
+            admission.refuse_unanswerable(spec, self.tools, policy)
         return spec
 
     async def _with_servers(self, agent: Agent) -> Agent:

@@ -7,6 +7,7 @@ is first asked to stop (its context's `cancelled` flag), after the grace its tas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
@@ -16,13 +17,29 @@ import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.codec import digest_of
-from detent.core.errors import PlannerFailed
+from detent.core.errors import PlannerFailed, StoreError
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
+from detent.gateway import Gateway, Room, Traffic
+from detent.kernel.context import KernelContext
 from detent.kernel.execution import key_of
 from detent.kernel.outside import Interrupted
 from detent.kernel.planning import calls_in
-from detent.ports import Cancellation, Chunk, Clock, EventStore, Plan, Planner, SecretSource, Signal, Tool, ToolContext, ToolOutcome, ToolSpec, View
+from detent.ports import (
+    Cancellation,
+    Chunk,
+    Clock,
+    EventStore,
+    Plan,
+    Planner,
+    SecretSource,
+    Signal,
+    Tool,
+    ToolContext,
+    ToolOutcome,
+    ToolSpec,
+    View,
+)
 from detent.redact import Redactor, placeholders, resolve
 from detent.vault import Vault
 
@@ -121,11 +138,13 @@ class LiveWorld:
         "_patterns",
         "_planner",
         "_redactor",
+        "_room",
         "_run",
         "_secrets",
         "_since",
         "_source",
         "_store",
+        "_traffic",
         "_vault",
         "control",
     )
@@ -141,7 +160,9 @@ class LiveWorld:
         redact: Sequence[str] = (),
         chunk: Callable[[Chunk], None] | None = None,
         secrets: SecretSource | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
+        self._traffic, self._room = traffic or Traffic(), Room()
         self._source = secrets
         self._vault: Vault | None = None
         self._run, self._planner, self._store, self._clock = run, planner, store, clock
@@ -191,13 +212,17 @@ class LiveWorld:
             self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
         return self.control.take()
 
+    def models(self, context: KernelContext) -> Gateway:
+        """Return the way to models for the pass of `context`."""
+        return Gateway(context, self._traffic, self._room, self._chunk)
+
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""
         started = self.running_ms()
         task = asyncio.current_task()
         with self.control.during(0):
             try:
-                return await _within(deadline_s, self._planner.plan(view))
+                return await _within(deadline_s, self._asked(view))
             except TimeoutError:
                 if deadline_s is None or self.running_ms() < started + deadline_s * 1000:
                     raise
@@ -207,7 +232,18 @@ class LiveWorld:
                     raise Interrupted from None
                 if task is not None and not task.cancelling():
                     raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None
+                if isinstance(view.models, Gateway):
+                    with contextlib.suppress(StoreError):
+                        await view.models.flush()
                 raise
+
+    async def _asked(self, view: View) -> Plan:
+        """Ask the planner; what it leaves open of its model calls is closed with its answer."""
+        try:
+            return await self._planner.plan(view)
+        finally:
+            if isinstance(view.models, Gateway):
+                view.models.close()
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""

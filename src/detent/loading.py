@@ -44,6 +44,10 @@ def load_config(path: str | Path) -> Config:
     for key, field in (("store", "url"), ("workspace", "root")):
         if isinstance(table.get(key), str):
             table[key] = {field: table[key]}
+    if isinstance(table.get("policy"), (list, dict)):
+        from detent.policies.combining import policy_in_file
+
+        table["policy"] = policy_in_file(table["policy"], file)
     servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
     config = take(table, Config, str(path))
     _check_budget(config.budget, str(path))
@@ -59,7 +63,7 @@ def find_config(directory: str | Path = ".") -> Path | None:
 class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file.
 
-    `sandbox` says whether exec runs programs in a sandbox; where the engine's configuration says it too, the stricter of the two holds.
+    `policy`: the path of a policy file, its rules, or a table like it. `sandbox` says whether exec runs programs in a sandbox; where the engine's configuration says it too, the stricter of the two holds.
     """
 
     name: str = ""
@@ -70,6 +74,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
     tools: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
     rules: str | list[dict[str, Any]] = ""
     workspace: str | None = None
     sandbox: Literal["auto", "require", "off"] | None = None
@@ -81,6 +86,8 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     profile: dict[str, Any] = {}
     redact: tuple[str, ...] = ()
     grants: tuple[dict[str, Any], ...] = ()
+    policy: str | list[dict[str, Any]] | dict[str, Any] = ""
+    guards: tuple[str, ...] = ()
     output_schema: dict[str, Any] | None = None
     mcp: dict[str, Any] = {}
     meta: dict[str, Any] = {}
@@ -92,6 +99,7 @@ def load_agent(path: str | Path) -> Agent:
     `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox` and `tool_imports`.
     """
     from detent.mcp_tables import take_servers
+    from detent.policies.combining import check_guards, policy_in_file
 
     file = Path(path)
     said = take(read_toml(file, "agent file"), AgentFile, str(path))
@@ -119,7 +127,13 @@ def load_agent(path: str | Path) -> Agent:
         meta["sandbox"] = said.sandbox
     same = {f: getattr(said, f) for f in AgentFile.__struct_fields__ if f not in ("tools", "rules", "workspace", "sandbox", "mcp", "meta")}
     mcp = take_servers(said.mcp, where, home)
-    agent = Agent(**same, tools=tools, rules=_rules(said.rules, home, where), mcp=mcp, meta=meta)
+    same["policy"] = policy_in_file(said.policy, _shown_path(file))
+    check_guards(said.guards, where)
+    rules = _rules(said.rules, home, where)
+    try:
+        agent = Agent(**same, tools=tools, rules=rules, mcp=mcp, meta=meta)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     _check_called_tools(agent, where)
     return agent
 
@@ -189,7 +203,10 @@ def _located(config: Config, home: Path) -> Config:
     agent = config.agent if config.agent is None or config.agent in (agents or {}) else str(home / config.agent)
     changes: dict[str, Any] = {"store": store, "workspace": workspace, "agents": agents, "agent": agent}
     for key in ("planner", "policy"):
-        changes[key] = (value := getattr(config, key)) and absolute_import(value, home)
+        value = getattr(config, key)
+        changes[key] = absolute_import(value, home) if isinstance(value, str) else value
+    if isinstance(config.policy, str) and config.policy.endswith(".toml"):
+        changes["policy"] = str(home / Path(config.policy).expanduser())
     for key in ("tools", "observers"):
         values: tuple[str, ...] | None = getattr(config, key)
         changes[key] = values and tuple(absolute_import(value, home) for value in values)

@@ -99,24 +99,17 @@ class Line:
                 return
 
     def _delay(self, tokens: int) -> float:
-        """Return for how many seconds there is no room yet; a call of more tokens than a minute allows goes when it is alone."""
-        now = self._now()
+        """Return for how many seconds there is no room yet; a call of more tokens than a minute allows goes when the minute is empty."""
+        now, until = self._now(), 0.0
         while self._begun and self._begun[0].at <= now - WINDOW_S:
             self._begun.popleft()
         calls, used = len(self._begun), sum(entry.tokens for entry in self._begun)
         most_calls, most_tokens = self._limits.requests_per_minute, self._limits.tokens_per_minute
-        for entry in self._begun:
-            too_many = most_calls is not None and calls >= most_calls
-            too_much = most_tokens is not None and used + tokens > most_tokens
-            if not too_many and not too_much:
-                return max(0.0, until - now) if (until := self._until(calls)) else 0.0
-            calls, used = calls - 1, used - entry.tokens
-        return max(0.0, self._until(0) - now) if calls < len(self._begun) else 0.0
-
-    def _until(self, left: int) -> float:
-        """Return when only the last `left` of the calls of this minute will still count; 0 where that is so now."""
-        gone = len(self._begun) - left
-        return self._begun[gone - 1].at + WINDOW_S if gone else 0.0
+        for oldest in self._begun:
+            if (most_calls is None or calls < most_calls) and (most_tokens is None or used + tokens <= most_tokens):
+                break
+            calls, used, until = calls - 1, used - oldest.tokens, oldest.at + WINDOW_S
+        return max(0.0, until - now)
 
 
 class ProviderLimits:

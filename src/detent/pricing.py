@@ -81,7 +81,9 @@ class Prices:
 
     def _find(self, model: str, provider: str) -> Any:
         """Return a price of our own, or provider and model as the price list has them; None where neither knows the model."""
-        named, _, bare = model.rpartition(":") if ":" in model and (not provider or model.startswith(f"{provider}:")) else (provider, "", model)
+        named, _, bare = (
+            model.rpartition(":") if ":" in model and (not provider or model.startswith(f"{provider}:")) else (provider, "", model)
+        )
         for name in (model, f"{named}:{bare}", bare):
             if name in self._own:
                 return self._own[name]
@@ -114,7 +116,9 @@ def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:
         cache_read_tokens=min(usage.cached_tokens, usage.input_tokens) or None,
     )
     try:
-        found = model.calc_price(counted, provider, genai_request_timestamp=datetime.now(UTC), auto_update_timestamp=None, price_context=None)
+        found = model.calc_price(
+            counted, provider, genai_request_timestamp=datetime.now(UTC), auto_update_timestamp=None, price_context=None
+        )
     except (LookupError, ValueError):
         return None
     return float(found.total_price)

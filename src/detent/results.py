@@ -49,7 +49,11 @@ def result_of(state: RunState) -> Result:
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that waits for a person: approve or deny exactly this."""
+    """A call that waits for a person: approve or deny exactly this.
+
+    `digest` is that of the arguments: given back with the answer, it makes sure that nothing changed in between. `rule` and `policy` say
+    who asks, `facts` what the decision was based on, `approved_by` who of the `approvers` people that must approve has done so.
+    """
 
     run_id: str
     call_id: str
@@ -57,6 +61,13 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     args: Any
     reason: str
     requested_at: datetime | None
+    digest: str = ""
+    rule: str = ""
+    policy: str = ""
+    facts: dict[str, Any] = {}
+    approvers: int = 1
+    approved_by: tuple[str, ...] = ()
+    expires_at: datetime | None = None
 
 
 def approvals_of(state: RunState) -> list[Approval]:
@@ -66,7 +77,21 @@ def approvals_of(state: RunState) -> list[Approval]:
         call = state.call(call_id)
         args = msgspec.json.decode(msgspec.json.encode(call.args)) if call else None
         found.append(
-            Approval(run_id=state.run_id, call_id=call_id, tool=asked.tool, args=args, reason=asked.reason, requested_at=asked.requested_at)
+            Approval(
+                run_id=state.run_id,
+                call_id=call_id,
+                tool=asked.tool,
+                args=args,
+                reason=asked.reason,
+                requested_at=asked.requested_at,
+                digest=asked.digest,
+                rule=asked.rule,
+                policy=asked.policy,
+                facts=asked.facts,
+                approvers=asked.approvers,
+                approved_by=call.approved_by if call else (),
+                expires_at=asked.expires_at,
+            )
         )
     return found
 

@@ -113,7 +113,7 @@ class Histories:
         """Take an outcome; it becomes visible when those of all earlier calls are there."""
         call = self.calls[event.call]
         if event.digest and not call.attempt:
-            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1)
+            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust)
         item = item_of(call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
         if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
             self.seen = self.seen.put(fresh, True)
@@ -151,7 +151,8 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
                 scope, iteration, _ = event.call.rsplit(".", 2)
                 passes[scope].finished(event, int(iteration))
             case e.ToolStarted():
-                passes[event.call.rsplit(".", 2)[0]].change(event.call, digest=event.digest, attempt=event.attempt, volatile=event.volatile)
+                begun = {"digest": event.digest, "attempt": event.attempt, "volatile": event.volatile, "trust": event.trust}
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, **begun)
             case e.Planned(embedded=None, dropped=()):
                 envelope = decode_envelope(head)
                 if not envelope.iteration:
@@ -160,7 +161,7 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
             case e.CallHealed():
                 passes[event.call.rsplit(".", 2)[0]].change(event.call, tool=event.tool, args=event.args)
             case e.ApprovalEdited():
-                passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args)
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args, edited=True)
             case e.PassStarted():
                 passes[event.key] = Histories(Item(kind="user", text=event.input or run.goal))
             case _:

@@ -41,17 +41,21 @@ class Vault:
     def get(self, name: str, tool: ToolSpec) -> str:
         """Return the secret `name` for `tool`; raise `ToolFailed` where the tool did not declare it, the host was not given it, or it is not there."""
         if name not in tool.credentials:
-            raise _refused("credential_not_declared", f"tool {tool.name!r} did not declare the secret {name!r}; give it credentials=({name!r},)")
+            raise _refused(
+                "credential_not_declared", f"tool {tool.name!r} did not declare the secret {name!r}; give it credentials=({name!r},)"
+            )
         if name not in self._host.credential_refs:
             raise _refused("credential_not_granted", f"the secret {name!r} was not given to this run; name it in Host(credential_refs=...)")
         try:
             value = None if self._source is None else self._source.get(name, self._host)
-        except Exception as error:  # a source is foreign code, and its message may hold what it read
+        except Exception as error:  # noqa: BLE001 - a source is foreign code, and its message may hold what it read
             raise _refused("credential_missing", f"the secret {name!r} could not be read: {type(error).__name__}") from None
         if not value:
             raise _refused("credential_missing", f"the secret {name!r} is not there; Engine(secrets=...) says where secrets are kept")
         if len(value) < SHORTEST:
-            raise _refused("credential_unusable", f"the secret {name!r} has fewer than {SHORTEST} characters, too few to keep it out of the log")
+            raise _refused(
+                "credential_unusable", f"the secret {name!r} has fewer than {SHORTEST} characters, too few to keep it out of the log"
+            )
         self._remember(name, value)
         return value
 
@@ -122,7 +126,17 @@ def forms_of(secret: str) -> list[str]:
         raw = part.encode()
         in_json = msgspec.json.encode(part).decode()[1:-1]
         escaped = part.encode("unicode_escape").decode("ascii")
-        for form in (part, in_json, escaped, repr(part)[1:-1], quote(part), quote(part, safe=""), quote_plus(part), raw.hex(), raw.hex().upper()):
+        for form in (
+            part,
+            in_json,
+            escaped,
+            repr(part)[1:-1],
+            quote(part),
+            quote(part, safe=""),
+            quote_plus(part),
+            raw.hex(),
+            raw.hex().upper(),
+        ):
             found[form] = None
         for offset in range(3):
             found.update(dict.fromkeys(_base64_inside(raw, offset)))

@@ -81,6 +81,8 @@ def read_secrets(table: Mapping[str, str]) -> SecretSource | None:
     for name, said in table.items():
         kind, _, rest = said.partition(":")
         if kind not in ("env", "file") or not rest:
-            raise ConfigError(f'secrets.{name}: write "env:VARIABLE" or "file:PATH"; the value itself does not belong into a file like this')
+            raise ConfigError(
+                f'secrets.{name}: write "env:VARIABLE" or "file:PATH"; the value itself does not belong into a file like this'
+            )
         (variables if kind == "env" else paths)[name] = rest
     return SecretSources(EnvironmentSecrets(variables), FileSecrets(paths)) if table else None

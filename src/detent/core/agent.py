@@ -34,6 +34,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
     tools: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
     budget: Budget = Budget()
     on_deny: Literal["observe", "fail"] = "observe"
     on_reject: Literal["observe", "stop"] = "observe"

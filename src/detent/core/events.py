@@ -19,6 +19,8 @@ Raw = msgspec.Raw
 NO_RESULT = Raw()
 """Stands where there is no result; false, and left out of the JSON."""
 SideEffect = Literal["none", "read", "write", "destructive"]
+Trust = Literal["trusted", "untrusted"]
+"""What a tool declares of its output: whether what it says may be believed like the user's own words."""
 Decision = Literal["allow", "deny", "stop", "require_approval"]
 
 
@@ -305,20 +307,27 @@ class PolicyDecided(Event, frozen=True, kw_only=True):
 
 
 class ApprovalRequested(Event, frozen=True, kw_only=True):
-    """A person must decide on exactly this call: `digest` is that of its arguments."""
+    """`approvers` different people must approve exactly this call: `digest` is that of its arguments.
+
+    `rule` asked for it, `policy` is the version of the policy, `facts` what it showed for its decision; `on_reject` says what a rejection
+    does ("": as the agent says).
+    """
 
     call: str
     tool: str
     digest: str
     reason: str = ""
+    rule: str = ""
+    facts: dict[str, Any] = {}
     approvers: int = 1
+    on_reject: Literal["", "observe", "stop"] = ""
     requested_at: datetime | None = None
     expires_at: datetime | None = None
     policy: str = ""
 
 
 class ApprovalResolved(Event, frozen=True, kw_only=True):
-    """A person decided."""
+    """A person decided; once enough approved, the current policy decides again and the call runs as it was asked for."""
 
     call: str
     decision: Literal["approved", "denied"]
@@ -363,6 +372,7 @@ class ToolStarted(Event, frozen=True, kw_only=True):
     volatile: bool = False
     ends_turn: bool = False
     cost_usd: float | None = None
+    trust: Trust = "untrusted"
     previous: ToolError | None = None
 
 
@@ -374,6 +384,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
 
     call: str
     digest: str = ""
+    trust: Trust = "untrusted"
     result: Raw = NO_RESULT
     artifact: ArtifactRef | None = None
     error: ToolError | None = None

@@ -128,23 +128,18 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
         case e.ApprovalRequested(call=call):
             if call in state.approvals:
                 raise IllegalEvent(state.run_id, f"approval of call {call} is requested already")
-            return replace(_call(state, call, status="asked", digest=event.digest), approvals={**state.approvals, call: event})
-        case e.ApprovalResolved(call=call, decision=decision):
-            state = _wake(_approval_closed(state, call))
-            if decision == "approved":
-                return _call(state, call, status="allowed", approved=True, why=f"approved by {event.by}")
-            state = _call(state, call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
-            return (
-                _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {call}")
-                if state.agent.on_reject == "stop"
-                else state
-            )
+            by = known.approved_by if (known := _call_state(state, call)).edited or known.digest == event.digest else ()
+            asked = _call(state, call, status="asked", digest=event.digest, approved_by=by)
+            return replace(asked, approvals={**state.approvals, call: event})
+        case e.ApprovalResolved():
+            return _approval_resolved(_wake(state), scope, event)
         case e.ApprovalEdited(call=call, args=args):
             return _call(
                 _wake(_approval_closed(state, call)),
                 call,
                 status="planned",
-                approved=True,
+                approved_by=(event.by,),
+                edited=True,
                 args=args,
                 digest=event.digest,
                 why=f"edited by {event.by}",
@@ -155,7 +150,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             )
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
         case e.MemoryRecalled(items=items):
-            return _with(state, replace(_pass(state, scope), memory=items))
+            return _with(state, replace(_pass(state, scope), memory=items, recalled=bool(items) or _pass(state, scope).recalled))
         case e.ContextCompacted(items=items, summary=summary):
             return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
         case _:
@@ -351,6 +346,19 @@ def _approval_closed(state: RunState, call: str) -> RunState:
     return replace(state, approvals=_without(state, state.approvals, call, "approval of call"))
 
 
+def _approval_resolved(state: RunState, scope: str, event: e.ApprovalResolved) -> RunState:
+    asked = state.approvals.get(event.call)
+    if event.decision == "denied" or asked is None:
+        state = _approval_closed(state, event.call)
+        state = _call(state, event.call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
+        stops = (asked and asked.on_reject or state.agent.on_reject) == "stop"
+        return _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {event.call}") if stops else state
+    by = (*_call_state(state, event.call).approved_by, event.by)
+    if len(by) < asked.approvers:
+        return _call(state, event.call, approved_by=by)
+    return _call(_approval_closed(state, event.call), event.call, status="planned", approved_by=by, why=f"approved by {', '.join(by)}")
+
+
 def _charge_open_calls(state: RunState) -> RunState:
     """A model call that a crash left open is charged at its reservation, marked estimated."""
     for call, reserved in state.reserved.items():
@@ -544,6 +552,7 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
         idempotent=event.idempotent,
         volatile=event.volatile,
         ends_turn=event.ends_turn,
+        trust=event.trust,
     )
     now = replace(before, calls={**before.calls, event.call: started})
     if call.attempt:
@@ -565,6 +574,8 @@ def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
         arguments=call.args,
         ok=fields.get("error") is None,
         executed=call.attempt > 0,
+        trust=call.trust,
+        edited=call.edited,
         **fields,
     )
 
@@ -573,7 +584,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     call = _call_state(state, event.call)
     first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
     if first:
-        call = replace(call, digest=event.digest, attempt=1)
+        call = replace(call, digest=event.digest, attempt=1, trust=event.trust)
     item = item_of(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
     )

@@ -36,6 +36,10 @@ class Seq(Sequence[T]):
         longer._items, longer._length = items, length + 1
         return longer
 
+    def continues(self, earlier: Seq[T]) -> bool:
+        """Whether this sequence is known to begin with all of `earlier`, without looking at the items."""
+        return self._items is earlier._items and self._length >= earlier._length
+
     def __len__(self) -> int:
         return self._length
 

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 from detent.core.errors import IllegalEvent
-from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError
+from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError, Trust
 from detent.core.history import Map, Seq
 
 RunStatus = Literal[
@@ -83,6 +83,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     artifact: ArtifactRef | None = None
     plan: Planned | None = None
     executed: bool = False
+    trust: Trust = "untrusted"
+    edited: bool = False
     meta: bool = False
     latency_ms: float = 0.0
 
@@ -119,7 +121,9 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     volatile: bool = False
     ends_turn: bool = False
     refused: str = ""
-    approved: bool = False
+    trust: Trust = "untrusted"
+    approved_by: tuple[str, ...] = ()
+    edited: bool = False
     why: str = ""
     item: Item | None = None
 
@@ -154,6 +158,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     meta: dict[str, Any] = {}
     guidance: tuple[str, ...] = ()
     memory: tuple[Any, ...] = ()
+    recalled: bool = False
     compacted: int = 0
     summary: str = ""
     partial: str = ""

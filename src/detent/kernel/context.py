@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
 
-from detent.core.budget import Budget, remaining
+from detent.core.budget import Budget, Usage, remaining
 from detent.core.errors import UnrecordedChange
 from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
@@ -143,7 +144,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             results=state.results,
             tools=self.specs,
             memory=tuple(fresh(state.memory)),
-            budget_remaining=remaining(run.budget, run.usage, running_s=run.running_ms / 1000),
+            budget_remaining=remaining(run.budget, reduce(Usage.plus, run.reserved.values(), run.usage), running_s=run.running_ms / 1000),
             scratchpad=dict(state.scratchpad),
             guidance=state.guidance,
             attachments=tuple(fresh(run.attachments)),
@@ -154,6 +155,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             scope=self.scope,
             attempt=state.rejected + 1,
             full=self.run.world.full,
+            models=self.run.world.models(self),
         )
 
 

@@ -141,13 +141,11 @@ def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
-    if verdict.approvers != 1:
-        said = f"rule {verdict.rule!r} asks for {verdict.approvers} approvers; one is what can be asked for"
-        return Verdict(decision="deny", rule="policy_error", reason=said)
     if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
         verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
-    if verdict.decision == "require_approval" and call.approved:
-        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})")
+    same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
+    if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
+        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)
     return verdict
 
 
@@ -159,7 +157,10 @@ def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.Approval
         tool=call.tool.name,
         digest=call.digest,
         reason=verdict.reason,
-        approvers=verdict.approvers,
+        rule=verdict.rule,
+        facts=verdict.facts,
+        approvers=max(1, verdict.approvers),
+        on_reject=verdict.on_reject,
         expires_at=expires,
         policy=context.run.policy.version,
         requested_at=now,
@@ -286,6 +287,7 @@ def _start(call: CallState, spec: ToolSpec, context: KernelContext, digest: str,
             volatile=spec.volatile,
             ends_turn=spec.ends_turn,
             cost_usd=spec.cost_usd,
+            trust=spec.trust,
             previous=previous,
         ),
     )
@@ -321,21 +323,21 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
         digest, known = "", context.state.calls[call.call_id]
     if spec.read_only and outcome.kind == "in_doubt":
         outcome = msgspec.structs.replace(outcome, kind="failed", error_code=outcome.error_code or "in_doubt")
-    await _finish(call, digest, spec.ends_turn, outcome, context, effect=effect)
+    await _finish(call, digest, spec, outcome, context, effect=effect)
 
 
 def _may_repeat(outcome: ToolOutcome, harmless: bool) -> bool:
     return outcome.kind == "not_executed" or (outcome.kind == "failed" and harmless and outcome.error_code in RETRY_CODES)
 
 
-async def _finish(call: CallState, digest: str, ends_turn: bool, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
+async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
     """Put the outcome on record; after an effect it is durable before anything else happens."""
     event: e.ToolFinished | e.ToolInDoubt
     if outcome.kind == "in_doubt":
         event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
     else:
-        event = finished(call.call_id, outcome, digest)
-        blank = ends_turn or call.provenance == "text"
+        event = finished(call.call_id, outcome, digest, spec.trust if digest else "untrusted")
+        blank = spec.ends_turn or call.provenance == "text"
         if blank and event.error is None and _is_blank(event.result):
             error = e.ToolError(code="handler_error", message="the answer is empty")
             event = e.ToolFinished(call=call.call_id, digest=digest, error=error, latency_ms=event.latency_ms)
@@ -351,14 +353,14 @@ async def _finish(call: CallState, digest: str, ends_turn: bool, outcome: ToolOu
         raise
 
 
-def finished(call_id: str, outcome: ToolOutcome, digest: str = "") -> e.ToolFinished:
+def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
     """Return the record of an outcome that is known."""
     latency_ms = round(outcome.latency_ms, 3)
     if outcome.kind != "ok":
-        return e.ToolFinished(call=call_id, digest=digest, error=_error(outcome), fatal=outcome.kind == "fatal", latency_ms=latency_ms)
-    return e.ToolFinished(
-        call=call_id, digest=digest, result=msgspec.Raw(outcome.result), artifact=outcome.artifact, latency_ms=latency_ms
-    )
+        error, fatal = _error(outcome), outcome.kind == "fatal"
+        return e.ToolFinished(call=call_id, digest=digest, trust=trust, error=error, fatal=fatal, latency_ms=latency_ms)
+    result, artifact = msgspec.Raw(outcome.result), outcome.artifact
+    return e.ToolFinished(call=call_id, digest=digest, trust=trust, result=result, artifact=artifact, latency_ms=latency_ms)
 
 
 def _error(outcome: ToolOutcome) -> e.ToolError:

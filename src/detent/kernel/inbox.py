@@ -94,9 +94,11 @@ def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
 
 def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
     call, decision = signal.payload["call"], signal.payload["decision"]
-    asked = state.approvals.get(call)
-    if asked is None:
+    asked, known = state.approvals.get(call), state.call(call)
+    if asked is None or known is None:
         return ()
+    if signal.payload.get("digest", asked.digest) != asked.digest or (decision == "approved" and signal.by in known.approved_by):
+        return ()  # somebody else changed the arguments since, or this person has approved already
     if decision == "expired":
         return (e.ApprovalExpired(call=call, signal=signal.id),)
     args = signal.payload.get("args")

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from detent.core.budget import Exhausted
 from detent.core.events import AnyEvent
 from detent.core.state import CallState, Item
-from detent.ports import Cancellation, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
+from detent.ports import Cancellation, Models, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
 
 
 class BoundReached(Exception):
     """`plan` or `execute` was asked to go past a bound."""
 
-    def __init__(self, bound: Exhausted) -> None:
+    def __init__(self, bound: Exhausted, said: str = "") -> None:
         self.bound = bound
-        super().__init__(f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
+        super().__init__(said or f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
 
 
 class Interrupted(Exception):
@@ -28,6 +28,8 @@ class Interrupted(Exception):
 
 class World(Protocol):
     """What is outside: live, or read from a log."""
+
+    def models(self, context: Any) -> Models | None: ...
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 

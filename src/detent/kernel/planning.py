@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.budget import NOTHING
-from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed
+from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import Plan
@@ -39,7 +39,7 @@ async def propose(context: KernelContext) -> Planned | None:
             answer = await _ask(context)
         except Interrupted:
             break
-        except (BoundReached, Divergence):
+        except (BoundReached, Divergence, StoreError):
             raise
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)

@@ -16,15 +16,17 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import AnyAction
+from detent.core.budget import Exhausted
 from detent.core.codec import decode_event, encode
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import CallState, Item, RunState
-from detent.kernel.outside import Interrupted
+from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
 
-GATEWAY = (e.ModelCallStarted, e.ModelCallFailed, e.MemoryRecalled)
+GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)
+"""Model calls are made outside of what is re-executed: their records are taken as they are, wherever they stand."""
 
 
 class LogEnded(BaseException):
@@ -70,6 +72,8 @@ class ReplayJournal:
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce; unwind where the live worker stopped."""
+        while isinstance(self.next, GATEWAY):
+            self.accept()
         expected = self.next
         if expected is None:
             raise LogEnded
@@ -149,11 +153,12 @@ class ReplayWorld:
             taken.append(self._journal.accept())
         return taken
 
+    def models(self, context: Any) -> None:
+        """A re-execution calls no model."""
+
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Answer as the planner did."""
         journal = self._journal
-        while isinstance(journal.next, GATEWAY):
-            journal.accept()
         expected = journal.expect()
         match expected:
             case e.Planned():
@@ -169,7 +174,11 @@ class ReplayWorld:
             case e.PlanRejected(problem=problem, raw=raw, usage=usage):
                 raise MalformedPlan(problem, raw=raw, usage=usage)
             case e.PassFinished(reason=reason, error=error):
-                raise PlannerFailed(error, reason=reason)
+                match journal.records[journal.cursor + 1 : journal.cursor + 2]:
+                    case [Record(event=e.RunFinished(dimension=dimension, limit=float(limit), used=float(used)))] if dimension:
+                        raise BoundReached(Exhausted(dimension, limit, used), error)
+                    case _:
+                        raise PlannerFailed(error, reason=reason)
             case e.CancelRequested() | e.TurnStarted():
                 raise Interrupted
             case _:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from detent.core.actions import AnyAction
 from detent.core.budget import NOTHING, Usage
-from detent.planners.generation import Generation, Message, Request, TextGenerator, generate
+from detent.planners.generation import Generation, Request, TextGenerator, generate
 from detent.planners.step_plans import MARK
 from detent.planners.think_blocks import ThinkingSplitter
 from detent.planners.trimming import CountTokens

@@ -122,7 +122,7 @@ class Exchange:
                 if models is not None:
                     _emit(models, event)
             response = stream.get()
-        if response.state != "complete" or _cut_off(response):
+        if response.state != "complete" or _cut_off(self.model, response):
             raise ModelCallFailure(
                 f"model {self.name!r}: the stream ended before the answer did; nothing of it is used",
                 kind="connection",
@@ -136,10 +136,15 @@ def _can_stream(model: Any) -> bool:
     return not (hasattr(model, "stream_function") and model.stream_function is None)
 
 
-def _cut_off(response: ModelResponse) -> bool:
-    """Whether a provider's stream ended without saying why: every real one says it."""
+def _cut_off(model: Any, response: ModelResponse) -> bool:
+    """Whether a provider's stream ended without saying why: every real one says it.
+
+    For a chat completion without a reason pydantic-ai writes "stop"; only the provider's own word for it shows that there was one.
+    """
     details = response.provider_details or {}
-    return response.provider_url is not None and response.finish_reason is None and not details.get("finish_reason")
+    if response.provider_url is None or details.get("finish_reason") or details.get("refusal"):
+        return False
+    return response.finish_reason is None or any(kind.__name__ == "OpenAIChatModel" for kind in type(model).__mro__)
 
 
 def _emit(models: Models, event: Any) -> None:

@@ -30,8 +30,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a generator is asked for: an answer to `messages`, of at most `max_tokens`, that ends before any text of `stop`.
 
-    `tokens` is about how many the messages have. `schema` is the JSON Schema that constrained decoding should hold the answer to (None: free text). A generator leaves out what it
-    cannot do.
+    `tokens` is about how many the messages have. `schema` is the JSON Schema that constrained decoding should hold the answer to (None:
+    free text). A generator leaves out what it cannot do.
     """
 
     messages: tuple[Message, ...]

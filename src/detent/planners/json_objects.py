@@ -1,7 +1,7 @@
 """JSON in what a model wrote: the objects that stand there as data, strict where possible, mended where they are whole but broken.
 
 Rules: an object that is not closed is never completed (what is missing cannot be known); one in the middle of a sentence is mentioned,
-not meant; a name that stands twice with two values is no object.
+not meant; sound JSON in which a name stands twice with two values is no object.
 """
 
 from __future__ import annotations

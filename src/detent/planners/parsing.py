@@ -64,6 +64,9 @@ _ASIDE = {"id", "reason", "thought", "thoughts", "reasoning", "explanation", "cr
 _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|function|actions|tool_calls)["'”]?\s*:""")
 """How an action begins that cannot be read."""
 
+_END = re.compile(r"(?:\s|</s>|<\|(?:im_end|eot_id|end|endoftext)\|>)+$")
+"""How chat templates mark the end of a message."""
+
 Check = Callable[[dict[str, Any], str], str]
 
 
@@ -118,7 +121,7 @@ def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:
         return Reading(problem="the text was cut off before it was complete", cut=True)
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
-    answer = re.sub(r"^(final answer|answer)\s*:\s*", "", NOISE.sub("", said, count=1), flags=re.IGNORECASE).strip() or said
+    answer = _END.sub("", re.sub(r"^(final answer|answer)\s*:\s*", "", said, flags=re.IGNORECASE)).strip() or said
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
         return Reading(problem=f"the answer does not fit the output schema: {problem}")
     return Reading(actions=(FinalAnswer(content=answer),))
@@ -189,9 +192,10 @@ def _read_group(group: Sequence[Found], offer: Offer) -> Reading:
             return Reading(problem=problem, mended=mended)
         problems += [problem] if problem else []
         actions.append(action)
-    controls = [snake(type(a).__name__) for a in actions if not isinstance(a, ToolCall)]
+    controls = [a for a in actions if not isinstance(a, ToolCall)]
     if len(controls) > 1:
-        return Reading(problem=f"there are {len(controls)} control actions ({', '.join(controls)}); one is allowed", mended=mended)
+        names = ", ".join(snake(type(a).__name__) for a in controls)
+        return Reading(problem=f"there are {len(controls)} control actions ({names}); one is allowed", mended=mended)
     if problems:
         keep = not mended and all(plain_json(a.args) for a in actions if isinstance(a, ToolCall))
         return Reading(problem="; ".join(problems), mended=mended, unfit=tuple(actions) if keep else ())
@@ -231,13 +235,13 @@ def _action(value: Any, offer: Offer) -> AnyAction:
         control = _control_name(name)
         if control in offer.actions:
             return _control(control, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {CONTROLS[control][1]: inner})
-    if "final_answer" in offer.actions and offer.output_schema is not None and not offer.answer_problem(fields):
+    if "final_answer" in offer.actions and offer.output_schema is not None and plain_json(fields) and not offer.answer_problem(fields):
         return FinalAnswer(content=fields)
     raise _NoAction('the object has no "type"')
 
 
 def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
-    control = _control_name(kind)
+    control = kind if kind in CONTROLS or kind in offer.tools or kind in _CALLS else _control_name(kind)
     if control in CONTROLS:
         if control not in offer.actions:
             raise _NoAction(f'"{control}" is not possible here; possible: {", ".join(offer.actions)}')
@@ -319,6 +323,8 @@ def _control(name: str, fields: dict[str, Any]) -> AnyAction:
         given[main] = value
     if name == "abstain" and isinstance(given.get("missing"), str):
         given["missing"] = [given["missing"]]
+    if not plain_json(given):
+        raise _NoAction(f"the {name} holds a number or a text that JSON cannot keep")
     try:
         return msgspec.convert(given, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -338,8 +344,6 @@ def _unsound(action: AnyAction, offer: Offer) -> str:
         case FinalAnswer(content=content):
             if content is None or (isinstance(content, str) and not content.strip()):
                 return "the final answer is blank"
-            if not plain_json(content):
-                return "the final answer holds a number or a text that JSON cannot keep"
             if offer.output_schema is not None and (problem := offer.answer_problem(content)):
                 return f"the answer does not fit the output schema: {problem}"
         case AskUser(question=said) | Thought(content=said) | PushGoal(goal=said):
@@ -347,4 +351,4 @@ def _unsound(action: AnyAction, offer: Offer) -> str:
                 return f"the {snake(type(action).__name__)} is blank"
         case _:
             pass
-    return "" if plain_json(msgspec.to_builtins(action)) else "it holds a number or a text that JSON cannot keep"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import lru_cache
 from typing import Any, cast
 
@@ -31,7 +32,6 @@ def problem_with(value: Any, schema: dict[str, Any]) -> str:
 def _validator(raw: bytes) -> Any:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
 
     schema = msgspec.json.decode(raw)
     kind: Any = validator_for(schema, default=Draft202012Validator)
@@ -39,8 +39,8 @@ def _validator(raw: bytes) -> Any:
         kind.check_schema(schema)
     except SchemaError as error:
         raise ConfigError(f"output_schema is no JSON Schema: {error.message}") from None
-    registry: Any = Registry()
-    return kind(schema, registry=registry)
+    registry: Any = importlib.import_module("referencing").Registry  # an empty one: nothing is fetched
+    return kind(schema, registry=registry())
 
 
 def read_arguments(args: Any) -> Any:

@@ -12,14 +12,13 @@ from typing import Any, cast
 
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError
-from detent.core.state import RunState
+from detent.core.errors import ConfigError, UnknownName
 from detent.policies.documents import DocumentPolicy, as_data, policy_document, read_policy
 from detent.policies.guards import bound, guards_named
 from detent.policies.lines import Lines
-from detent.policies.pipeline import PolicyPipeline
+from detent.policies.pipeline import PolicyPipeline, Tightening
 from detent.policies.tiers import TieredPolicy
-from detent.ports import Call, Guard, Policy, ToolSpec, Verdict
+from detent.ports import Guard, Policy
 
 KEPT = 256
 """How many combined policies an engine keeps ready; agents are few, and a policy is its data."""
@@ -37,7 +36,7 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
             if len(ready) >= KEPT:
                 ready.clear()
             own = DocumentPolicy(policy_document(spec.policy, where=f"agent {spec.name!r}: policy")).compile()
-            ready[key] = own if given is None else PolicyPipeline([given, Tightening(own)])
+            ready[key] = own if given is None else PolicyPipeline([given, Tightening(PolicyPipeline(own.stages))])
         return ready[key]
 
     alone = TieredPolicy() if given is None else given
@@ -49,28 +48,12 @@ def guards_for(spec: AgentSpec, kernels: Sequence[Guard], tools: Mapping[str, An
     return bound([*kernels, *guards_named(spec.guards)], {name: tool.spec for name, tool in tools.items()})
 
 
-class Tightening:
-    """An agent's policy beside an engine's: where none of its parts has a say it has none, whatever its `default`."""
-
-    def __init__(self, policy: DocumentPolicy) -> None:
-        self._stages = PolicyPipeline(policy.stages)
-        self.version = policy.version
-
-    def judge(self, call: Call, state: RunState) -> Verdict | None:
-        """Return the strongest verdict of its parts, None where none has a say."""
-        return self._stages.judge(call, state)
-
-    def may_ask(self, tool: ToolSpec) -> bool:
-        """Return whether some part may ask."""
-        return self._stages.may_ask(tool)
-
-    def bars(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether some part refuses every call of this tool."""
-        return self._stages.bars(tool, state)
-
-    def passes(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return False: the engine's policy has to let a call pass."""
-        return False
+def check_guards(names: Sequence[str], where: str) -> None:
+    """Raise `ConfigError` naming the file of a guard that there is not."""
+    try:
+        guards_named(names)
+    except UnknownName as error:
+        raise ConfigError(f"{where}: guards: {error}") from None
 
 
 def policy_of_agent(said: Any, name: str) -> dict[str, Any]:

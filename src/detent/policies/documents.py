@@ -1,7 +1,7 @@
 """Policies as data: a TOML file, or the `policy` of an agent file, and what they mean.
 
     default = "deny"                     # where nothing below has a say: "deny", or "tiers"
-    [tiers]  [permission]  [delegation]  # a stage each, where the table is there
+    [tiers]  [permission]  [delegation]  [provenance]   # a stage each, where the table is there
     [[rules]]                            # id, tool, when, decision, reason, approvers, expires, on_reject
 
 Mistakes are a `ConfigError` that names file, line, table, key and the nearest thing that is right. A policy that stands in a run's log is
@@ -25,8 +25,8 @@ from detent.core.events import Decision
 from detent.policies.basic import PermissionPolicy
 from detent.policies.delegation import DelegationLimits, DelegationPolicy
 from detent.policies.lines import Lines
-from detent.policies.pipeline import PolicyPipeline
-from detent.policies.projection import Trace, trace_arguments
+from detent.policies.pipeline import PolicyPipeline, Tightening
+from detent.policies.projection import Trace
 from detent.policies.rules import Rule, RulePolicy
 from detent.policies.tiers import TieredPolicy
 
@@ -58,6 +58,13 @@ class PermissionTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     max_failures: int | None = None
 
 
+class ProvenanceTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`[provenance]`: the options of `ProvenancePolicy`; it only tightens what the other parts allow."""
+
+    on_unproven: Literal["require_approval", "deny"] = "require_approval"
+    trust_memory: bool = False
+
+
 class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole policy as data. `version` is the author's own mark; what is recorded has a digest of the rest beside it."""
 
@@ -66,13 +73,14 @@ class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tiers: TierTable | None = None
     permission: PermissionTable | None = None
     delegation: DelegationLimits | None = None
+    provenance: ProvenanceTable | None = None
     rules: tuple[Rule, ...] = ()
 
 
 class DocumentPolicy(PolicyPipeline):
     """The policy that a document means. `trace` gives what rules see as `provenance`."""
 
-    def __init__(self, document: PolicyDocument, *, trace: Trace = trace_arguments) -> None:
+    def __init__(self, document: PolicyDocument, *, trace: Trace | None = None) -> None:
         stages: list[Any] = []
         if document.delegation is not None:
             stages.append(DelegationPolicy(document.delegation))
@@ -81,6 +89,10 @@ class DocumentPolicy(PolicyPipeline):
         if document.tiers is not None:
             said = msgspec.structs.asdict(document.tiers)
             stages.append(TieredPolicy({k: v for k, v in said.items() if k != "tools"}, tools=said["tools"]))  # type: ignore[misc]
+        if document.provenance is not None:
+            from detent.policies.provenance import ProvenancePolicy
+
+            stages.append(Tightening(ProvenancePolicy(**msgspec.structs.asdict(document.provenance))))
         self._rules = RulePolicy(document.rules, trace=trace)
         super().__init__([*stages, self._rules], default=TieredPolicy() if document.default == "tiers" else None)
         bare = msgspec.structs.replace(document, rules=tuple(msgspec.structs.replace(r, source="") for r in document.rules))

@@ -107,13 +107,14 @@ def granted(grants: Iterable[Grant], tool: str, path: str, value: Any, seen: See
 
 
 def _fits(grant: Grant, item: Item, seen: Seen) -> bool:
-    arguments = cast("dict[str, Any]", item.arguments) if isinstance(item.arguments, dict) else dict[str, Any]()
+    given: Any = item.arguments
+    arguments = cast("dict[str, Any]", given) if isinstance(given, dict) else dict[str, Any]()
     if any(key not in arguments or not _same(arguments[key], value) for key, value in grant.where.items()):
         return False
     if not grant.named:
         return True
-    given = [(path, value) for path, value in leaves(arguments) if not isinstance(value, bool)]
-    return bool(given) and all(trace(value, seen.among, field=field_of(path))[0] in PROVEN for path, value in given)
+    asked = [(path, value) for path, value in leaves(arguments) if not isinstance(value, bool)]
+    return bool(asked) and all(trace(value, seen.among, field=field_of(path))[0] in PROVEN for path, value in asked)
 
 
 def _gave(item: Item, field: str, value: Any) -> bool:

@@ -49,15 +49,19 @@ _MONTHS = {m: i for i, m in enumerate(("jan", "feb", "mar", "apr", "may", "jun",
 _MONTH = r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
 _DAY_MONTH = re.compile(rf"(?<![\w.])(\d{{1,2}})(?:st|nd|rd|th|\.)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(\d{{4}}))?(?!\w)")
 _MONTH_DAY = re.compile(rf"(?<!\w){_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(\d{{4}}))?(?![\w:])")
+_CLOCKISH = re.compile(r"\d(?::[0-5]|\s?[ap]\.?m)")  # whether it is worth while to look closer
+_DATEISH = re.compile(r"\d[-/.]\d{1,2}[-/.]\d")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|[\"\\/bfnrt])")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": " ", "f": " ", "n": "\n", "r": "\n", "t": "\t"}
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\s*[\u3002\uff01\uff1f\uff1b]\s*")
 _BULLET = re.compile(r"^(?:[-*\u2022]|\d{1,3}[.)])\s+")
+_WRAPPING = "\"'<>()[]{}"
 _EDGES = " \t.,:;!?\"'()[]{}<>"
 
 
 class Needle(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that is looked for: each of `keys` alone proves it, `together` only all at once, `phrase` where it stands in a text.
+    """A value that is looked for: each of `keys` alone proves it, `together` only all at once, `phrase` where it stands in a text
+    (which has all of its `words`; there are none in scripts that are written without spaces).
 
     `amounts` prove it only where it is used as an amount. `pieces` cover the value together when nothing else is found. A needle without
     any of them is too short, or no value at all (`empty`).
@@ -67,6 +71,7 @@ class Needle(msgspec.Struct, frozen=True, kw_only=True):
     together: tuple[str, ...] = ()
     amounts: tuple[str, ...] = ()
     phrase: str = ""
+    words: tuple[str, ...] = ()
     pieces: tuple[Needle, ...] = ()
     empty: bool = False
 
@@ -119,16 +124,24 @@ def keys_in(text: str) -> set[str]:
     if "/" in text or "\\" in text:
         found.update([_path_key(t) for t in found if ("/" in t or "\\" in t) and t[0] != "="])
     if _DIGIT.search(text):
-        found.update(_numeric_keys(text))
+        found.update(_numeric_keys(text if len(text) < 100 else _around_digits(text)))
     return found
+
+
+def _around_digits(text: str) -> str:
+    """Return a text without the words that no number, date or address could reach."""
+    words = text.split(" ")
+    near = {i + d for i, word in enumerate(words) if not word.isalpha() and _DIGIT.search(word) for d in (-2, -1, 0, 1, 2)}
+    return " ".join([words[i] if i in near else "|" for i in sorted(near | {i - 1 for i in near}) if 0 <= i < len(words)])
 
 
 def _numeric_keys(text: str) -> Iterator[str]:
     for match in _NUMBER.finditer(text):
         yield from _number_keys(match)
     yield from dates_in(text)
-    for match in _CLOCK.finditer(text):
-        yield _clock_key(match)
+    if _CLOCKISH.search(text):
+        for match in _CLOCK.finditer(text):
+            yield _clock_key(match)
     for match in _ACCOUNT.finditer(text):
         yield "c:" + re.sub(r"[ -]", "", match[0])
     for match in _PHONE.finditer(text):
@@ -142,10 +155,15 @@ def _numeric_keys(text: str) -> Iterator[str]:
 
 def _number_keys(match: re.Match[str]) -> Iterator[str]:
     digits = match["digits"].rstrip(".,'")
-    value = read_number(digits)
-    if value is None:
-        return
-    shown = plain(-value if match["sign"] == "-" else value)
+    if digits.isdecimal():
+        shown = digits.lstrip("0") or "0"
+    else:
+        value = read_number(digits)
+        if value is None:
+            return
+        shown = plain(value)
+    if match["sign"] == "-" and shown != "0":
+        shown = "-" + shown
     if not is_small(shown):
         yield "n:" + shown
     marked = bool(match["before"] or match["currency"] or match["after"])
@@ -193,15 +211,17 @@ def number_key(value: float) -> str:
 
 def dates_in(text: str) -> Iterator[str]:
     """Yield `d:YYYY-MM-DD` for each date of a text, `m:MM-DD` for one without a year; both readings where day and month may be swapped."""
-    for year, month, day in _ISO.findall(text):
-        yield from _date(int(year), int(month), int(day))
-    for first, _, second, year in _NUMERIC_DATE.findall(text):
-        yield from _date(int(year), int(second), int(first))
-        yield from _date(int(year), int(first), int(second))
-    for day, month, year in _DAY_MONTH.findall(text):
-        yield from _date(int(year or 0), _MONTHS[month[:3]], int(day))
-    for month, day, year in _MONTH_DAY.findall(text):
-        yield from _date(int(year or 0), _MONTHS[month[:3]], int(day))
+    if _DATEISH.search(text):
+        for year, month, day in _ISO.findall(text):
+            yield from _date(int(year), int(month), int(day))
+        for first, _, second, year in _NUMERIC_DATE.findall(text):
+            yield from _date(int(year), int(second), int(first))
+            yield from _date(int(year), int(first), int(second))
+    if any(name in text for name in _MONTHS):
+        for day, month, year in _DAY_MONTH.findall(text):
+            yield from _date(int(year or 0), _MONTHS[month[:3]], int(day))
+        for month, day, year in _MONTH_DAY.findall(text):
+            yield from _date(int(year or 0), _MONTHS[month[:3]], int(day))
 
 
 def _date(year: int, month: int, day: int) -> Iterator[str]:
@@ -253,7 +273,8 @@ def _needle(text: str) -> Needle:
         return Needle(amounts=amounts)
     keys = ["=" + said]
     if single:
-        keys += [said, *_typed(said)]
+        bare = said.strip(_WRAPPING)  # as in `<bob@example.com>`
+        keys += [said, *([bare] if len(bare) >= MIN_CHARS else ()), *_typed(said)]
     elif _ACCOUNT.fullmatch(said):
         keys.append("c:" + re.sub(r"[ -]", "", said))
     dated = tuple(dates_in(said)) if _DIGIT.search(said) else ()
@@ -266,7 +287,7 @@ def _needle(text: str) -> Needle:
         keys=tuple(keys),
         together=together,
         amounts=amounts,
-        phrase="" if single else said.strip(_EDGES),
+        **_phrase(said, single=single),
         pieces=_pieces(text, said),
     )
 
@@ -323,7 +344,14 @@ def _pieces(text: str, said: str) -> tuple[Needle, ...]:
 def _piece(said: str) -> Needle:
     single = " " not in said and not wide(said)
     keys = ("=" + said, said, *_typed(said)) if single else ("=" + said,)
-    return Needle(keys=keys, phrase="" if single else said)
+    return Needle(keys=keys, **_phrase(said, single=single))
+
+
+def _phrase(said: str, *, single: bool) -> dict[str, Any]:
+    said = said.strip(_EDGES)
+    if single or len(said) < MIN_CHARS:
+        return {}
+    return {"phrase": said, "words": () if wide(said) else tuple(tokens(said))}
 
 
 def wide(text: str) -> bool:

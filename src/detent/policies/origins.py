@@ -20,7 +20,6 @@ import msgspec
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.matching import (
-    EMPTY,
     MIN_CHARS,
     Needle,
     is_small,
@@ -29,9 +28,7 @@ from detent.policies.matching import (
     normal,
     number_key,
     stands_in,
-    tokens,
     variants,
-    wide,
 )
 from detent.policies.sinks import kind_of_name
 
@@ -76,6 +73,12 @@ class Evidence:
 
     def add(self, text: str, origin: str, *, without: Iterable[str] = ()) -> None:
         """Add a text in every reading of it, leaving out what stands in `without` (normal texts)."""
+        if text.isalpha() and text.isascii():  # most names of fields
+            word = text.lower()
+            if len(word) >= MIN_CHARS and word not in without:
+                self.keys.setdefault(word, origin)
+                self.keys.setdefault("=" + word, origin)
+            return
         for said in variants(text):
             for left_out in without:
                 if left_out in said:
@@ -113,15 +116,18 @@ class Evidence:
                     return keys[key]
         if wanted.together and all(self._dated(key) for key in wanted.together):
             return self._dated(wanted.together[0])
-        return self._phrase(wanted.phrase) if wanted.phrase else ""
+        if not wanted.phrase:
+            return ""
+        for word in wanted.words:
+            if word not in keys:
+                return ""
+        return self._phrase(wanted.phrase)
 
     def _dated(self, key: str) -> str:
         """Return where a date or time was seen; a date also counts where it was given without its year."""
         return self.keys.get(key) or (self.keys.get("m:" + key[7:], "") if key.startswith("d:") else "")
 
     def _phrase(self, phrase: str) -> str:
-        if len(phrase) < MIN_CHARS or not (wide(phrase) or all(token in self.keys for token in tokens(phrase))):
-            return ""
         for text, starts in self._chunks:
             if (at := stands_in(phrase, text)) >= 0:
                 return _origin_at(at, starts)
@@ -172,7 +178,8 @@ def _add_data(evidence: Evidence, value: Any, origin: str, *, field: str = "", w
             evidence.add_number(value, origin, amount=kind_of_name(field) == "amount")
     elif isinstance(value, dict):
         for key, inner in cast("dict[str, Any]", value).items():
-            evidence.add(key, origin, without=without)
+            if len(key) >= MIN_CHARS:
+                evidence.add(key, origin, without=without)
             _add_data(evidence, inner, origin, field=key, without=without)
     elif isinstance(value, (list, tuple)):
         for inner in cast("list[Any]", value):
@@ -190,6 +197,10 @@ def can_carry(value: Any) -> bool:
     return any(can_carry(inner) for inner in cast("list[Any]", value)) if isinstance(value, (list, tuple)) else False
 
 
+_OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
+_LOOKED: tuple[Label, ...] = (*_OWN_WORDS, "trusted", "untrusted", "memory")
+
+
 def trace(value: Any, among: Iterable[Sources], *, field: str = "") -> tuple[Label, str]:
     """Return the label of one leaf and what it was found in."""
     wanted = needle(value)
@@ -200,13 +211,13 @@ def _traced(wanted: Needle, among: tuple[Sources, ...], *, amount: bool) -> tupl
     if wanted.empty:
         return "empty", ""
     found: dict[str, str] = {}
-    for label in ("user", "agent", "approver", "trusted", "untrusted", "memory"):
+    for label in _LOOKED:
         for sources in among:
-            origin = sources[label].find(wanted, amount=amount) if label in sources else ""
-            if origin:
-                if label in ("user", "agent", "approver"):
+            evidence = sources.get(label)
+            if evidence is not None and (origin := evidence.find(wanted, amount=amount)):
+                if label in _OWN_WORDS:
                     return label, origin
-                found.setdefault(label, origin)
+                found[label] = origin
                 break
     if "trusted" in found:
         other = found.get("untrusted") or found.get("memory")
@@ -381,6 +392,3 @@ def _recalled(state: RunState) -> Sources | None:
     for items in recalled:
         _add_data(evidence, list(items), "memory")
     return {"memory": evidence}
-
-
-__all__ = ["EMPTY", "PROVEN", "WORST_FIRST", "Label", "Leaf", "Origins", "Seen", "Trust", "field_of", "leaves", "trace"]

@@ -55,6 +55,31 @@ class PolicyPipeline:
         return not self.bars(tool, state) and self.passes(tool, state)
 
 
+class Tightening:
+    """A policy as a stage that only ever tightens: where it allows, or has no say, it has none, and the other stages decide."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.version: str = policy.version
+
+    def judge(self, call: Call, state: RunState) -> Verdict | None:
+        """Return the verdict unless it allows; one that cannot be given denies."""
+        said = judged(self._policy, call, state)
+        return None if said is None or said.decision == "allow" else said
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether the policy may ask."""
+        return self._policy.may_ask(tool)
+
+    def bars(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether the policy refuses every call of this tool."""
+        return _bars(self._policy, tool, state)
+
+    def passes(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return False: another stage has to let a call pass."""
+        return False
+
+
 def _bars(stage: Any, tool: ToolSpec, state: RunState) -> bool:
     bars = getattr(stage, "bars", None)
     return not offered(stage, tool, state) if bars is None else bool(bars(tool, state))

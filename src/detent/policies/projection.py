@@ -7,9 +7,7 @@ file of a megabyte. Nothing here looks at the transcript but `provenance`, which
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from typing import Any, cast
 
 from detent.core.budget import Usage
 from detent.core.state import RunState
@@ -17,21 +15,22 @@ from detent.expressions.compiled import Names
 from detent.ports import Call, ToolSpec
 
 Trace = Callable[[Call, RunState], Any]
-"""Gives for a call what is known of where its arguments came from, as plain data."""
+"""Gives what is known of where a call's arguments came from: `untrusted_in_context`, and in `args` the label of each."""
 
 HOST = ("tenant", "workspace", "principal", "scopes")
 USAGE = (*(f for f in Usage.__struct_fields__ if f != "estimated"), "total_tokens", "running_s")
+PROVENANCE = ("untrusted_in_context", "args")
 TOOL = (*(f for f in ToolSpec.__struct_fields__ if f not in ("description", "input_schema", "result_schema")), "read_only")
 
 NAMES = Names(
     variables=("tool", "args", "host", "usage", "goal", "agent", "origin", "variables", "provenance"),
-    members={"tool": TOOL, "host": HOST, "usage": USAGE},
-    open=("args", "variables", "provenance"),
+    members={"tool": TOOL, "host": HOST, "usage": USAGE, "provenance": PROVENANCE},
+    open=("args", "variables"),
 )
 """What a rule may name. `origin`: who asks: `planner`, `text` (found in an answer) or `program`; `goal`: the text of the goal."""
 
 
-def project(name: str, members: frozenset[str] | None, call: Call, state: RunState, trace: Trace) -> Any:
+def project(name: str, members: frozenset[str] | None, call: Call, state: RunState, trace: Trace | None) -> Any:
     """Return the value of one name; `members` are those wanted of it, None for all."""
     match name:
         case "args":
@@ -50,14 +49,17 @@ def project(name: str, members: frozenset[str] | None, call: Call, state: RunSta
             return call.provenance
         case "variables":
             return _some(state.variables, members)
-        case "provenance":
-            return _some(msgspec.to_builtins(trace(call, state)), members)
+        case "provenance" if trace is not None:
+            return _some(trace(call, state), members)
         case _:
             raise AssertionError(f"rules are checked against names of which {name!r} is none")
 
 
 def _some(data: Any, members: frozenset[str] | None) -> Any:
-    return data if members is None or not isinstance(data, dict) else {key: data[key] for key in members if key in data}
+    if members is None or not isinstance(data, dict):
+        return data
+    known = cast("dict[str, Any]", data)
+    return {key: known[key] for key in members if key in known}
 
 
 def _plain(value: Any) -> Any:
@@ -68,10 +70,3 @@ def _used(key: str, state: RunState) -> float:
     if key == "running_s":
         return state.running_ms / 1000
     return getattr(state.usage, key) or (0.0 if key == "cost_usd" else 0)
-
-
-def trace_arguments(call: Call, state: RunState) -> Any:
-    """Return the provenance of the arguments of a call."""
-    from detent.policies.provenance import provenance
-
-    return provenance(call.args, state)

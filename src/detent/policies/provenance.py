@@ -47,7 +47,7 @@ def provenance(
 
 def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str) -> Provenance:
     call = state.call(call_id) if call_id else None
-    if call is not None and call.approved and (getattr(call, "edited", False) or call.why.startswith("edited by ")):
+    if call is not None and call.edited:
         who = call.why.removeprefix("edited by ")
         return Provenance(leaves=tuple(Leaf(path=p, label="approver", origin=who) for p, _ in leaves(args)), untrusted=seen.untrusted)
     found: list[Leaf] = []

@@ -18,7 +18,7 @@ from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.compiled import Expression, ExpressionFailed, compile_expression, execute, make_context
 from detent.expressions.functions import kind
-from detent.policies.projection import NAMES, Trace, project, trace_arguments
+from detent.policies.projection import NAMES, Trace, project
 from detent.policies.verdicts import NO_RULE, RANK, named_by, strongest
 from detent.ports import Call, ToolSpec, Verdict
 
@@ -55,12 +55,13 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class RulePolicy:
-    """Decides by rules. `name` begins its version, which changes with every rule; `trace` gives what rules see as `provenance`.
+    """Decides by rules. `name` begins its version, which changes with every rule.
 
+    `trace` gives what rules see as `provenance` (None: the one of `policies.provenance`, loaded when a rule first reads it).
     Raises `ConfigError` for rules of one id, and for options that do not fit a rule's decision.
     """
 
-    def __init__(self, rules: Sequence[Rule], *, name: str = "rules", trace: Trace = trace_arguments) -> None:
+    def __init__(self, rules: Sequence[Rule], *, name: str = "rules", trace: Trace | None = None) -> None:
         self.rules = tuple(rules)
         _check(self.rules)
         self._trace = trace
@@ -86,6 +87,8 @@ class RulePolicy:
                 matched.append(verdict)
                 continue
             if context is None:
+                if self._trace is None and "provenance" in ready.reads:
+                    self._trace = _tracer()
                 seen = {name: project(name, members, call, state, self._trace) for name, members in ready.reads.items()}
                 context = make_context(seen, ready.calls)
             held = _holds(when, context)
@@ -138,6 +141,12 @@ class RulePolicy:
         if rule.id not in self._compiled:
             self._compiled[rule.id] = compile_expression(rule.when, where=f"{rule.where}: when", names=NAMES)
         return self._compiled[rule.id]
+
+
+def _tracer() -> Trace:
+    from detent.policies.provenance import tracer
+
+    return tracer()
 
 
 def _holds(when: Expression, context: Any) -> bool | str:

@@ -21,7 +21,7 @@ class TieredPolicy:
     """
 
     def __init__(self, tiers: Mapping[SideEffect, Decision] | None = None, *, tools: Mapping[str, Decision] | None = None) -> None:
-        said = {**TIERS, **(tiers or {})}
+        said: dict[SideEffect, Decision] = {**TIERS, **(tiers or {})}
         for place, decision in (*said.items(), *(tools or {}).items()):
             if decision not in RANK:
                 raise ConfigError(f"tier of {place!r}: {decision!r} is no decision; known: {', '.join(RANK)}")

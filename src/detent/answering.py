@@ -1,0 +1,65 @@
+"""What people answer to a run: whether an answer fits what the run waits for, before it goes into its inbox.
+
+Each way in which an answer does not fit has a reason code of its own (`NotAllowedNow.reason_code`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from detent.core.errors import NotAllowedNow
+from detent.core.state import RunState
+from detent.ports import Signal
+
+
+def approval_payload(
+    state: RunState, waiting: Sequence[Signal], call_id: str, answer: dict[str, Any], *, by: str, digest: str, now: datetime
+) -> dict[str, Any]:
+    """Return what to put into the inbox for `answer` ({"decision", ...}) to the request for `call_id`, bound to the digest of its arguments.
+
+    `waiting` are the signals that nobody has taken up yet, `digest` is what the person saw ("": not said). Raises `NotAllowedNow`:
+    `run_finished`, `approval_unknown` (no such call), `approval_not_pending` (decided, or never asked), `approval_already_decided` (an answer
+    waits already, or this person has approved), `approval_changed` (other arguments than the person saw), `approval_expired`,
+    `approver_missing` (nobody is named).
+    """
+    run_id, asked, call = state.run_id, state.approvals.get(call_id), state.call(call_id)
+
+    def refuse(code: str, why: str) -> NotAllowedNow:
+        return NotAllowedNow(run_id, why, reason_code=code)
+
+    if state.terminal:
+        raise refuse("run_finished", f"call {call_id!r} of run {run_id!r} does not wait for approval: the run is {state.status}")
+    if asked is None or call is None:
+        others = ", ".join(state.approvals) or "none"
+        if call is None:
+            raise refuse("approval_unknown", f"run {run_id!r} has no call {call_id!r} in its current turn (waiting for approval: {others})")
+        why = f"it was {call.why}" if call.approved_by else "it was decided already or never asked"
+        raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: {why} (waiting: {others})")
+    if not by.strip():
+        raise refuse("approver_missing", f"say who decides on call {call_id!r} of run {run_id!r}: by=NAME")
+    if digest and digest != asked.digest:
+        raise refuse(
+            "approval_changed",
+            f"call {call_id!r} of run {run_id!r} is not what you saw: the digest of its arguments is {asked.digest}, not {digest}; look at it again",
+        )
+    if asked.expires_at is not None and asked.expires_at <= now:
+        raise refuse(
+            "approval_expired",
+            f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; `detent resume {run_id}` ends the run",
+        )
+    if answer["decision"] == "approved" and by in call.approved_by:
+        left = asked.approvers - len(call.approved_by)
+        raise refuse(
+            "approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {left} other people must approve it"
+        )
+    for signal in waiting:
+        same = signal.kind == "approval" and signal.payload.get("call") == call_id
+        if same and (asked.approvers == 1 or signal.by == by or signal.payload.get("decision") != "approved" or "args" in signal.payload):
+            said = f"{signal.payload.get('decision')} by {signal.by}"
+            raise refuse(
+                "approval_already_decided",
+                f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
+            )
+    return {"call": call_id, "digest": asked.digest, **answer}

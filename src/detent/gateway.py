@@ -1,0 +1,301 @@
+"""The gateway: every model call of a run passes through here and stands on the log (DESIGN 7).
+
+Theory of operation. A call waits for its turn at the provider, then reserves what it may use at most: the estimate of its prompt, and the
+output that it may ask for, which is clamped to what the bounds of run and pass leave beside all open reservations. `ModelCallStarted` holds
+the reservation; what was used replaces it with `ModelCallFinished` or `ModelCallFailed`, and so the sum of all calls is the run's usage. Where
+a reservation does not fit only because other calls are open, the call waits for them; where it cannot fit, `BoundReached` is raised and
+nothing is sent. Retryable failures are tried again after a random, growing pause; each attempt is a model call of its own and on record.
+What is charged where nobody knows what was used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked
+as estimated. Nothing here runs in a re-execution: it takes the records as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Literal, cast
+
+import msgspec
+
+from detent.core.budget import NOTHING, Usage
+from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind, PlannerFailed
+from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
+from detent.kernel.context import KernelContext
+from detent.model_limits import Entry, ProviderLimits
+from detent.ports import Chunk, ModelAnswer
+from detent.pricing import Prices
+from detent.reserving import Allowed, Asked, allowed, bounded
+
+replace = msgspec.structs.replace
+
+Send = Callable[[int | None], Awaitable[ModelAnswer]]
+
+
+class ModelRetries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a retryable failure is tried again: at most `retries` times, and while the pauses stay below `total_wait_s` together.
+
+    The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. Where the provider says how long to wait, it is at least
+    that long; one that asks for more than `retry_after_s` is not waited for.
+    """
+
+    retries: int = 4
+    base_s: float = 1.0
+    max_s: float = 30.0
+    retry_after_s: float = 60.0
+    total_wait_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; give 0 or more")
+
+    def pause(self, failure: ModelCallFailure, attempt: int, waited_s: float, chance: Callable[[], float]) -> float | None:
+        """Return the seconds to wait after failed attempt number `attempt`, None where it is not tried again; `chance` gives 0 to 1."""
+        asked = failure.retry_after_s or 0.0
+        if not failure.retryable or attempt > self.retries or asked > self.retry_after_s:
+            return None
+        delay = max(asked, chance() * min(self.max_s, self.base_s * 2.0 ** (attempt - 1)))
+        return delay if waited_s + delay <= self.total_wait_s else None
+
+
+class Traffic:
+    """What the model calls of all runs of an engine share: prices, limits by provider, how failures are tried again."""
+
+    __slots__ = ("chance", "limits", "prices", "retries")
+
+    def __init__(
+        self,
+        *,
+        prices: Prices | None = None,
+        limits: ProviderLimits | None = None,
+        retries: ModelRetries | None = None,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self.prices, self.limits, self.retries = prices or Prices(), limits or ProviderLimits(), retries or ModelRetries()
+        self.chance = chance or random.Random().random
+
+
+class Room:
+    """Wakes the calls of one run that wait for the reservations of others."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def changed(self) -> None:
+        """Wait until a reservation was given back."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        await place
+
+    def free(self) -> None:
+        """A reservation was given back."""
+        for place in self._waiting:
+            if not place.done():
+                place.set_result(None)
+        self._waiting.clear()
+
+
+class Gateway:
+    """The way to models for one pass of a run (`ports.Models`); its planner gets it as `view.models`, once a plan."""
+
+    __slots__ = ("_chunk", "_closed", "_context", "_open", "_room", "_run", "_scope", "_traffic")
+
+    def __init__(self, context: KernelContext, traffic: Traffic, room: Room, chunk: Callable[[Chunk], None] | None = None) -> None:
+        self._context, self._run, self._scope = context, context.run, context.scope
+        self._traffic, self._room, self._chunk = traffic, room, chunk
+        self._open: dict[str, Usage] = {}
+        self._closed = False
+
+    async def call(
+        self,
+        model: str,
+        send: Send,
+        *,
+        provider: str = "",
+        purpose: str = "plan",
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+    ) -> ModelAnswer:
+        """See `ports.Models.call`."""
+        asked = Asked(
+            model=model,
+            provider=provider or (model.partition(":")[0] if ":" in model else ""),
+            purpose=purpose,
+            input_tokens=max(0, input_tokens),
+            max_output_tokens=None if max_output_tokens is None else max(1, max_output_tokens),
+        )
+        call, attempt, waited = "", 0, 0.0
+        while True:
+            attempt += 1
+            entry, fits = await self._admitted(asked)
+            call = call or self._name()
+            started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved)
+            try:
+                return await self._attempt(started, asked, send, fits.limit, entry)
+            except ModelCallFailure as failure:
+                pause = self._pause(failure, attempt, waited)
+                if pause is None and attempt == 1:
+                    raise
+                if pause is None:
+                    raise _given_up(failure, attempt) from failure
+            finally:
+                entry.leave()
+            waited += pause
+            await self._run.world.pause(pause)
+            if self._run.world.cancelled:
+                raise asyncio.CancelledError
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
+        """See `ports.Models.emit`."""
+        if self._chunk is None or not content:
+            return
+        state = self._run.state
+        self._chunk(
+            Chunk(
+                kind=kind,
+                run_id=state.run_id,
+                goal_id=state.goal_id,
+                agent=state.agent.name,
+                scope=self._scope,
+                iteration=self._iteration(),
+                content=content,
+                parent=state.parent,
+            )
+        )
+
+    def close(self) -> None:
+        """Take no further calls; those that their caller did not wait for are given up and charged at their reservations."""
+        self._closed = True
+        for call in list(self._open):
+            self._failed(call, "nobody waited for its answer", "abandoned", self._unknown(call))
+
+    async def flush(self) -> None:
+        """Commit what was recorded: who suspends the run wants its model calls to be known."""
+        await self._context.commit()
+
+    # One attempt ----------------------------------------------------------------------------------------------------------------
+
+    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
+        """Wait for room in the bounds and at the provider; return the place taken there, and what the call may use."""
+        while True:
+            fits = self._fits(asked)
+            if fits is None:
+                await self._room.changed()
+                continue
+            entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
+            try:
+                fits = self._fits(asked)  # others may have reserved while this one waited
+            except BaseException:
+                entry.leave(0)
+                raise
+            if fits is not None:
+                return entry, fits
+            entry.leave(0)
+
+    def _fits(self, asked: Asked) -> Allowed | None:
+        self._run.world.proceed()
+        if self._closed:
+            raise PlannerFailed("the plan of this view was given already: its models take no further calls")
+        return allowed(asked, self._run.state, self._scope, self._traffic.prices)
+
+    async def _attempt(self, started: ModelCallStarted, asked: Asked, send: Send, limit: int | None, entry: Entry) -> ModelAnswer:
+        """Make one request and put it on record; raise what it raised."""
+        call, began, sent = started.call, self._run.world.running_ms(), False
+        self._run.record(self._scope, started)
+        self._open[call] = started.reserved
+        try:
+            if self._bounded():
+                await self._context.commit()
+            sent = True
+            answer = await send(limit)
+            usage = self._used(answer.usage, asked, answer.model, started.reserved)
+        except ModelCallFailure as failure:
+            used = NOTHING if failure.usage is None else self._used(failure.usage, asked, "", None)
+            entry.leave(used.total_tokens)
+            await self._told_failure(call, failure, failure.kind, used, began)
+            raise
+        except asyncio.CancelledError:
+            self._failed(call, "cancelled", "cancelled", self._unknown(call) if sent else NOTHING, began)
+            raise
+        except Exception as error:  # foreign code: an adapter may raise anything
+            if sent:
+                await self._told_failure(call, error, "error", self._unknown(call), began)
+            raise
+        entry.leave(usage.total_tokens)
+        if self._open.pop(call, None) is None:
+            raise asyncio.CancelledError  # it was given up in the meantime
+        self._finished(call, asked, answer, usage, began)
+        if usage != NOTHING:
+            await self._context.commit()
+        return replace(answer, usage=usage)
+
+    def _finished(self, call: str, asked: Asked, answer: ModelAnswer, usage: Usage, began: float) -> None:
+        event = ModelCallFinished(
+            call=call,
+            model=answer.model or asked.model,
+            usage=usage,
+            request_id=answer.request_id,
+            finish=answer.finish,
+            latency_ms=round(self._run.world.running_ms() - began, 3),
+        )
+        self._run.record(self._scope, event)
+        self._room.free()
+
+    async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
+        """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
+        said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
+        self._failed(call, (await self._run.world.scrub(said))[:2000], kind, usage, began)
+        await self._context.commit()
+
+    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None) -> None:
+        if self._open.pop(call, None) is None:
+            return
+        latency = 0.0 if began is None else round(self._run.world.running_ms() - began, 3)
+        self._run.record(self._scope, ModelCallFailed(call=call, error=error, kind=kind, usage=usage, latency_ms=latency))
+        self._room.free()
+
+    def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:
+        """Return how long to wait before the next attempt; None where there is none, also because the run's time would be over."""
+        pause = self._traffic.retries.pause(failure, attempt, waited, self._traffic.chance)
+        left = self._context.time_left()
+        return None if pause is None or (left is not None and pause >= left) else pause
+
+    # What it used --------------------------------------------------------------------------------------------------------------
+
+    def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None) -> Usage:
+        """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
+        used = replace(usage.charged(), model_calls=0)
+        if not used.total_tokens and reserved is not None and self._bounded():
+            used = replace(reserved, estimated=True)
+        if used.cost_usd is None and used.total_tokens:
+            prices = self._traffic.prices
+            cost = prices.cost(model, asked.provider, used, quiet=True) if model else None
+            used = replace(used, cost_usd=prices.cost(asked.model, asked.provider, used) if cost is None else cost)
+        return used
+
+    def _unknown(self, call: str) -> Usage:
+        """Return what is charged where nobody knows what a call used."""
+        reserved = self._open.get(call, NOTHING)
+        return replace(reserved, estimated=True) if reserved != NOTHING else NOTHING
+
+    def _bounded(self) -> bool:
+        return bounded(self._run.state, self._scope)
+
+    def _name(self) -> str:
+        """Return a call id that the run has not had: pass, turn, and the number of the model call."""
+        return f"{self._scope}.{self._iteration()}.m{self._run.state.usage.model_calls + 1}"
+
+    def _iteration(self) -> int:
+        known = self._run.state.passes.get(self._scope)
+        return known.iteration if known is not None else 0
+
+
+def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:
+    """Return the failure that ends a call, with the number of attempts in its message."""
+    return ModelCallFailure(
+        f"{failure} (given up after {attempts} attempts)", kind=cast("ModelFailureKind", failure.kind), retry_after_s=failure.retry_after_s, usage=failure.usage
+    )

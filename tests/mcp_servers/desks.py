@@ -1,0 +1,105 @@
+"""What the tests of MCP servers share: settings of the rude server, an engine with a scripted plan, and how calls came out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, McpServer, ToolCall
+from detent.core.state import Item
+from detent.results import Result
+from detent.testing import ScriptedPlanner
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+RUDE = Path(__file__).with_name("rude_server.py")
+END = FinalAnswer(content="the end")
+TOKEN = "sk-very-secret-0123456789"
+
+
+def rude(home: Path, *modes: str, **settings: Any) -> McpServer:
+    """Return the settings of a rude server that keeps its traces in `home`."""
+    return McpServer(command=sys.executable, args=(str(RUDE), str(home), *(f"--{mode}" for mode in modes)), **settings)
+
+
+def received(home: Path, method: str = "") -> list[dict[str, Any]]:
+    """Return what the rude server received, of one method or all."""
+    file = home / "received.jsonl"
+    messages = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [message for message in messages if not method or message.get("method") == method]
+
+
+def effects(home: Path) -> list[str]:
+    """Return what the rude server did."""
+    file = home / "effects.txt"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def call(tool: str, **args: Any) -> ToolCall:
+    """Return a call of a tool of the server `it`."""
+    return ToolCall(tool=f"it__{tool}", args=args)
+
+
+def engine_of(servers: Mapping[str, McpServer], *plans: Any, **options: Any) -> Engine:
+    """Return an engine with these servers and plans, in which everything is approved unless `options` say otherwise."""
+    return Engine(mcp=servers, **{"approver": lambda _: True, "planner": ScriptedPlanner([*plans, END]), **options})
+
+
+def ran(server: McpServer, *plans: Any, tools: Sequence[str] = ("it__*",), **options: Any) -> Result:
+    """Return the result of a run of these plans with one server, `it`."""
+
+    async def work() -> Result:
+        async with engine_of({"it": server}, *plans, **options) as engine:
+            return await engine.run(Agent(name="tester", tools=tools), "do it")
+
+    return within(work)
+
+
+def within(work: Callable[[], Coroutine[Any, Any, T]], seconds: float = 60) -> T:
+    """Return what `work` returns; a hung one fails after `seconds`."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(seconds):
+            return await work()
+
+    return asyncio.run(bounded())
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Wait until `true()` is, looking again whenever the loop has done something."""
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def one(result: Result) -> Item:
+    """Return the only call of a run."""
+    (item,) = result.tool_calls
+    return item
+
+
+def error(result: Result) -> tuple[str, str]:
+    """Return code and message of the only call of a run, which failed."""
+    found = one(result).error
+    assert found is not None, one(result).content
+    return found.code, found.message
+
+
+def node_tool(name: str) -> str:
+    """Return the path of a Node program that `scripts/node-tools` installs; skip the test, saying so, where it is not there."""
+    place = Path(os.environ.get("DETENT_NODE_TOOLS", ROOT / ".node-tools")).resolve() / "node_modules" / ".bin" / name
+    if shutil.which("node") is None or not place.exists():
+        pytest.skip(f"NOT TESTED: {name} is not installed (scripts/node-tools installs it; it needs Node.js)", allow_module_level=True)
+    return str(place)
+
+
+__all__ = [
+    "END", "RUDE", "TOKEN", "Awaitable", "call", "effects", "engine_of", "error", "node_tool", "one", "ran", "received", "rude", "until", "within",
+]  # fmt: skip

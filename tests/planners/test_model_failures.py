@@ -1,0 +1,270 @@
+"""What a model's provider may do wrong, over real HTTP: each class of failure has one meaning, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure
+from detent.core.state import Item
+from detent.planners.model import ModelPlanner
+from detent.ports import Plan, ToolSpec, View
+from planners.chat_server import HANGS_UP, ChatServer, Entry, fails, says
+from planners.gateways import KeepingGateway
+
+LOOK = ToolSpec(name="look", input_schema={"type": "object", "properties": {"x": {"type": "integer"}}}, side_effect="read")
+
+
+def view(gateway: KeepingGateway | None, **fields: Any) -> View:
+    """Return a first view of a run with one tool."""
+    return View(
+        goal="g", agent=AgentSpec(name="a"), iteration=1, variables={}, transcript=[Item(kind="user", text="g")], results=[], models=gateway,
+        **{"tools": (LOOK,), "run_id": "r", **fields},
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def planner(server: ChatServer, *, model: str = "openai:served", **settings: Any) -> AsyncIterator[ModelPlanner]:
+    """Yield a planner that asks the server."""
+    made = ModelPlanner(model, settings={"base_url": server.url, **settings})
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def ask(script: list[Entry], gateway: KeepingGateway | None = None, *, stream: bool = True, **more: Any) -> Plan:
+    """Plan once against a server with this script."""
+    return asked(script, gateway, stream=stream, **more)[0]
+
+
+def asked(script: list[Entry], gateway: KeepingGateway | None = None, *, fields: dict[str, Any] | None = None, **settings: Any) -> tuple[Plan, ChatServer]:  # fmt: skip
+    """Return the plan and the server; an error has the server on it."""
+
+    async def go(server: ChatServer) -> Plan:
+        async with planner(server, **settings) as made:
+            return await made.plan(view(gateway, **(fields or {})))
+
+    with ChatServer(script) as server:
+        try:
+            return asyncio.run(go(server)), server
+        except Exception as error:
+            error.server = server  # type: ignore[attr-defined]
+            raise
+
+
+both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+FAILURES: list[tuple[str, Entry, str, bool]] = [
+    ("rate limit", fails(429, "slow down", Retry_After="7"), "rate_limited", True),
+    ("quota", fails(429, "You exceeded your current quota", code="insufficient_quota"), "quota", False),
+    ("payment", fails(402, "pay first"), "quota", False),
+    ("request timeout", fails(408), "timeout", True),
+    ("gateway timeout", fails(504), "timeout", True),
+    ("server error", fails(500), "server", True),
+    ("bad gateway", fails(502), "server", True),
+    ("unavailable", fails(503), "server", True),
+    ("overloaded", fails(529, "overloaded"), "server", True),
+    ("bad key", fails(401, "Incorect API key: sk-abcdefghijkl"), "auth", False),
+    ("forbidden", fails(403), "auth", False),
+    ("unknown model", fails(404, "no such model", code="model_not_found"), "unknown_model", False),
+    ("bad request", fails(400, "temperature is not supported"), "bad_request", False),
+    ("context", fails(400, "maximum context length is 8192 tokens", code="context_length_exceeded"), "context_overflow", False),
+    ("too large", fails(413, "payload too large"), "context_overflow", False),
+    ("content filter", fails(400, "filtered", code="content_filter"), "content_filter", False),
+    ("hang up", HANGS_UP, "connection", True),
+]
+
+
+@both
+@pytest.mark.parametrize(("entry", "kind", "retryable"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
+def test_each_failure_of_a_provider_has_one_class(entry: Entry, kind: str, *, retryable: bool, stream: bool) -> None:
+    """The class decides whether the gateway tries again; the request was sent once: no client retries by itself."""
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([entry], KeepingGateway(), stream=stream)
+    assert (caught.value.kind, caught.value.retryable) == (kind, retryable)
+    assert len(caught.value.server.requests) == 1  # type: ignore[attr-defined]
+
+
+@both
+def test_the_wait_that_a_provider_asks_for_reaches_the_gateway(*, stream: bool) -> None:
+    """Retry-After is handed on in seconds."""
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([fails(429, Retry_After="7")], stream=stream)
+    assert caught.value.retry_after_s == 7.0
+
+
+def test_a_refused_key_names_the_variable_and_never_the_key() -> None:
+    """The message says which variable to look at; what the provider echoed of the key is not repeated."""
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([fails(401, "Incorrect API key provided: sk-abcdefghijklmnop")])
+    assert "OPENAI_API_KEY" in str(caught.value)
+    assert "sk-abc" not in str(caught.value)
+
+
+def test_an_unknown_model_is_answered_with_near_names() -> None:
+    """A name that the provider does not know is a message with names that it may have been."""
+    with pytest.raises(ModelCallFailure, match="'openai:gpt-5.6-sol'"):
+        asked([fails(404, code="model_not_found")], model="openai:gpt-5.6-sool")
+
+
+@both
+def test_a_retryable_failure_is_followed_by_the_answer(*, stream: bool) -> None:
+    """The gateway sends the same request again, and the plan is the second answer."""
+    gateway = KeepingGateway(attempts=2)
+    plan, server = asked([fails(503), says("here")], gateway, stream=stream)
+    assert plan.actions == (FinalAnswer(content="here"),)
+    assert server.requests[0] == server.requests[1]
+    assert [f.kind for f in gateway.failures] == ["server"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_a_stream_that_breaks_is_sent_again_whole_and_its_text_is_no_plan(after: int) -> None:
+    """Wherever a stream ends too early, nothing of it is used: neither its text nor its half call."""
+    broken = {**says("Half of it", ("c1", "look", {"x": 12345})), "break_after": after}
+    gateway = KeepingGateway(attempts=2)
+    plan, server = asked([broken, says("whole")], gateway)
+    assert plan.actions == (FinalAnswer(content="whole"),)
+    assert plan.text == "whole"
+    assert [f.retryable for f in gateway.failures] == [True]
+    assert len(server.requests) == 2
+
+
+def test_a_stream_that_always_breaks_gives_no_plan() -> None:
+    """A half call in a broken stream never becomes a tool call."""
+    broken = {**says(None, ("c1", "look", {"x": 12345})), "break_after": 3}
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([broken], KeepingGateway(attempts=3))
+    assert caught.value.retryable
+
+
+@both
+def test_a_refusal_ends_the_run_as_refused_and_is_paid_for(*, stream: bool) -> None:
+    """A refusal is no answer: its reason is `model_refused`, its tokens are on the failure."""
+    gateway = KeepingGateway()
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([says(None, refusal="I cannot help with that.")], gateway, stream=stream)
+    assert (caught.value.kind, caught.value.reason) == ("refused", "model_refused")
+    assert caught.value.usage.input_tokens == 100
+    assert "I cannot help" in str(caught.value)
+
+
+@both
+def test_an_answer_that_a_filter_ended_is_not_used(*, stream: bool) -> None:
+    """What a content filter cut short is no answer either."""
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([says("Begin", finish="content_filter")], stream=stream)
+    assert (caught.value.kind, caught.value.reason) == ("content_filter", "model_refused")
+
+
+@both
+def test_an_answer_that_was_cut_off_is_asked_for_once_more_with_a_higher_limit(*, stream: bool) -> None:
+    """The second request asks for more output; its answer is the plan."""
+    plan, server = asked([says("It beg", finish="length"), says("It began.")], max_tokens=50, stream=stream)
+    assert plan.actions == (FinalAnswer(content="It began."),)
+    assert [r.get("max_completion_tokens") or r.get("max_tokens") for r in server.requests] == [50, 200]
+
+
+def test_an_answer_that_is_cut_off_again_is_told_to_the_model() -> None:
+    """No limit is used twice for the same prompt: after the second time the plan is rejected, with the reason for the model."""
+    with pytest.raises(MalformedPlan, match="cut off at 200 tokens") as caught:
+        ask([says("It beg", finish="length")], max_tokens=50)
+    assert caught.value.usage.output_tokens == 20
+    assert len(caught.value.server.requests) == 2  # type: ignore[attr-defined]
+
+
+def test_a_budget_that_leaves_no_more_output_is_told_at_once() -> None:
+    """Where the gateway clamps the limit, asking again could only be cut off again."""
+    gateway = KeepingGateway(cap=20)
+    with pytest.raises(MalformedPlan, match="cut off at 20 tokens"):
+        ask([says("It beg", finish="length")], gateway, max_tokens=50)
+    assert [c["limit"] for c in gateway.calls] == [20]
+
+
+def test_a_call_in_an_answer_that_was_cut_off_is_never_a_plan() -> None:
+    """Arguments that parse may still be half of what was meant."""
+    cut = says(None, ("c1", "look", {"x": 1}), finish="length")
+    with pytest.raises(MalformedPlan):
+        ask([cut], max_tokens=50)
+
+
+@both
+def test_empty_answers_are_asked_for_twice_more_with_a_hint(*, stream: bool) -> None:
+    """The hint stands in the requests that follow an empty answer and nowhere else."""
+    plan, server = asked([says(""), says("  "), says("Found.")], stream=stream)
+    assert plan.actions == (FinalAnswer(content="Found."),)
+    hints = [any("Your last answer was empty" in str(m["content"]) for m in r["messages"]) for r in server.requests]
+    assert hints == [False, True, True]
+
+
+def test_a_third_empty_answer_in_a_row_is_the_end() -> None:
+    """Three requests were made, and all are paid for."""
+    with pytest.raises(ModelCallFailure, match="3 empty answers") as caught:
+        ask([says("")])
+    assert (caught.value.kind, caught.value.usage.input_tokens) == ("empty", 300)
+
+
+@both
+def test_arguments_that_do_not_parse_stay_the_text_that_was_sent(*, stream: bool) -> None:
+    """They are for `act` to refuse as a failed observation; nothing is guessed here."""
+    plan = ask([says(None, ("c1", "look", '{"x": 1'), ("c2", "look", "[1]"), ("c3", "nope", ""))], stream=stream)
+    calls = [a for a in plan.actions if isinstance(a, ToolCall)]
+    assert [(c.tool, c.args) for c in calls] == [("look", '{"x": 1'), ("look", "[1]"), ("nope", {})]
+
+
+@both
+def test_a_body_that_is_no_json_is_the_providers_failure(*, stream: bool) -> None:
+    """A proxy's page in place of an answer may be gone the next time."""
+    page = {"status": 200, "body": "<html>", "headers": {"Content-Type": "application/json"}}
+    with pytest.raises(ModelCallFailure) as caught:
+        ask([page], stream=stream)
+    assert caught.value.retryable
+
+
+def test_no_key_of_another_provider_is_sent_to_a_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key that goes to a base URL is the one whose variable the settings name, and no other."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("MY_KEY", "mine")
+    _, server = asked([says("x")])
+    assert "sk-secret" not in str(server.headers)
+    _, server = asked([says("x")], api_key_env="MY_KEY")
+    assert server.headers[0]["authorization"] == "Bearer mine"
+
+
+def test_a_key_variable_that_is_not_set_is_named() -> None:
+    """The message names the variable."""
+    with pytest.raises(ConfigError, match="'MY_MISSING_KEY', which is not set"):
+        ask([says("x")], api_key_env="MY_MISSING_KEY")
+
+
+@both
+def test_usage_counts_cached_and_reasoning_tokens_apart(*, stream: bool) -> None:
+    """They are parts of input and output tokens, and stand beside them."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 30, "total_tokens": 130, "prompt_tokens_details": {"cached_tokens": 64}, "completion_tokens_details": {"reasoning_tokens": 20}}  # fmt: skip
+    gateway = KeepingGateway()
+    plan = ask([says("x", usage=usage)], gateway, stream=stream)
+    used = gateway.answers[0].usage
+    assert (used.input_tokens, used.output_tokens, used.cached_tokens, used.reasoning_tokens) == (100, 30, 64, 20)
+    assert plan.usage.total_tokens == 0, "the gateway has counted it"
+    assert gateway.answers[0].request_id == "cmpl-1"
+
+
+def test_without_a_gateway_the_plan_carries_what_all_its_requests_cost() -> None:
+    """An empty answer is paid for as well."""
+    plan = ask([says(""), says("x")])
+    assert (plan.usage.input_tokens, plan.usage.output_tokens) == (200, 20)
+
+
+def test_text_and_thinking_are_streamed_apart() -> None:
+    """Observers hear both as they come; the plan keeps thinking out of its text."""
+    gateway = KeepingGateway()
+    plan = ask([says("The answer.", reasoning_content="Let me think.")], gateway)
+    assert (gateway.heard("text"), gateway.heard("thinking")) == ("The answer.", "Let me think.")
+    assert (plan.text, plan.thinking) == ("The answer.", "Let me think.")
+    assert len([k for k, _ in gateway.emitted if k == "text"]) > 1

@@ -162,16 +162,12 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def trust_of(name: str) -> str:
-    return "trusted" if name in OWN_DATA else "untrusted"
-
-
 POLICIES: dict[str, Callable[[], Any]] = {
     "no policy": lambda: Allow(),  # noqa: PLW0108 - defined below
-    "provenance, deny": lambda: ProvenancePolicy(trust=trust_of, on_unproven="deny"),
-    "provenance, deny, grants": lambda: ProvenancePolicy(trust=trust_of, on_unproven="deny"),
-    "provenance, ask": lambda: ProvenancePolicy(trust=trust_of),
-    "provenance, ask, grants": lambda: ProvenancePolicy(trust=trust_of),
+    "provenance, deny": lambda: ProvenancePolicy(on_unproven="deny"),
+    "provenance, deny, grants": lambda: ProvenancePolicy(on_unproven="deny"),
+    "provenance, ask": lambda: ProvenancePolicy(),
+    "provenance, ask, grants": lambda: ProvenancePolicy(),
 }
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+from postgres.cluster import own_postgres, postgres, postgres_url
+
+__all__ = ["own_postgres", "postgres", "postgres_url"]  # fixtures
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two runs of the suite try the same examples, so that what was green is green again; `soak` looks further, with new ones each time.

@@ -20,6 +20,8 @@ PROVIDES = {"common-expression-language": "cel", "pyyaml": "yaml", "pytest-xdist
 """Distributions whose import name is another."""
 
 COMES_WITH = {
+    "anyio": "mcp",
+    "httpx2": "mcp",
     "referencing": "jsonschema",
     "jsonschema_specifications": "jsonschema",
     "pydantic_core": "pydantic",

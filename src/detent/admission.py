@@ -17,20 +17,18 @@ from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunCon
 from detent.core.events import RunStarted
 from detent.live import KEY_BLOB
 from detent.ports import Capabilities, EventStore, Plan, Policy, Resolution, SecretSource, Tool, Toolbox, View
+from detent.pricing import Prices
 from detent.redact import Redactor, redacted_start
 from detent.snapshots import load_run
 
-STRATEGIES = ("reactive",)
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
-    """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool or strategy that is not there."""
+    """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool that is not there."""
     if not goal.strip():
         raise ConfigError("the goal is empty; say what is to be achieved")
     spec = agent.spec()
-    if spec.strategy not in STRATEGIES:
-        raise UnknownName("strategy", spec.strategy, STRATEGIES)
     for name in spec.tools:
         if name not in tools:
             raise UnknownName("tool", name, tools)
@@ -75,6 +73,20 @@ def usable(
     return found.resolved
 
 
+def refuse_unpriced(spec: AgentSpec, budget: Budget, prices: Prices) -> None:
+    """Raise `ConfigError` when cost is bounded and a model of the agent has no known price: the bound could not be kept."""
+    if budget.max_cost_usd is None or spec.rules:
+        return
+    for model in (spec.model, spec.small_model):
+        if model and not prices.knows(model):
+            install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
+            raise ConfigError(
+                f"agent {spec.name!r} has max_cost_usd, but no price is known for its model {model!r}{install}: give one with "
+                f"Engine(model_prices={{{model!r}: ModelPrice(input_usd=..., output_usd=...)}}), in USD for a million tokens, or [models.prices] "
+                "of detent.toml; or bound tokens (max_total_tokens) instead of cost"
+            )
+
+
 def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:
     """Return the run's bounds: what was asked for over the agent's over the engine's over the defaults; raise `BudgetRefused`."""
     usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or ceiling, ceiling))
@@ -95,6 +107,17 @@ def refuse_what_is_not_json(**parts: Any) -> None:
             encode(value)
         except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{part} must be JSON data, because it stands in the log: {error}") from error
+
+
+def same_host(run_id: str, mine: Host, theirs: Host) -> None:
+    """Raise `RunContextMismatch` unless a run of the host `mine` may be taken on by `theirs`: same tenant, workspace and principal (row K8)."""
+    wrong = [
+        {"field": f"host.{field}", "expected": getattr(mine, field), "received": getattr(theirs, field)}
+        for field in ("tenant", "workspace", "principal")
+        if getattr(mine, field) != getattr(theirs, field)
+    ]
+    if wrong:
+        raise RunContextMismatch(run_id, wrong)
 
 
 async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patterns: Sequence[str] = ()) -> None:
@@ -151,4 +174,4 @@ class NoPlanner:
 
     async def plan(self, view: View) -> Plan:
         """Raise `PlannerFailed`."""
-        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules, or Engine(planner=...)")
+        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a model nor a planner: give it one of them, or Engine(planner=...)")

@@ -19,12 +19,14 @@ from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspe
 from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.gateway import Traffic
 from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.kernel.runner import advance
 from detent.live import GRACE_S, Control, LiveWorld
+from detent.names import Names
+from detent.passes import drive
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -37,6 +39,7 @@ from detent.ports import (
     Policy,
     SecretSource,
     Signal,
+    Strategy,
     Tool,
     Toolbox,
     ToolSpec,
@@ -59,6 +62,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     policy_of: Callable[[AgentSpec], Policy]
     guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
     kernel: Kernel
+    kernels: Names[Kernel]
+    strategies: Names[Strategy]
     clock: Clock
     ids: Ids
     watcher: Watcher
@@ -68,6 +73,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities | None = None
     worker: str = ""
     grace_s: float = GRACE_S
+    traffic: Traffic | None = None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
@@ -75,7 +81,7 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
     """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
     found: dict[str, Tool] = {}
     missing: list[str] = []
-    answered = {tool.spec.name: tool for tool in parts.kernel.meta_tools}
+    answered = {tool.spec.name: tool for tool in kernel_of(state.agent, parts).meta_tools}
     for name in state.agent.tools:
         try:
             found[name] = answered.get(name) or parts.tools.get(name)
@@ -166,9 +172,11 @@ class Advancing:
             redact=(*parts.redact, *journal.state.agent.redact),
             chunk=self._chunk,
             secrets=parts.secrets,
+            traffic=parts.traffic,
         )
         tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
-        await advance(make_run(journal, world, parts, tools), parts.kernel, turns=turns)
+        strategy, kernels = ways_of(journal.state, parts)
+        await drive(make_run(journal, world, parts, tools), strategy, kernels, turns=turns)
         return journal.state
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
@@ -207,19 +215,32 @@ class Advancing:
         return await self.go(journal, turns=turns)
 
 
+def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
+    """Return the run's strategy and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
+    usual = kernel_of(state.agent, parts)
+    return parts.strategies.get(state.strategy), lambda name: parts.kernels.get(name) if name else usual
+
+
+def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
+    """Return the kernel that the agent names, else the engine's own; raise `UnknownName`."""
+    return parts.kernels.get(agent.kernel) if agent.kernel else parts.kernel
+
+
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
     """Put together what the passes of a run share."""
     state: RunState = journal.state
     profile = make_profile(state.agent.profile)
+    guards = kernel_of(state.agent, parts).guards
     return Run(
         journal=journal,
         world=world,
         tools=tools,
         policy=parts.policy_of(state.agent),
-        guards=tuple(parts.guards_of(state.agent, parts.kernel.guards, tools)),
+        guards=tuple(parts.guards_of(state.agent, guards, tools)),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
+        guard_named=lambda name: parts.guards_of(msgspec.structs.replace(state.agent, guards=(name,)), (), tools)[-1],
     )
 
 

@@ -20,7 +20,7 @@ def approval_payload(
     """Return what to put into the inbox for `answer` ({"decision", ...}) to the request for `call_id`, bound to the digest of its arguments.
 
     `waiting` are the signals that nobody has taken up yet, `digest` is what the person saw ("": not said). Raises `NotAllowedNow`:
-    `run_finished`, `approval_unknown` (no such call), `approval_not_pending` (decided, or never asked), `approval_already_decided` (an answer
+    `approval_unknown` (no such call), `approval_not_pending` (decided, or never asked), `approval_already_decided` (an answer
     waits already, or this person has approved), `approval_changed` (other arguments than the person saw), `approval_expired`,
     `approver_missing` (nobody is named).
     """
@@ -30,7 +30,7 @@ def approval_payload(
         return NotAllowedNow(run_id, why, reason_code=code)
 
     if state.terminal:
-        raise refuse("run_finished", f"call {call_id!r} of run {run_id!r} does not wait for approval: the run is {state.status}")
+        raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: the run is {state.status}")
     if asked is None or call is None:
         others = ", ".join(state.approvals) or "none"
         if call is None:

@@ -41,6 +41,8 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     limits = config.limits
     options: dict[str, Any] = {"sandbox": config.workspace.sandbox or "auto"}
     options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
+    models = config.models
+    options |= {"model_limits": models.limits, "model_prices": models.prices, "model_retries": models.retries}
     return {**made, **options, "budget": config.budget, "mcp": config.mcp or {}, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
 
 
@@ -75,7 +77,17 @@ def made_workspace(root: str, said: WorkspaceConfig, *, sandbox: str | None = No
 
 
 def _tools(config: Config) -> list[Any]:
-    return [load_tool(path, "tools") for path in config.tools or ()]
+    return [*_http(config), *(load_tool(path, "tools") for path in config.tools or ())]
+
+
+def _http(config: Config) -> list[Any]:
+    said = {name: value for name, value in msgspec.structs.asdict(config.http).items() if value is not None}
+    if not said:
+        return []
+    from detent.tools.fetch import fetch_tool, http_request_tool
+
+    allow, methods = said.pop("allow", ()), said.pop("methods", ())
+    return [fetch_tool(allow, **said), *([http_request_tool(allow, methods=methods, **said)] if methods else [])]
 
 
 def _planner(config: Config) -> Any:

@@ -13,6 +13,8 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
+from detent.model_limits import ModelLimits, ModelRetries
+from detent.pricing import ModelPrice
 from detent.tools.mcp.settings import McpServer
 
 
@@ -33,6 +35,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: dict[str, Any] = {}
     actions: Sequence[str] = ()
     strategy: str = "reactive"
+    kernel: str = ""
     tools: Sequence[Any] = ()
     capabilities: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
@@ -88,6 +91,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             model_settings=self.model_settings,
             actions=tuple(self.actions),
             strategy=self.strategy,
+            kernel=self.kernel,
             tools=self.tool_names(),
             capabilities=tuple(self.capabilities),
             rules=tuple(self.rules),
@@ -132,11 +136,33 @@ class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_processes: int | None = None
 
 
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where agents that list `fetch` or `http_request` may go: patterns such as "https://api.example.com/*"; nowhere without any.
+
+    `methods` makes the tool http_request, with these methods; `allow_private` are ranges of addresses, such as "127.0.0.1/32", that may be
+    used although they are not public.
+    """
+
+    allow: tuple[str, ...] | None = None
+    allow_private: tuple[str, ...] | None = None
+    methods: tuple[Literal["POST", "PUT", "PATCH", "DELETE"], ...] | None = None
+    max_bytes: int | None = None
+    timeout_s: float | None = None
+
+
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`ceiling`: the most iterations that a budget may ask for; `max_concurrent_runs`: how many runs an engine advances at once."""
 
     ceiling: int | None = None
     max_concurrent_runs: int | None = None
+
+
+class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all model calls of an engine: limits by provider, prices by "provider:name", how failed calls are tried again."""
+
+    limits: dict[str, ModelLimits] | None = None
+    prices: dict[str, ModelPrice] | None = None
+    retries: ModelRetries | None = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +183,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     store: StoreConfig = StoreConfig()
     workspace: WorkspaceConfig = WorkspaceConfig()
+    http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
+    models: ModelsConfig = ModelsConfig()
     budget: Budget = Budget()
     output: OutputConfig = OutputConfig()
     agent: str | None = None
@@ -177,7 +205,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
 
-PARTS = (StoreConfig, WorkspaceConfig, LimitsConfig, OutputConfig, Budget)
+PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, OutputConfig, Budget)
 
 DEFAULTS = Config(
     store=StoreConfig(url="sqlite:///.detent/runs.db"),

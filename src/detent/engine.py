@@ -22,14 +22,16 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from detent import admission, upkeep
-from detent.answering import approval_payload
 from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
+from detent.answering import approval_payload
+from detent.backtest import Backtest, backtest
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import CEILING, Budget, checked, exhausted
 from detent.core.errors import (
     ConfigError,
+    Conflict,
     NotAllowedNow,
     RunBusy,
     RunErased,
@@ -38,9 +40,13 @@ from detent.core.errors import (
 from detent.core.events import RunReopened, RunStarted
 from detent.core.records import Record, RunHead
 from detent.core.state import RunState
+from detent.gateway import Traffic
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.live import GRACE_S, KEY_BLOB, blob_of
+from detent.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
+from detent.names import Names
+from detent.passes import version_of
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -54,8 +60,10 @@ from detent.ports import (
     RunQuery,
     SecretSource,
     Signal,
+    Strategy,
     noop_hooks,
 )
+from detent.pricing import ModelPrice, Prices
 from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
@@ -78,7 +86,9 @@ class Engine:
     may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of
     iterations that a budget may ask for. `grace_s`: how long a running call may take to stop once its run is cancelled. `secrets`: where
     credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
-    run needs them, and closed with the engine.
+    run needs them, and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or
+    limits by provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried
+    again.
     """
 
     def __init__(
@@ -98,17 +108,23 @@ class Engine:
         clock: Clock | None = None,
         ids: Ids | None = None,
         kernel: Kernel | None = None,
+        kernels: Mapping[str, Kernel] | None = None,
+        strategies: Mapping[str, Strategy] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         secrets: SecretSource | None = None,
         capabilities: Capabilities | None = None,
         budget: Budget | None = None,
         grace_s: float = GRACE_S,
+        model_limits: Mapping[str, ModelLimits] | ProviderLimits | None = None,
+        model_prices: Mapping[str, ModelPrice] | None = None,
+        model_retries: ModelRetries | None = None,
     ) -> None:
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
         from detent.policies.tiers import TieredPolicy
         from detent.stores.urls import open_store
+        from detent.strategies import BUILT_IN
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
         from detent.tools.schema import schema_digest
@@ -121,15 +137,19 @@ class Engine:
         house = load_policy(policy) if isinstance(policy, (str, Path)) else policy
         self.tools = Registry(tools)
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
+        self._models: Any = None
         if workspace is not None:
             from detent.tools.workspace import workspace_tools
 
             made: list[Any] = workspace_tools(workspace, sandbox_mode=sandbox)
             self.tools.add_all(t for t in made if t.name not in self.tools)
+        self.prices = Prices(model_prices)
         self.servers = Servers(self.tools, mcp, workspace=workspace)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
         self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
+        self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
+        self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
         self._parts = Parts(
             store=self.store,
             tools=self.tools,
@@ -137,6 +157,8 @@ class Engine:
             policy_of=governance(house),
             guards_of=guards_for,
             kernel=kernel or make_kernel(),
+            kernels=self.kernels,
+            strategies=self.strategies,
             clock=clock or SystemClock(),
             ids=ids or RandomIds(),
             watcher=Watcher(self.store),
@@ -147,6 +169,7 @@ class Engine:
             grace_s=grace_s,
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
+            traffic=Traffic(prices=self.prices, limits=limits_of(model_limits), retries=model_retries),
         )
         self._advancing: set[asyncio.Task[Any]] = set()
         self._opened = False
@@ -181,6 +204,8 @@ class Engine:
         await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
         await self.servers.close()
+        if self._models is not None:
+            await self._models.close()
         if self._opened:
             self._opened = False
             if self._owns_store:
@@ -229,7 +254,9 @@ class Engine:
             attachments=tuple(attachments),
             output_schema=output_schema or spec.output_schema,
             strategy=spec.strategy,
+            strategy_version=version_of(self.strategies.get(spec.strategy)),
         )
+        admission.refuse_unpriced(spec, started.budget, self.prices)
         admission.refuse_what_is_not_json(
             variables=started.variables,
             seed_memory=started.seed_memory,
@@ -260,6 +287,9 @@ class Engine:
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
+        there = await self.store.head(run_id)
+        if there is not None:  # somebody started it since we looked; its key is not ours to replace
+            raise Conflict(run_id, 0, there.records)
         key = os.urandom(32)
         await self.store.put_blob(run_id, KEY_BLOB, key)
         redactor = Redactor(patterns, key)
@@ -324,7 +354,7 @@ class Engine:
                 f"step needs an agent and a goal, or the id of a run and nothing else (got {', '.join(options) or 'neither'})"
             )
         await self._open()
-        await self._visible(run_id, host)
+        await self._same_host(run_id, host)
         return await self._resume(run_id, turns=1, observers=observers)
 
     async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
@@ -352,9 +382,13 @@ class Engine:
         task.add_done_callback(self._advancing.discard)
 
     async def resume(self, run_id: str, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> Result:
-        """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands."""
+        """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
+
+        With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
+        workspace or principal.
+        """
         await self._open()
-        await self._visible(run_id, host)
+        await self._same_host(run_id, host)
         return await self._resume(run_id, observers=observers)
 
     async def reopen(
@@ -370,7 +404,7 @@ class Engine:
     ) -> Result:
         """Open a failed or stopped run again; refused while a bound is still exhausted (the message names the option that raises it)."""
         await self._open()
-        await self._visible(run_id, host)
+        await self._same_host(run_id, host)
         state = await self.load(run_id)
         if state.status not in ("failed", "stopped"):
             raise NotAllowedNow(
@@ -603,6 +637,35 @@ class Engine:
             await self.servers.prepare((await self.load(run_id)).agent.tools, resuming=True)
         return await replay(records, self._parts)
 
+    async def backtest(
+        self,
+        policy: Policy | str | Path | None = None,
+        *,
+        budget: Budget | None = None,
+        query: RunQuery | None = None,
+        only: Callable[[str], bool] = lambda run_id: True,
+        host: Host | None = None,
+    ) -> Backtest:
+        """Ask a candidate policy (or policy file; None: this engine's policy) and budget about every recorded decision; nothing is executed.
+
+        It is combined with each run's own agent's policy, as an engine with that policy would. `query` and `only` (of an id) say which runs.
+        """
+        from detent.policies.combining import governance
+        from detent.policies.documents import load_policy
+
+        await self._open()
+        candidate = load_policy(policy) if isinstance(policy, (str, Path)) else policy
+        wanted = query or RunQuery()
+        return await backtest(
+            self.store,
+            self._parts.policy_of if candidate is None else governance(candidate),
+            version=(candidate or self._parts.policy).version,
+            tools={spec.name: spec for spec in self.tools.list()},
+            budget=budget,
+            query=msgspec.structs.replace(wanted, tenant=host.tenant) if host else wanted,
+            only=only,
+        )
+
     async def verify(self, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
         """Check every digest of a log, and that it ends with the digest `head` when one is given."""
         await self._open()
@@ -646,6 +709,12 @@ class Engine:
         if head is None or (host is not None and head.tenant != host.tenant):
             raise RunNotFound(run_id, self.store.url)
 
+    async def _same_host(self, run_id: str, host: Host | None) -> None:
+        """Raise as `_visible`, and `RunContextMismatch` when a host asks that did not start the run (row K8)."""
+        await self._visible(run_id, host)
+        if host is not None:
+            admission.same_host(run_id, (await self.load(run_id)).host, host)
+
     def _all_secrets(self) -> tuple[str, ...]:
         """Return what a run that is started without a host is given: it is the operator's."""
         return tuple(self._parts.secrets.names()) if self._parts.secrets is not None else ()
@@ -653,8 +722,9 @@ class Engine:
     def _admit(self, agent: Agent, goal: str) -> AgentSpec:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        answered = [tool.spec.name for tool in self._parts.kernel.meta_tools]
-        spec = admission.checked_spec(agent, goal, [*self.tools.names(), *answered])
+        kernel = self.kernels.get(agent.kernel) if agent.kernel else self._parts.kernel
+        self.strategies.get(agent.strategy)
+        spec = admission.checked_spec(agent, goal, [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)])
         policy = self._parts.policy_of(spec)
         self._parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
@@ -680,11 +750,17 @@ class Engine:
             await self.servers.prepare(state.agent.tools, resuming=True)
 
     def _planner_for(self, spec: AgentSpec) -> Planner:
-        """Return who plans for the agent: its rules, else this engine's planner."""
+        """Return who plans for the agent: its rules, else this engine's planner, else its model; raise `ConfigError`."""
         if spec.rules:
             from detent.planners.rules import RulePlanner
 
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
+        if self.planner is None and spec.model:
+            from detent.planners.model import ModelPlanner
+
+            self._models = self._models or ModelPlanner()
+            self._models.check(spec)
+            return self._models
         return self.planner or admission.NoPlanner(spec)
 
 

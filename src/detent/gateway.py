@@ -19,10 +19,10 @@ from typing import Literal, cast
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind, PlannerFailed
+from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
 from detent.kernel.context import KernelContext
-from detent.model_limits import Entry, ProviderLimits
+from detent.model_limits import Entry, ModelRetries, ProviderLimits
 from detent.ports import Chunk, ModelAnswer
 from detent.pricing import Prices
 from detent.reserving import Allowed, Asked, allowed, bounded
@@ -30,34 +30,6 @@ from detent.reserving import Allowed, Asked, allowed, bounded
 replace = msgspec.structs.replace
 
 Send = Callable[[int | None], Awaitable[ModelAnswer]]
-
-
-class ModelRetries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a retryable failure is tried again: at most `retries` times, and while the pauses stay below `total_wait_s` together.
-
-    The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. Where the provider says how long to wait, it is at least
-    that long; one that asks for more than `retry_after_s` is not waited for.
-    """
-
-    retries: int = 4
-    base_s: float = 1.0
-    max_s: float = 30.0
-    retry_after_s: float = 60.0
-    total_wait_s: float = 180.0
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {value}; give 0 or more")
-
-    def pause(self, failure: ModelCallFailure, attempt: int, waited_s: float, chance: Callable[[], float]) -> float | None:
-        """Return the seconds to wait after failed attempt number `attempt`, None where it is not tried again; `chance` gives 0 to 1."""
-        asked = failure.retry_after_s or 0.0
-        if not failure.retryable or attempt > self.retries or asked > self.retry_after_s:
-            return None
-        delay = max(asked, chance() * min(self.max_s, self.base_s * 2.0 ** (attempt - 1)))
-        return delay if waited_s + delay <= self.total_wait_s else None
 
 
 class Traffic:
@@ -297,5 +269,8 @@ class Gateway:
 def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:
     """Return the failure that ends a call, with the number of attempts in its message."""
     return ModelCallFailure(
-        f"{failure} (given up after {attempts} attempts)", kind=cast("ModelFailureKind", failure.kind), retry_after_s=failure.retry_after_s, usage=failure.usage
+        f"{failure} (given up after {attempts} attempts)",
+        kind=cast("ModelFailureKind", failure.kind),
+        retry_after_s=failure.retry_after_s,
+        usage=failure.usage,
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -195,6 +196,14 @@ class LiveWorld:
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Make a value that the log cannot give."""
         return await make()
+
+    async def reading(self, what: Literal["now", "random"]) -> float:
+        """Return the time in seconds since 1970, or a random number in [0, 1); the caller records it."""
+        return self._clock.now().timestamp() if what == "now" else random.random()  # noqa: S311 - no secret
+
+    async def breathe(self) -> None:
+        """Give the event loop its turn."""
+        await asyncio.sleep(0)
 
     async def pause(self, seconds: float) -> None:
         """Sleep between two attempts; a cancellation ends the sleep."""

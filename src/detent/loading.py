@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
-from detent.admission import STRATEGIES
 from detent.config import Agent, Config
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError
@@ -36,6 +35,7 @@ CONFIG_FILE = "detent.toml"
 def load_config(path: str | Path) -> Config:
     """Return what a `detent.toml` says; paths in it are relative to it. Raise `ConfigError`."""
     from detent.mcp_tables import take_servers
+    from detent.model_tables import take_models
 
     file = Path(path)
     table = read_toml(file, "config file")
@@ -49,9 +49,10 @@ def load_config(path: str | Path) -> Config:
 
         table["policy"] = policy_in_file(table["policy"], file)
     servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
+    models = take_models(table.pop("models", {}), str(path))
     config = take(table, Config, str(path))
     _check_budget(config.budget, str(path))
-    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None)
+    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models)
 
 
 def find_config(directory: str | Path = ".") -> Path | None:
@@ -73,6 +74,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
+    kernel: str = ""
     tools: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     rules: str | list[dict[str, Any]] = ""
@@ -106,8 +108,6 @@ def load_agent(path: str | Path) -> Agent:
     where, home = str(path), file.resolve().parent
     if not said.name.strip():
         raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
-    if said.strategy not in STRATEGIES:
-        raise ConfigError(f"{where}: strategy: unknown strategy {said.strategy!r}; {_nearest(said.strategy, STRATEGIES)}")
     _check_budget(said.budget, where)
     for key in ("variables", "profile", "meta", "output_schema", "model_settings"):
         _check_json(getattr(said, key), f"{where}: {key}")

@@ -1,4 +1,4 @@
-"""How many model calls a provider gets at once and a minute, from all runs of an engine together.
+"""How many model calls a provider gets at once and a minute, from all runs of an engine together, and how failed ones are tried again.
 
 Theory of operation. Who wants to call takes its place in the line of its provider. The first in line waits until fewer than `concurrent`
 calls are open and until the calls and tokens that began within the last minute leave room for one more; then it goes, and the next is
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, ModelCallFailure
 
 WINDOW_S = 60.0
 
@@ -32,6 +32,34 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give at least 1, or leave it out for no limit")
+
+
+class ModelRetries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a retryable failure is tried again: at most `retries` times, and while the pauses stay below `total_wait_s` together.
+
+    The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. Where the provider says how long to wait, it is at least
+    that long; one that asks for more than `retry_after_s` is not waited for.
+    """
+
+    retries: int = 4
+    base_s: float = 1.0
+    max_s: float = 30.0
+    retry_after_s: float = 60.0
+    total_wait_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; give 0 or more")
+
+    def pause(self, failure: ModelCallFailure, attempt: int, waited_s: float, chance: Callable[[], float]) -> float | None:
+        """Return the seconds to wait after failed attempt number `attempt`, None where it is not tried again; `chance` gives 0 to 1."""
+        asked = failure.retry_after_s or 0.0
+        if not failure.retryable or attempt > self.retries or asked > self.retry_after_s:
+            return None
+        delay = max(asked, chance() * min(self.max_s, self.base_s * 2.0 ** (attempt - 1)))
+        return delay if waited_s + delay <= self.total_wait_s else None
 
 
 class Entry:
@@ -110,6 +138,11 @@ class Line:
                 break
             calls, used, until = calls - 1, used - oldest.tokens, oldest.at + WINDOW_S
         return max(0.0, until - now)
+
+
+def limits_of(said: Mapping[str, ModelLimits] | ProviderLimits | None) -> ProviderLimits:
+    """Return the limits as one object; that of several engines stays the same one."""
+    return said if isinstance(said, ProviderLimits) else ProviderLimits(said)
 
 
 class ProviderLimits:

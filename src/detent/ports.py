@@ -6,6 +6,7 @@ The kernel knows these and nothing behind them. Every Protocol has an in-process
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ import msgspec
 from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
-from detent.core.errors import ToolFailed
+from detent.core.errors import StoreError, ToolFailed
 from detent.core.events import ArtifactRef, Decision, SideEffect
 from detent.core.records import Record, RunHead
 from detent.core.state import Item, KernelState, RunState
@@ -73,6 +74,25 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.side_effect in ("none", "read")
 
 
+class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
+
+    tier: str = "mid"
+    tool_result_max_chars: int = 1200
+    preview_items: int = 5
+    schema_detail: Literal["names", "names-and-types", "full"] = "full"
+    temperature: float = 0.5
+    window_tokens: int = 32_768
+
+
+class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
+
+    budget_chars: int = 1200
+    preview_items: int = 5
+    auto_store: bool = True
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What a planner sees, built anew for each plan. Nothing in it is shared with the run: changing it changes nothing.
 
@@ -83,6 +103,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     goal: str
     agent: AgentSpec
+    task: str = ""
     iteration: int
     variables: dict[str, Any]
     transcript: Sequence[Item]
@@ -99,6 +120,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     scope: str = "main"
     attempt: int = 1
+    small: bool = False
+    profile: ContextProfile = ContextProfile()
+    compression: ResultCompression = ResultCompression()
     full: Callable[[Item], Awaitable[Any]] | None = None
     models: Models | None = None
 
@@ -134,7 +158,9 @@ class Models(Protocol):
 
         `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
         run's budget leaves (None: no limit). It raises `ModelCallFailure` for what the provider refused or broke. `input_tokens` is an
-        estimate of the prompt's size, for the reservation. `provider` names what concurrency and rate limits are shared by. Raises
+        estimate of the prompt's size, for the reservation. `provider` names what concurrency and rate limits are shared by (else what stands
+        before the colon of `model`). `purpose` says what the call is for; usage that a plan reports is charged only where no call with the
+        purpose `plan` came before it. Raises
         `ModelCallFailure` when attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
         """
         ...
@@ -335,25 +361,6 @@ class Toolbox(Protocol):
     def names(self) -> Sequence[str]: ...
 
 
-class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
-
-    tier: str = "mid"
-    tool_result_max_chars: int = 1200
-    preview_items: int = 5
-    schema_detail: Literal["names", "names-and-types", "full"] = "full"
-    temperature: float = 0.5
-    window_tokens: int = 32_768
-
-
-class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
-
-    budget_chars: int = 1200
-    preview_items: int = 5
-    auto_store: bool = True
-
-
 # Governance -----------------------------------------------------------------------------------------------------------------
 
 
@@ -402,7 +409,10 @@ def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
     A policy says no only for a tool of which it would deny every call.
     """
     offers: Callable[[ToolSpec, RunState], bool] | None = getattr(policy, "offers", None)
-    return True if offers is None else bool(offers(tool, state))
+    try:
+        return True if offers is None else bool(offers(tool, state))
+    except Exception:  # noqa: BLE001 - foreign code; `decide`, whose failure denies, has the last word
+        return True
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -413,6 +423,106 @@ class Block(msgspec.Struct, frozen=True):
 
 Guard = Callable[[Call, KernelState, RunState], "Block | None"]
 """A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+
+
+# Strategies -------------------------------------------------------------------------------------------------------------------
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One pass as a strategy asks for it. What is not said is as the agent and the run have it.
+
+    `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`
+    bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
+    `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the
+    small model will do, `meta` the strategy's own data.
+    """
+
+    label: str
+    task: str = ""
+    instructions: str | None = None
+    kernel: str = ""
+    limits: Budget = Budget()
+    tools: tuple[str, ...] | None = None
+    guards: tuple[str, ...] = ()
+    guidance: tuple[str, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    small: bool = False
+    meta: dict[str, Any] = {}
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a pass: `done` with an output, or `failed` with the reason (`core.settle.REASONS`), an error and the best text so far.
+
+    `text` is what the planner said beside its last calls, `results` are the observations of the pass.
+    """
+
+    label: str
+    scope: str
+    status: Literal["done", "failed"]
+    reason: str
+    output: Any = None
+    error: str = ""
+    partial: str = ""
+    text: str = ""
+    usage: Usage = NOTHING
+    tools_used: frozenset[str] = frozenset()
+    results: Sequence[Item] = ()
+    bound: Any = None
+
+
+class StrategyRun(Protocol):
+    """What a strategy works with: passes and recorded values, memoised by parent scope, label and occurrence (DESIGN 6).
+
+    A strategy reads nothing else that may differ the next time: no clock, no random source, no environment.
+    """
+
+    @property
+    def goal(self) -> str: ...
+
+    @property
+    def agent(self) -> AgentSpec: ...
+
+    @property
+    def variables(self) -> dict[str, Any]: ...
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None: ...
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+
+    @property
+    def budget_remaining(self) -> Budget: ...
+
+    async def kernel(self, label: str, **options: Any) -> Passed:
+        """Run one pass; `options` are the fields of `Branch`. A pass that has ended is not run again."""
+        ...
+
+    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None) -> Any:
+        """Make one model call (the small model's, where there is one) and return its answer; raise `PassFailed`."""
+        ...
+
+    async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
+        """Run passes side by side, each with an equal share of what is left of the budget; return their results in order."""
+        ...
+
+    async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the recorded JSON value, or make and record it."""
+        ...
+
+    async def now(self) -> float: ...
+
+    async def random(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def switch(self, name: str, why: str = "") -> None:
+        """Put on record that the strategy `name` takes over."""
+        ...
+
+
+Strategy = Callable[[StrategyRun], Awaitable[Any]]
+"""An async function that decides which passes run; it returns a `Passed`, or the run's output. An attribute `version` (1) stands in the log."""
 
 
 # Log ------------------------------------------------------------------------------------------------------------------------
@@ -529,6 +639,29 @@ class EventStore(Protocol):
     async def gc(self) -> int:
         """Give unused space back and drop leftovers of dead holders; return the bytes freed, as far as known."""
         ...
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """What a store may have beside the `EventStore`: it wakes who waits for news. Without it, and beside it, the store is polled."""
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted by anyone (`records`: when anything was recorded), at the latest after so many seconds.
+
+        A hint: it may come without cause or be missed. Raise `StoreError` where it cannot wait.
+        """
+        ...
+
+
+async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
+    """Wait until the store says that there may be news, at the latest so many seconds; one that cannot say so lets the time pass."""
+    if isinstance(store, Wakes):
+        try:
+            await store.changed(timeout_s, records=records)
+            return
+        except StoreError:  # polling goes on, and says what is wrong
+            pass
+    await asyncio.sleep(timeout_s)
 
 
 # Observation, time, ids -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from decimal import Decimal
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -61,6 +63,11 @@ class Prices:
         self._found: dict[tuple[str, str], Any] = {}
         self._told: set[str] = set()
 
+    @property
+    def listed(self) -> bool:
+        """Whether the price list is installed."""
+        return find_spec("genai_prices") is not None
+
     def knows(self, model: str, provider: str = "") -> bool:
         """Whether there is a price for the model; `model` may be "provider:name"."""
         return self.cost(model, provider, Usage(input_tokens=1, output_tokens=1), quiet=True) is not None
@@ -81,9 +88,8 @@ class Prices:
 
     def _find(self, model: str, provider: str) -> Any:
         """Return a price of our own, or provider and model as the price list has them; None where neither knows the model."""
-        named, _, bare = (
-            model.rpartition(":") if ":" in model and (not provider or model.startswith(f"{provider}:")) else (provider, "", model)
-        )
+        prefixed = ":" in model and (not provider or model.startswith(f"{provider}:"))
+        named, _, bare = model.partition(":") if prefixed else (provider, "", model)
         for name in (model, f"{named}:{bare}", bare):
             if name in self._own:
                 return self._own[name]
@@ -100,7 +106,20 @@ class Prices:
             provider_info, model_info = get_snapshot().find_provider_model(bare, None, found, None)
         except LookupError:
             return None
-        return model_info, provider_info
+        return _plain(model_info.prices) or (model_info, provider_info)
+
+
+def _plain(prices: object) -> ModelPrice | None:
+    """Return a listed price as three numbers where it is no more than that: not by date, length of the prompt or request."""
+    if isinstance(prices, list):
+        return None
+    named: dict[str, Any] = vars(prices)
+    into, out, cached = (named.get(key) for key in ("input_mtok", "output_mtok", "cache_read_mtok"))
+    if not isinstance(into, Decimal) or not isinstance(out, Decimal) or not isinstance(cached, Decimal | None):
+        return None
+    if named.get("requests_kcount") is not None:
+        return None
+    return ModelPrice(input_usd=float(into), output_usd=float(out), cached_usd=None if cached is None else float(cached))
 
 
 def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from detent.advancing import Parts, make_run, tools_of
+from detent.advancing import Parts, make_run, tools_of, ways_of
 from detent.core import events as e
 from detent.core.errors import Divergence, IllegalEvent
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
-from detent.kernel.runner import advance
+from detent.passes import drive
 from detent.results import Difference, Replay
 
 
@@ -29,7 +29,8 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")
             try:
-                await advance(make_run(journal, world, parts, tools), parts.kernel)
+                strategy, kernels = ways_of(journal.state, parts)
+                await drive(make_run(journal, world, parts, tools), strategy, kernels)
             except Unwind:
                 journal.accept()
                 continue

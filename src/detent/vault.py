@@ -8,6 +8,7 @@ which it usually shows up, in all that any tool of the run returns, raises or st
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from typing import Any, cast
 from urllib.parse import quote, quote_plus
@@ -125,10 +126,12 @@ def forms_of(secret: str) -> list[str]:
     for part in parts:
         raw = part.encode()
         in_json = msgspec.json.encode(part).decode()[1:-1]
+        in_ascii = json.dumps(part)[1:-1]
         escaped = part.encode("unicode_escape").decode("ascii")
         for form in (
             part,
             in_json,
+            in_ascii,
             escaped,
             repr(part)[1:-1],
             quote(part),

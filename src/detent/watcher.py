@@ -7,7 +7,7 @@ import logging
 
 from detent.core.errors import DetentError
 from detent.live import Control
-from detent.ports import EventStore
+from detent.ports import EventStore, wait_for_news
 
 POLL_S = 0.25
 RENEW_S = 5.0
@@ -16,7 +16,7 @@ log = logging.getLogger("detent")
 
 
 class Watcher:
-    """Polls while runs are advanced and sleeps for good when there are none."""
+    """Polls, or is woken by the store, while runs are advanced, and sleeps for good when there are none."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Watcher:
     async def _watch(self) -> None:
         renewed = asyncio.get_running_loop().time()
         while True:
-            await asyncio.sleep(POLL_S)
+            await wait_for_news(self._store, POLL_S)
             if not self._controls:
                 self._task = None
                 return

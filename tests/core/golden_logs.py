@@ -250,12 +250,46 @@ def embedded() -> Log:
     return log
 
 
+def metered() -> Log:
+    """A run whose model calls go through the gateway: two at once, one that fails and is made again, one that a crash leaves open."""
+    log = Log("20260101-000000-ask-ffffff").add(
+        e.RunStarted(goal="ask", agent=AgentSpec(name="asker", model="p:m"), budget=Budget(max_cost_usd=1.0).over(DEFAULT)),
+        e.PassStarted(key="main", kernel="react"),
+    )
+    one, two = "main.1.m1", "main.1.m2"
+    turn(log).add(
+        e.ModelCallStarted(model="m", call=one, reserved=Usage(input_tokens=100, output_tokens=50, cost_usd=0.2)),
+        e.ModelCallStarted(model="s", call=two, purpose="ask", reserved=Usage(input_tokens=10, output_tokens=5, cost_usd=0.02)),
+        e.ModelCallFailed(call=one, error="slow down", kind="rate_limited", latency_ms=1.5),
+        e.ModelCallStarted(model="m", call=one, attempt=2, reserved=Usage(input_tokens=100, output_tokens=50, cost_usd=0.2)),
+        e.ModelCallFinished(call=two, model="s-1", usage=Usage(input_tokens=9, output_tokens=2, cost_usd=0.01), finish="stop"),
+        e.ModelCallFinished(
+            call=one,
+            model="m-1",
+            usage=Usage(input_tokens=90, output_tokens=40, cached_tokens=30, reasoning_tokens=4, cost_usd=0.1),
+            request_id="r-1",
+            finish="tool_call",
+            latency_ms=12.5,
+        ),
+        e.PlanRejected(problem="it is text", raw="do it", usage=Usage(input_tokens=90, output_tokens=40), model="m-1"),
+        e.ModelCallStarted(model="m", call="main.1.m4", reserved=Usage(input_tokens=120, output_tokens=50, cost_usd=0.25)),
+        e.RunResumed(worker="host:2"),
+        e.ModelCallStarted(model="m", call="main.1.m5", reserved=Usage(input_tokens=120, output_tokens=50, cost_usd=0.25)),
+        e.ModelCallFinished(call="main.1.m5", model="m-1", usage=Usage(input_tokens=110, output_tokens=20, cost_usd=0.05)),
+        planned(FinalAnswer(content="asked"), usage=Usage(input_tokens=110, output_tokens=20), model="m-1"),
+        e.PassFinished(status="done", reason="final_answer", output="asked"),
+        e.RunFinished(status="completed", reason="final_answer", output="asked"),
+    )
+    return log
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
     "doubted": doubted,
     "waited": waited,
     "embedded": embedded,
+    "metered": metered,
 }
 
 

@@ -146,13 +146,13 @@ def test_a_recorded_model_call_is_not_counted_twice() -> None:
         e.ModelCallStarted(model="m"), e.ModelCallFailed(error="x", usage=Usage(input_tokens=1)), e.ModelCallStarted(model="m")
     )
     log.add(planned(Thought(content="hm"), usage=Usage(input_tokens=2), model="m"))
-    assert (log.state.usage.model_calls, log.state.usage.input_tokens, log.state.reserved) == (2, 3, None)
+    assert (log.state.usage.model_calls, log.state.usage.input_tokens, log.state.reserved) == (2, 3, {})
 
 
 def test_a_model_call_that_a_crash_left_open_is_charged_at_its_reservation() -> None:
     """Marked as estimated, once."""
     log = turn(opened()).add(e.ModelCallStarted(model="m", reserved=Usage(output_tokens=9, cost_usd=0.5)), e.RunResumed(), e.RunResumed())
-    assert (log.state.usage.output_tokens, log.state.usage.cost_usd, log.state.usage.estimated, log.state.reserved) == (9, 0.5, True, None)
+    assert (log.state.usage.output_tokens, log.state.usage.cost_usd, log.state.usage.estimated, log.state.reserved) == (9, 0.5, True, {})
 
 
 def test_the_usage_of_a_child_is_the_runs_too() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from detent import Agent, Host, tool
 from detent.core import events as e
-from detent.core.errors import ConfigError, RunContextMismatch, ToolsMissing, UnknownName
+from detent.core.errors import ConfigError, Divergence, RunContextMismatch, ToolsMissing, UnknownName
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
@@ -106,7 +106,7 @@ def test_tools_that_an_agent_brings_are_registered_once() -> None:
 
 
 def test_a_resume_says_what_changed_in_the_code() -> None:
-    """`RunResumed.changed` names a tool whose schema is another, a policy, a kernel; nothing when all is the same."""
+    """`RunResumed.changed` names a tool whose schema is another, a policy; nothing when all is the same. Another kernel is a divergence."""
 
     async def main() -> None:
         from detent.kernel.kernel import make_kernel
@@ -121,10 +121,14 @@ def test_a_resume_says_what_changed_in_the_code() -> None:
 
         begun = await engine_for(Script([call("look", n=1)]), *desk.all, store=place).step(Agent(name="w", tools=["look", "put"]), "go")
         await engine_for(Script([call("look", n=2)]), *desk.all, store=place).step(run_id=begun.run_id)
-        others = {"policy": Allow(), "kernel": make_kernel(version=2)}
-        engine = engine_for(Script([END]), other_look, desk.put, store=place, **others)
+        length = len(await place.read(begun.run_id))
+        newer = engine_for(Script([END]), *desk.all, store=place, kernel=make_kernel(version=2))
+        with pytest.raises(Divergence, match="another kernel, limits or input"):
+            await newer.resume(begun.run_id)
+        assert len(await place.read(begun.run_id)) == length, "nothing was recorded, the run stays resumable"
+        engine = engine_for(Script([END]), other_look, desk.put, store=place, policy=Allow())
         result = await engine.resume(begun.run_id)
         changed = [r.event.changed for r in await engine.records(result.run_id) if isinstance(r.event, e.RunResumed)]
-        assert changed == [(), ("kernel", "policy", "tool:look")]
+        assert changed == [(), ("policy", "tool:look")]
 
     run_async(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 
 from detent.core import events as e
@@ -137,14 +138,26 @@ def check_order(state: RunState) -> None:
 
 def check_usage(records: Sequence[Record], state: RunState) -> None:
     """What the run used is the sum of what its records say."""
-    told, begun = NOTHING, frozenset[str]()
+    told, begun, metered, reserved = NOTHING, frozenset[str](), frozenset[str](), dict[str, Usage]()
     for record in records:
         event = record.event
         if isinstance(event, e.TurnStarted):
             told = told.plus(Usage(iterations=1))
         elif isinstance(event, e.ToolStarted) or (isinstance(event, e.ToolFinished) and event.digest):
             told, begun = told.plus(Usage(tool_calls=event.call not in begun)), begun | {event.call}
-        if isinstance(event, e.Planned | e.PlanRejected | e.ModelCallFinished | e.ModelCallFailed | e.ContextCompacted | e.EffectRecorded | e.SubagentJoined):
+        if isinstance(event, e.ModelCallStarted):
+            reserved[event.call] = event.reserved
+            metered |= {record.envelope.scope} if event.call and event.purpose == "plan" else frozenset()
+        elif isinstance(event, e.ModelCallFinished | e.ModelCallFailed):
+            del reserved[event.call]
+        elif isinstance(event, e.RunResumed | e.RunFinished):  # what a crash left open
+            told, reserved = reduce(Usage.plus, reserved.values(), told), {}
+        elif isinstance(event, e.TurnStarted):
+            metered -= {record.envelope.scope}
+        if isinstance(event, e.Planned | e.PlanRejected):
+            told = told if record.envelope.scope in metered else told.plus(event.usage)
+            metered -= {record.envelope.scope}
+        elif isinstance(event, e.ModelCallFinished | e.ModelCallFailed | e.ContextCompacted | e.EffectRecorded | e.SubagentJoined):
             told = told.plus(event.usage)
     used = state.usage
     for field in ("iterations", "tool_calls", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):

@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,11 +56,11 @@ def engine_of(servers: Mapping[str, McpServer], *plans: Any, **options: Any) -> 
     return Engine(mcp=servers, **{"approver": lambda _: True, "planner": ScriptedPlanner([*plans, END]), **options})
 
 
-def ran(server: McpServer, *plans: Any, tools: Sequence[str] = ("it__*",), **options: Any) -> Result:
+def ran(server: McpServer, *plans: Any, tools: Sequence[str] = ("it__*",), engine_tools: Sequence[Any] = (), **options: Any) -> Result:
     """Return the result of a run of these plans with one server, `it`."""
 
     async def work() -> Result:
-        async with engine_of({"it": server}, *plans, **options) as engine:
+        async with engine_of({"it": server}, *plans, tools=engine_tools, **options) as engine:
             return await engine.run(Agent(name="tester", tools=tools), "do it")
 
     return within(work)
@@ -79,6 +82,11 @@ async def until(true: Callable[[], Any]) -> None:
         await asyncio.sleep(0.01)
 
 
+def first_then(first: Any, later: Any) -> Callable[[Any], Any]:
+    """Return an entry of a script that is `first` in the run with the goal "do it", else `later`."""
+    return lambda view: first if view.goal == "do it" else later
+
+
 def one(result: Result) -> Item:
     """Return the only call of a run."""
     (item,) = result.tool_calls
@@ -92,14 +100,32 @@ def error(result: Result) -> tuple[str, str]:
     return found.code, found.message
 
 
+@contextmanager
+def listening(command: Sequence[str], *, port: int = 0, environment: Mapping[str, str] | None = None) -> Generator[tuple[Any, int]]:
+    """Run a program that serves on a port of loopback, `{port}` in its command and environment; yields its process and the port."""
+    if port == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    filled = {name: value.format(port=port) for name, value in (environment or {}).items()}
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([word.format(port=port) for word in command], env={**os.environ, **filled}, **quiet)
+
+    def answers() -> bool:
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", port)) == 0 or process.poll() is not None
+
+    try:
+        within(lambda: until(answers), 30)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
 def node_tool(name: str) -> str:
     """Return the path of a Node program that `scripts/node-tools` installs; skip the test, saying so, where it is not there."""
-    place = Path(os.environ.get("DETENT_NODE_TOOLS", ROOT / ".node-tools")).resolve() / "node_modules" / ".bin" / name
+    place = Path(os.environ.get("NODE_TOOLS", ROOT / ".node-tools")).resolve() / "node_modules" / ".bin" / name
     if shutil.which("node") is None or not place.exists():
         pytest.skip(f"NOT TESTED: {name} is not installed (scripts/node-tools installs it; it needs Node.js)", allow_module_level=True)
     return str(place)
-
-
-__all__ = [
-    "END", "RUDE", "TOKEN", "Awaitable", "call", "effects", "engine_of", "error", "node_tool", "one", "ran", "received", "rude", "until", "within",
-]  # fmt: skip

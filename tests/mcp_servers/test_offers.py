@@ -11,10 +11,9 @@ from detent import Agent, Engine, McpServer, ToolPins, tool
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import RunResumed
 from detent.policies.tiers import TierPolicy
-from detent.testing import ScriptedPlanner
 from detent.tools.mcp.levels import level_of
 from detent.tools.mcp.offered import full_name
-from mcp_servers.desks import END, call, effects, engine_of, one, ran, received, rude, until, within
+from mcp_servers.desks import END, call, effects, engine_of, first_then, one, ran, received, rude, until, within
 
 ALL = Agent(name="tester", tools=["it__*"])
 
@@ -109,13 +108,13 @@ def test_only_what_the_allow_list_names_is_there(tmp_path: Path) -> None:
     assert surveyed(it=rude(tmp_path, tools=["echo", "write"]))[0].keys() == {"it__echo", "it__write"}
     assert surveyed(it=rude(tmp_path, tools={"echo": ToolPins()}))[0].keys() == {"it__echo"}
     assert len(surveyed(it=rude(tmp_path, tools={"echo": ToolPins(), "*": ToolPins()}))[0]) > 10
-    with pytest.raises(UnknownName, match="unknown tool of MCP server 'it' 'it__write'; did you mean 'it__echo'|known: it__echo"):
+    with pytest.raises(UnknownName, match=r"unknown tool of MCP server 'it' 'it__write'; did you mean 'it__echo'|known: it__echo"):
         ran(rude(tmp_path, tools=["echo"]), tools=["it__write"])
 
 
 def test_pins_for_a_tool_that_is_not_there_are_an_error(tmp_path: Path) -> None:
     """A misspelt name would pin nothing, and nobody would notice."""
-    with pytest.raises(ConfigError, match="MCP server 'it': tools: there is no tool 'wirte'; did you mean 'write'?"):
+    with pytest.raises(ConfigError, match=r"MCP server 'it': tools: there is no tool 'wirte'; did you mean 'write'?"):
         ran(rude(tmp_path, tools={"wirte": ToolPins(side_effect="destructive"), "*": ToolPins()}))
 
 
@@ -156,7 +155,8 @@ def test_a_server_may_go_without_prefix(tmp_path: Path) -> None:
         return text
 
     with pytest.raises(ConfigError, match="which a tool of this engine has already"):
-        ran(rude(tmp_path, prefix=""), tools=["write"], planner=ScriptedPlanner([END]), mcp_own=echo)
+        ran(rude(tmp_path, prefix=""), tools=["write"], engine_tools=[echo])
+    assert ran(rude(tmp_path, prefix="", tools=["write"]), tools=["write", "echo"], engine_tools=[echo]).status == "completed"
 
 
 def test_servers_are_not_started_for_agents_that_do_not_need_them(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_servers_are_not_started_for_agents_that_do_not_need_them(tmp_path: Path
 
 def test_a_prefix_that_no_server_has_is_named(tmp_path: Path) -> None:
     """`fiels__*` gives the nearest prefix; nothing is started."""
-    with pytest.raises(UnknownName, match="unknown tool 'iit__\\*'|did you mean 'it'"):
+    with pytest.raises(UnknownName, match=r"unknown tool 'iit__\*'|did you mean 'it'"):
         ran(rude(tmp_path), tools=["iit__*"])
 
 
@@ -181,7 +181,7 @@ def test_an_agent_brings_servers_of_its_own(tmp_path: Path) -> None:
     """`Agent(mcp=...)`: the same settings again are no clash, others under that name are; none of it stands in the log."""
 
     async def work() -> None:
-        async with engine_of({}, call("echo", text="x"), END, END) as engine:
+        async with engine_of({}, call("echo", text="x")) as engine:
             agent = Agent(name="tester", tools=["it__echo"], mcp={"it": rude(tmp_path)})
             done = await engine.run(agent, "do it")
             assert one(done).content == "x"
@@ -224,7 +224,7 @@ def test_a_destructive_tool_of_a_server_waits_for_approval(tmp_path: Path) -> No
 
 def test_a_run_that_could_need_approval_that_nobody_gives_is_refused(tmp_path: Path) -> None:
     """The same rule as for tools of one's own, decided by the level of the server's."""
-    with pytest.raises(ConfigError, match="lists tools that need approval .*it__wipe"):
+    with pytest.raises(ConfigError, match=r"lists tools that need approval .*it__wipe"):
         ran(rude(tmp_path), approver=None)
     assert ran(rude(tmp_path), call("echo", text="x"), approver=None, tools=["it__echo"]).status == "completed"
 
@@ -262,7 +262,7 @@ def test_a_changed_list_is_for_later_runs_and_a_vanished_tool_fails(tmp_path: Pa
     """The run keeps what it was offered at its start; the next one sees the new list."""
 
     async def work() -> None:
-        plans = [call("change"), call("echo", text="gone?"), call("fresh"), END, call("fresh")]
+        plans = [first_then(call("change"), END), call("echo", text="gone?"), call("fresh")]
         async with engine_of({"it": rude(tmp_path)}, *plans) as engine:
             original = engine.servers._servers["it"]
             seen: list[Any] = []
@@ -329,7 +329,7 @@ def test_cancelling_a_waiting_run_needs_no_server(tmp_path: Path) -> None:
 
 def test_an_engine_that_was_closed_starts_its_servers_again(tmp_path: Path) -> None:
     """Nothing of a connection outlives the event loop that it was made in; closing ends the program."""
-    engine = engine_of({"it": rude(tmp_path)}, call("echo", text="one"), END, call("echo", text="two"))
+    engine = engine_of({"it": rude(tmp_path)}, call("echo", text="one"))
     agent = Agent(name="tester", tools=["it__echo"])
     for _ in range(2):
         assert engine.run_sync(agent, "do it").status == "completed"

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from detent import Agent, Engine, tool
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure
+from detent.core.events import ModelCallFinished, PlanRejected
 from detent.core.state import Item
+from detent.model_limits import ModelRetries
 from detent.planners.model import ModelPlanner
 from detent.ports import Plan, ToolSpec, View
 from planners.chat_server import HANGS_UP, ChatServer, Entry, fails, says
@@ -268,3 +271,90 @@ def test_text_and_thinking_are_streamed_apart() -> None:
     assert (gateway.heard("text"), gateway.heard("thinking")) == ("The answer.", "Let me think.")
     assert (plan.text, plan.thinking) == ("The answer.", "Let me think.")
     assert len([k for k, _ in gateway.emitted if k == "text"]) > 1
+
+
+# Through an engine ------------------------------------------------------------------------------------------------------------
+
+
+def run(script: list[Entry], *, store: str = "ram:", agent: dict[str, Any] | None = None, **options: Any) -> tuple[Any, list[Any], ChatServer]:
+    """Run an agent whose model is served by the script; return the result, the events of the log and the server."""
+
+    @tool(side_effect="write")
+    def put(x: int) -> int:
+        """Put x."""
+        put_calls.append(x)
+        return x
+
+    put_calls: list[int] = []
+
+    async def go(server: ChatServer) -> tuple[Any, list[Any]]:
+        made = Agent(name="a", model="openai:served", model_settings={"base_url": server.url}, tools=[put], **(agent or {}))
+        async with Engine(store=store, model_retries=ModelRetries(base_s=0.001), **options) as engine:
+            result = await engine.run(made, "g")
+            events = [record.event async for record in engine.events(result.run_id)]
+            return result, [put_calls, *events]
+
+    with ChatServer(script) as server:
+        result, events = asyncio.run(go(server))
+    return result, events, server
+
+
+def test_an_engine_asks_the_model_that_its_agent_names() -> None:
+    """No planner was given: the agent's model is the planner, every request is on the log, and their sum is the run's usage."""
+    script: list[Entry] = [fails(503), says(None, ("c1", "put", {"x": 1})), says(""), says("done")]
+    result, events, server = run(script)
+    assert (result.status, result.output) == ("completed", "done")
+    assert [type(e).__name__ for e in events].count("ModelCallStarted") == len(server.requests) == 4
+    finished = [e for e in events if isinstance(e, ModelCallFinished)]
+    assert result.usage.model_calls == 4
+    assert result.usage.input_tokens == sum(e.usage.input_tokens for e in finished) == 300
+    assert result.usage.cached_tokens == 120
+
+
+def test_a_cut_off_answer_is_told_to_the_model_and_then_counts() -> None:
+    """The plan is rejected with the reason, and the model's shorter answer is the next plan."""
+    cut = says("So long", finish="length")
+    result, events, server = run([cut, cut, says("short")], agent={})
+    assert result.output == "short"
+    (rejected,) = [e for e in events if isinstance(e, PlanRejected)]
+    assert "cut off" in rejected.problem
+    assert "cut off" in server.requests[2]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (fails(401), "planner_error"),
+        (fails(400, code="context_length_exceeded"), "context_overflow"),
+        (says(None, refusal="No."), "model_refused"),
+        (fails(429, code="insufficient_quota"), "planner_error"),
+        (says(""), "planner_error"),
+    ],
+)
+def test_a_failure_that_stays_ends_the_run_with_its_reason(entry: Entry, reason: str) -> None:
+    """And with a message; no tool ran."""
+    result, events, _ = run([entry])
+    assert (result.status, result.reason) == ("failed", reason)
+    assert result.error
+    assert events[0] == []
+
+
+def test_a_stream_that_breaks_runs_no_tool() -> None:
+    """Half a call is nothing; the same call whole is run once."""
+    broken = {**says(None, ("c1", "put", {"x": 12345})), "break_after": 3}
+    result, events, _ = run([broken, says(None, ("c1", "put", {"x": 12345})), says("done")])
+    assert (result.output, events[0]) == ("done", [12345])
+
+
+def test_a_model_that_cannot_be_asked_is_refused_before_anything_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing key is an error of the caller, in two lines."""
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
+    async def go() -> None:
+        async with Engine(store="ram:") as engine:
+            with pytest.raises(ConfigError, match=r"needs a key: set ANTHROPIC_API_KEY\nwithout a key: ") as caught:
+                await engine.run(Agent(name="a", model="anthropic:claude-opus-5-5"), "g")
+            assert str(caught.value).count("\n") == 1
+            assert await engine.list_runs() == []
+
+    asyncio.run(go())

@@ -14,6 +14,7 @@ import pytest
 
 from detent import Engine, FinalAnswer, Suspended, Thought, ToolCall, Usage, tool
 from detent.core.actions import Abstain
+from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure, PlannerFailed, UnknownName
 from detent.core.state import Item
@@ -56,15 +57,35 @@ def test_everything_that_a_model_must_know_is_in_the_prompt() -> None:
         output_schema={"type": "string"},
     )
     plan(OnDevicePlanner(says), seen)
-    for said in ("You are terse.", "read_file(path: string, lines?: integer): Read a file.", '"final_answer"', "Goal: find it", '{"year":2020}'):
+    for said in (
+        "You are terse.",
+        "read_file(path: string, lines?: integer): Read a file.",
+        '"final_answer"',
+        "Goal: find it",
+        '{"year":2020}',
+    ):
         assert said in says.prompts[0]
-    for said in ("be quick", '{"fact":"blue"}', "abc", "try another way", "find the year", "attached words", "b.png", "last turn", "JSON Schema"):
+    for said in (
+        "be quick",
+        '{"fact":"blue"}',
+        "abc",
+        "try another way",
+        "find the year",
+        "attached words",
+        "b.png",
+        "last turn",
+        "JSON Schema",
+    ):
         assert said in says.prompts[0]
 
 
 def test_tools_are_shown_in_the_style_that_was_asked_for() -> None:
     """`name(p1, p2): description`, with types, or with the schema."""
-    for style, said in (("names", "- add(a, b): Add"), ("names-and-types", "- add(a: number, b: number)"), ("full", '"additionalProperties":false')):
+    for style, said in (
+        ("names", "- add(a, b): Add"),
+        ("names-and-types", "- add(a: number, b: number)"),
+        ("full", '"additionalProperties":false'),
+    ):
         planner = OnDevicePlanner(Says(final("x")), tool_style=style)  # type: ignore[arg-type]
         assert said in shown(planner.request(view()))
 
@@ -154,7 +175,9 @@ def test_examples_are_part_of_the_stable_beginning() -> None:
     """Few-shot examples show actions as they should be written."""
     example = Example(goal="add 1 and 2", steps=((ToolCall(tool="add", args={"a": 1, "b": 2}), "3"), (FinalAnswer(content="3"), "")))
     system = OnDevicePlanner(Says("x"), examples=[example]).request(view()).messages[0].content
-    assert 'Goal: add 1 and 2\n{"type": "tool_call", "tool": "add", "args": {"a":1,"b":2}}\nObservation: 3\n{"type": "final_answer"' in system
+    assert (
+        'Goal: add 1 and 2\n{"type": "tool_call", "tool": "add", "args": {"a":1,"b":2}}\nObservation: 3\n{"type": "final_answer"' in system
+    )
 
 
 # Repair -----------------------------------------------------------------------------------------------------------------------
@@ -260,7 +283,9 @@ def test_without_a_gateway_usage_stands_in_the_plan() -> None:
 
 def test_what_a_rejected_plan_cost_is_charged() -> None:
     """The run's usage is the sum of all generations, those of rejected plans included."""
-    says = Says(*[Generation(text="", usage=Usage(input_tokens=10, output_tokens=1))] * 3, Generation(text=final("x"), usage=Usage(input_tokens=7)))
+    says = Says(
+        *[Generation(text="", usage=Usage(input_tokens=10, output_tokens=1))] * 3, Generation(text=final("x"), usage=Usage(input_tokens=7))
+    )
     result = Engine(store="ram:", planner=OnDevicePlanner(says)).run_sync(agent_of(()), "g")
     assert result.output == "x"
     assert (result.usage.input_tokens, result.usage.output_tokens, result.usage.model_calls) == (37, 3, 4)
@@ -415,7 +440,10 @@ def test_where_a_run_stands_in_its_list_is_read_from_its_transcript() -> None:
     assert "All steps are done" in says.prompts[1]
 
 
-@pytest.mark.parametrize("text", [STEPS, '["read a", "add", "answer"]', "1. read a\n2. add\n3. answer", '{"plan": [{"step": "read a"}, {"step": "add"}, "answer"]}'])
+@pytest.mark.parametrize(
+    "text",
+    [STEPS, '["read a", "add", "answer"]', "1. read a\n2. add\n3. answer", '{"plan": [{"step": "read a"}, {"step": "add"}, "answer"]}'],
+)
 def test_a_list_of_steps_is_read_however_it_is_written(text: str) -> None:
     """An object, a list, numbered lines."""
     (thought,) = plan(OnDevicePlanner(Says(text), plan_first=True), view()).actions
@@ -435,7 +463,7 @@ def test_a_missing_list_is_repaired_and_then_given_up() -> None:
 
 def test_a_run_that_is_resumed_elsewhere_sends_the_same_bytes(tmp_path: Path) -> None:
     """Stopped after any turn and taken on by a fresh engine and a fresh planner, the requests are those of the uninterrupted run."""
-    script = [STEPS, call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path="ü\n\"x\""), final("done")]
+    script = [STEPS, call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path='ü\n"x"'), final("done")]
     whole = Says(*script)
     Engine(store="ram:", planner=OnDevicePlanner(whole, plan_first=True)).run_sync(agent_of(recording_tools([])[::2]), "g")
     for store in (f"sqlite:///{tmp_path}/runs.db", f"file:{tmp_path}/logs"):
@@ -522,3 +550,12 @@ def test_sensitive_arguments_stay_out_of_log_and_prompt() -> None:
     Engine(store="ram:", planner=OnDevicePlanner(says)).run_sync(agent_of([login]), "g")
     assert "hunter2" not in says.prompts[1]
     assert "<secret:" in says.prompts[1]
+
+
+def test_what_the_agent_may_do_is_what_its_model_is_offered() -> None:
+    """The agent's `actions`, unless the planner says otherwise; a sub-goal that can be opened can be closed."""
+    agent = AgentSpec(name="a", actions=("push_goal",))
+    system = OnDevicePlanner(Says("x")).request(view(agent=agent)).messages[0].content
+    assert "push_goal" in system and "complete_goal" in system and "ask_user" not in system
+    system = OnDevicePlanner(Says("x"), actions=["final_answer"]).request(view(agent=agent)).messages[0].content
+    assert "push_goal" not in system and "tool_call" not in system

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.core.agent import AgentSpec
-from detent.core.state import Item, KernelState, RunState
 from detent.core.history import Seq
+from detent.core.state import Item, KernelState, RunState
 from detent.policies.matching import keys_in, needle, normal, stands_in
 from detent.policies.provenance import provenance
 
@@ -49,6 +49,7 @@ SAME = {
     "date and time": ("2024-05-20 10:00", "on 2024-05-20 at 10am"),
     "date and time in ISO": ("2024-05-20T10:00:00Z", "May 20, 2024 10:00"),
     "account in groups": ("GB29NWBK60161331926819", "pay GB29 NWBK 6016 1331 9268 19 now"),
+    "account before a word": ("XX11222233334444", "pay XX11 2222 3333 4444 then go now"),
     "account looked for in groups": ("GB29 NWBK 6016 1331 9268 19", "pay GB29NWBK60161331926819"),
     "telephone": ("+49301234567", "call +49 (30) 123-4567"),
     "path": ("./notes\\todo.txt", "open notes/todo.txt"),
@@ -61,6 +62,14 @@ SAME = {
     "script without spaces": ("\u4f1a\u8bae\u8bb0\u5f55", "\u8bf7\u628a\u4f1a\u8bae\u8bb0\u5f55\u53d1\u7ed9\u738b"),
     "whole lines": ("Bring the tent\n- Bring the stove", "bring the tent, and bring the stove"),
     "sentences": ("The figures are attached. Please check them.", "Please check them! Then: the figures are attached"),
+    "number far into a text": (
+        48211,
+        "The order that you placed some time ago with our company, number 48211, is on its way, as we promised you.",
+    ),
+    "date far into a text": (
+        "2024-05-15",
+        "We shall meet again, as has been agreed with everybody concerned, on the 15th of May 2024, in the usual place.",
+    ),
     "placeholder": ("<secret:0123456789abcdef01234567>", "the password is <secret:0123456789abcdef01234567>"),
 }
 OTHER = {
@@ -74,6 +83,8 @@ OTHER = {
     "other time": ("2024-05-20 11:00", "on 2024-05-20 at 10am"),
     "climbing path": ("reports/../secrets.txt", "secrets.txt in reports"),
     "look-alike letters": ("\u0430lice@example.com", "alice@example.com"),
+    "phrase that begins inside a word": ("to them now", "send it unto them now"),
+    "phrase that ends inside a word": ("them all in", "tell them all inside"),
     "words in another order": ("figures quarterly", "the quarterly figures"),
     "recombined words": ("please send the figures to them now", "send figures now, please, to the boss, not them"),
     "one sentence more": ("The figures are attached. Wire the money.", "the figures are attached"),
@@ -83,6 +94,7 @@ SHORT = {
     "small number": (50, "take 50"),
     "small number as text": ("50", "take 50"),
     "small number below a thousand": (999, "take 999"),
+    "small negative number": (-999, "take -999"),
     "true": (True, "true"),
     "false": (False, "false"),
     "short decimal": (9.5, "take 9.5"),
@@ -92,13 +104,13 @@ SHORT = {
 @pytest.mark.parametrize(("value", "said"), SAME.values(), ids=list(SAME))
 def test_the_same_value_is_found_in_whatever_form_it_was_said(value: Any, said: str) -> None:
     """Forms of one value are one value."""
-    assert label(value, said) == "user"
+    assert label(value, said, field="text") == "user"
 
 
 @pytest.mark.parametrize(("value", "said"), OTHER.values(), ids=list(OTHER))
 def test_another_value_is_not_taken_for_it(value: Any, said: str) -> None:
     """Parts, recombinations and look-alikes prove nothing."""
-    assert label(value, said) == "model"
+    assert label(value, said, field="text") == "model"
 
 
 @pytest.mark.parametrize(("value", "said"), SHORT.values(), ids=list(SHORT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import re
 import sys
@@ -25,7 +24,7 @@ from detent.core.fold import evolve
 from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import RunQuery, ToolSpec
+from detent.ports import RunQuery, ToolSpec, wait_for_news
 from detent.results import Approval, Replay, Verification
 
 STATUSES = ("running", *WAITING, *TERMINAL)
@@ -52,7 +51,7 @@ def list_runs(
     session = Session(store=store, config=config, json_wanted=json_wanted)
     most = limit or None
     query = RunQuery(
-        status=_statuses(status or []), tenant=tenant, agent=agent, since=_since(since) if since else None, limit=None if goal else most
+        status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
     )
 
     async def work(_: Engine) -> list[RunHead]:
@@ -129,7 +128,7 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
                 session.output.say(f"  {line}", "magenta")
         told = state.status
-        await asyncio.sleep(POLL_S)
+        await wait_for_news(engine.store, POLL_S, records=True)
 
 
 def verify(
@@ -274,7 +273,8 @@ def _first_line(spec: ToolSpec) -> str:
 # Values -------------------------------------------------------------------------------------------------------------------------
 
 
-def _statuses(asked: list[str]) -> tuple[str, ...]:
+def statuses_of(asked: list[str]) -> tuple[str, ...]:
+    """Return the statuses that these words mean (`waiting`: all waiting ones); raise `ConfigError`."""
     found: list[str] = []
     for name in asked:
         if name == "waiting":
@@ -288,8 +288,8 @@ def _statuses(asked: list[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _since(text: str) -> datetime:
-    """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC."""
+def since_of(text: str, *, option: str = "--since") -> datetime:
+    """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
     match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip())
     if match:
         units: dict[str, Any] = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -297,5 +297,5 @@ def _since(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ConfigError(f"--since {text!r} is no time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00") from None
+        raise ConfigError(f"{option} {text!r} is no time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

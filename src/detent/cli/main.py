@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import looking, removing, running, starting
+from detent.cli import governance, looking, moving, removing, running, starting
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
 
@@ -37,6 +37,8 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "export": looking.export,
         "tools": looking.tools,
     },
+    "Govern": {"explain": governance.explain, "backtest": governance.backtest},
+    "Move": {"copy": moving.copy, "archive": moving.archive, "import": moving.bring_back},
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
     "Begin": {"init": starting.init, "demo": starting.demo},
 }

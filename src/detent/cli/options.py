@@ -10,7 +10,7 @@ import typer
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]
 Store = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="ram:, file:DIR or sqlite:///PATH. Default: sqlite:///.detent/runs.db")
+    str | None, typer.Option("--store", metavar="URL", help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: sqlite:///.detent/runs.db")
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
 Workspace = Annotated[Path | None, typer.Option("--workspace", metavar="DIR", help="The directory that workspace tools are confined to.")]

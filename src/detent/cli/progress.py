@@ -75,6 +75,8 @@ class Progress:
                 self._now(f"iteration {iteration} · {clean(tool)}" + (f" (attempt {event.attempt})" if event.attempt > 1 else ""))
             case e.PlanRejected(problem=problem):
                 self._line(f"{iteration:>4}  plan rejected: {shortened(clean(problem), WIDTH)}", "yellow")
+            case e.ModelCallFailed(error=error, kind=kind):
+                self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(clean(error), WIDTH)}", "yellow")
             case e.Reflected():
                 self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
             case e.ToolFinished(call=call) | e.ToolReconciled(call=call):

@@ -23,7 +23,7 @@ def erase(
     """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
     run_id = session.drive(lambda _: session.find(run))
-    _confirm(session, f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
+    confirm(session, f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
     async def work(engine: Engine) -> None:
         await engine.erase(run_id, by=by or operator(), why=why)
@@ -38,7 +38,7 @@ def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config
     """Remove a run with all that belongs to it."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
     run_id = session.drive(lambda _: session.find(run))
-    _confirm(session, f"Remove run {run_id} with its whole log?", yes=yes)
+    confirm(session, f"Remove run {run_id} with its whole log?", yes=yes)
 
     async def work(engine: Engine) -> None:
         await engine.delete(run_id)
@@ -62,7 +62,7 @@ def gc(store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json =
     return 0
 
 
-def _confirm(session: Session, question: str, *, yes: bool) -> None:
+def confirm(session: Session, question: str, *, yes: bool) -> None:
     """Ask on a terminal; go on without asking in a pipe, where nobody could answer. Raise `ConfigError` when the answer is no."""
     if yes or session.output.json or not sys.stdin.isatty():
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from detent.cli.model_calls import told
 from detent.cli.output import Output, as_text, clean, shortened, style_of
 from detent.cli.session import Session
 from detent.cli.standing import next_commands, waits_for
@@ -48,6 +49,8 @@ def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
     for name, text in (("text", turn.text), ("thinking", turn.thinking)):
         if text:
             out.show(f"  {name:<9} {shortened(clean(text), limit)}")
+    for asked in turn.models:
+        out.show(f"  model     {shortened(clean(told(asked)), limit)}", "red" if asked.error else "dim")
     for call in turn.calls:
         _call(out, call, limit)
     for line in turn.events:

@@ -32,6 +32,7 @@ from detent.loading import config_from_environment, find_config, load_agent, loa
 from detent.mcp_tables import load_servers
 from detent.ports import RunQuery, ToolSpec
 from detent.results import Result, result_of
+from detent.stores.urls import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 
@@ -115,7 +116,7 @@ class Session:
         """Whether the store exists; commands that only look do not create one."""
         url = cast("str", self.config.store.url)
         scheme, _, rest = url.partition(":")
-        return scheme == "ram" or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
+        return scheme in ("ram", "postgresql", "postgres") or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""
@@ -265,13 +266,8 @@ class Session:
         return sorted({*self.engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
 
     def _check_planner(self, agent: Agent, path: Path) -> None:
-        if agent.rules or self.engine.planner is not None:
+        if agent.rules or agent.model or self.engine.planner is not None:
             return
-        if agent.model:
-            raise ConfigError(
-                f"{path}: agent {agent.name!r} names the model {agent.model!r}, but this version of Detent has no planner for models\n"
-                'give it rules = "rules.yaml", planner = "module:attribute" in detent.toml, or use Engine(planner=...) from Python'
-            )
         raise ConfigError(
             f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
             'give it rules = "rules.yaml"; `detent init` writes an example'
@@ -289,7 +285,7 @@ class Session:
 
 
 def _suffix(store: str | None, config: Path | None) -> str:
-    said = ["--store", store] if store else []
+    said = ["--store", without_password(store)] if store else []
     said += ["--config", str(config)] if config is not None else []
     return "".join(f" {shlex.quote(word)}" for word in said)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from detent.cli.model_calls import ModelCall, take_model_call
 from detent.cli.output import fault
 from detent.core import events as e
 from detent.core.actions import AnyAction, ToolCall
@@ -53,6 +54,7 @@ class Iteration(msgspec.Struct, kw_only=True):
     text: str = ""
     thinking: str = ""
     model: str = ""
+    models: list[ModelCall] = []
     calls: list[Call] = []
     events: list[str] = []
     state: dict[str, Any] = {}
@@ -110,11 +112,13 @@ class _Reader:
         self.state = evolve(self.state, record)
         envelope, event = record.envelope, record.event
         if isinstance(event, e.TurnStarted):
-            turn = Iteration(iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, calls=[], events=[])
+            turn = Iteration(iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, models=[], calls=[], events=[])
             self.iterations.append(turn)
             self.open[envelope.scope] = turn
         elif isinstance(event, (e.Planned, e.PlanRejected)):
             self._plan(self.open[envelope.scope], event)
+        elif isinstance(event, (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)) and envelope.scope in self.open:
+            take_model_call(self.open[envelope.scope].models, event)
         elif not self._call(event, envelope.at):
             self._other(event, envelope.at, envelope.scope)
         turn = self.open.get(envelope.scope) or (self.iterations[-1] if self.iterations else None)

@@ -33,6 +33,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
+    kernel: str = ""
     tools: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     budget: Budget = Budget()

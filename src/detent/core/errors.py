@@ -14,6 +14,7 @@ DetentError
 │   ├── Suspended          stopped advancing, nothing was finished, resumable
 │   ├── Divergence         re-execution does not match the log
 │   ├── IllegalEvent       a record cannot follow the log so far
+│   ├── PassFailed         a pass of a strategy gave nothing
 │   └── UnrecordedChange   a phase changed a kernel fact without an event
 ├── StoreError
 │   ├── Conflict           another writer appended first
@@ -153,6 +154,16 @@ class Divergence(RunError):
 
 class IllegalEvent(RunError):
     code = "illegal_event"
+
+
+class PassFailed(RunError):
+    """A pass of a strategy gave nothing; `passed` says why. A strategy that does not catch it ends the run with that reason."""
+
+    code = "pass_failed"
+
+    def __init__(self, run_id: str, passed: Any) -> None:
+        self.passed = passed
+        super().__init__(run_id, f"pass {passed.scope!r} of run {run_id!r} failed ({passed.reason}): {passed.error or 'no more is known'}")
 
 
 class UnrecordedChange(RunError):

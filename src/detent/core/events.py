@@ -210,7 +210,11 @@ class MemoryRecalled(Event, frozen=True, kw_only=True):
 
 
 class ModelCallStarted(Event, frozen=True, kw_only=True):
-    """A model call is about to be made; the reservation is charged if a crash leaves it open."""
+    """A model call is about to be made; the reservation is charged if a crash leaves it open.
+
+    `call` is `scope.iteration.mN`, the same over attempts. Usage of a plan is charged with it only where no call with the purpose `plan`
+    came before it.
+    """
 
     model: str
     call: str = ""
@@ -231,7 +235,7 @@ class ModelCallFinished(Event, frozen=True, kw_only=True):
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The open model call ended without an answer that can be used."""
+    """The model call `call` ended without an answer that can be used; `kind` is the class of the failure, `cancelled`, `abandoned` or `error`."""
 
     call: str = ""
     error: str

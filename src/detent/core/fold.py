@@ -168,7 +168,13 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
                 raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
             first = Item(kind="user", text=event.input or state.goal)
             opened = KernelState(
-                task_id=state.run_id, strategy=state.strategy, kernel_type=event.kernel, scope=key, limits=event.limits, meta=event.meta
+                task_id=state.run_id,
+                strategy=state.strategy,
+                kernel_type=event.kernel,
+                scope=key,
+                limits=event.limits,
+                digest=event.digest,
+                meta=event.meta,
             )
             return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
         case e.PassFinished(status=status, reason=reason):
@@ -310,6 +316,9 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
         raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again")
     passes: dict[str, KernelState] = {}
     for scope, before in state.passes.items():
+        if before.status == "done":
+            passes[scope] = before
+            continue
         unfinished = any(c.status != "finished" for c in before.calls.values())
         passes[scope] = replace(
             before,

@@ -43,6 +43,10 @@ REASONS: dict[str, Outcome] = {
 """The closed list of reasons and the status that each gives."""
 
 
+ENDS_RUN = ("cancelled", "policy_stopped", "policy_denied", "approval_rejected", "approval_expired", "fatal_tool_error")
+"""What ends the run in whichever pass it happens; `policy_denied` and `approval_rejected` end a pass only where the agent says so."""
+
+
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """A pass and with it its run has come to an end: for this reason, with this output or error."""
 
@@ -50,6 +54,11 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     output: Any = None
     error: str = ""
     bound: Exhausted | None = None
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether it is about the run, not about the pass alone: no strategy goes on after it."""
+        return self.reason in ENDS_RUN or (self.bound is not None and self.bound.of == "run")
 
 
 class Reflect(msgspec.Struct, frozen=True):
@@ -110,7 +119,10 @@ def reached(
     only = only or (None if turn_over else ("running_s", "total_s"))
     used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
     bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
-    return bound or (exhausted(state.limits, mine, only=only) if turn_over and state.limits is not UNBOUNDED else None)
+    if bound is not None or not turn_over or state.limits is UNBOUNDED:
+        return bound
+    bound = exhausted(state.limits, mine, only=only)
+    return bound and msgspec.structs.replace(bound, of="pass")
 
 
 def _with_calls(usage: Usage, begun: int) -> Usage:

@@ -151,6 +151,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     iteration: int = 0
     usage: Usage = NOTHING
     limits: Budget = UNBOUNDED
+    digest: str = ""
     status: PassStatus = "thinking"
     ended: str = ""
     output: Any = None

@@ -6,6 +6,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from detent.core.budget import NOTHING
 from detent.core.errors import ModelCallFailure
 from detent.ports import Embeddings, ModelAnswer, Models
@@ -30,7 +32,7 @@ async def called(
         size = sum(-(-len(text) // 4) for text in texts)
         answer = await models.call(model, checked, provider=provider, purpose="embed", input_tokens=size)
     vectors = tuple(tuple(float(x) for x in vector) for vector in answer.value)
-    return Embeddings(vectors=vectors, model=model, usage=answer.usage if models is None else NOTHING)
+    return Embeddings(vectors=vectors, model=model, usage=NOTHING if models is not None else replace(answer.usage, model_calls=1))
 
 
 def _check(vectors: Any, wanted: int, model: str) -> None:

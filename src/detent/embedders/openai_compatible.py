@@ -75,7 +75,7 @@ class OpenAICompatibleEmbedder:
             body["dimensions"] = self._dimensions
         data = await self._post(body)
         used: dict[str, Any] = data.get("usage") or {}
-        usage = Usage(model_calls=1, input_tokens=int(used.get("prompt_tokens") or used.get("total_tokens") or 0))
+        usage = Usage(input_tokens=int(used.get("prompt_tokens") or used.get("total_tokens") or 0))
         try:
             entries = sorted(cast("list[dict[str, Any]]", data["data"]), key=lambda entry: entry.get("index", 0))
             vectors = [list(entry["embedding"]) for entry in entries]

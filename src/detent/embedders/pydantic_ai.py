@@ -57,7 +57,7 @@ class PydanticAIEmbedder:
             raise ModelCallFailure(said[:600], kind=_kind_of(error), retry_after_s=seconds) from error
         return ModelAnswer(
             value=[list(vector) for vector in result.embeddings],
-            usage=Usage(model_calls=1, input_tokens=result.usage.input_tokens),
+            usage=Usage(input_tokens=result.usage.input_tokens),
             model=result.model_name,
             request_id=result.provider_response_id or "",
             finish="stop",

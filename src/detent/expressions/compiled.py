@@ -80,7 +80,7 @@ def compile_expression(source: str, *, where: str, names: Names) -> Expression:
     """Compile `source`; raise `ConfigError` for wrong syntax and for names and functions that do not exist."""
     place = f"{where}: expression {_quoted(source)}"
     try:
-        program = _cel().compile(source)
+        program = cel().compile(source)
     except ValueError as error:
         raise ConfigError(f"{place} {_syntax(str(error))}") from None
     code, literals = _without_literals(source)
@@ -112,7 +112,7 @@ def evaluate(expression: Expression, lookup: Lookup) -> Any:
 
 def make_context(variables: dict[str, Any], calls: Iterable[str]) -> Any:
     """Return what expressions are executed over: making it costs more than executing, so several may share one."""
-    return _cel().Context(variables, {name: FUNCTIONS[name] for name in calls})
+    return cel().Context(variables, {name: FUNCTIONS[name] for name in calls})
 
 
 def execute(expression: Expression, context: Any) -> Any:
@@ -124,11 +124,12 @@ def execute(expression: Expression, context: Any) -> Any:
 
 
 @cache
-def _cel() -> ModuleType:
-    import cel
+def cel() -> ModuleType:
+    """Return the library, loaded when it is first needed."""
+    import cel as library
 
     logging.getLogger("cel").addHandler(logging.NullHandler())  # what fails is raised; it need not be printed beside
-    return cel
+    return library
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

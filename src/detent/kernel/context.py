@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, remaining
-from detent.core.errors import UnrecordedChange
+from detent.core.errors import UnknownName, UnrecordedChange
 from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
 from detent.core.state import Item, KernelState, RunState
@@ -23,7 +24,7 @@ from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
-from detent.ports import ContextProfile, Guard, KernelHooks, Policy, ResultCompression, Tool, ToolSpec, View
+from detent.ports import ContextProfile, Guard, KernelHooks, Policy, ResultCompression, Tool, ToolSpec, View, offered
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -36,6 +37,14 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     variables: dict[str, Any] = {}
     limits: Budget = Budget()
+    guidance: tuple[str, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    small: bool = False
+
+
+def no_guard(name: str) -> Guard:
+    """Raise `UnknownName`: a run that was given no guards by name knows none."""
+    raise UnknownName("guard", name, ())
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +58,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     hooks: KernelHooks = KernelHooks()
     profile: ContextProfile = ContextProfile()
     compression: ResultCompression = ResultCompression()
+    guard_named: Callable[[str], Guard] = no_guard
 
     @property
     def state(self) -> RunState:
@@ -64,6 +74,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass works with, and what its phases may do."""
 
     input: KernelInput
+    agent: AgentSpec
     profile: ContextProfile
     compression: ResultCompression
     tools: dict[str, Tool]
@@ -137,7 +148,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             transcript = [Item(kind="note", text=state.summary), *state.steps[state.compacted :]]
         return View(
             goal=run.goal,
-            agent=run.agent,
+            task=self.input.task,
+            agent=self.agent,
             iteration=state.iteration,
             variables=fresh(self.input.variables),
             transcript=transcript,
@@ -146,9 +158,12 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             memory=tuple(fresh(state.memory)),
             budget_remaining=remaining(run.budget, reduce(Usage.plus, run.reserved.values(), run.usage), running_s=run.running_ms / 1000),
             scratchpad=dict(state.scratchpad),
-            guidance=state.guidance,
+            guidance=(*self.input.guidance, *state.guidance) if self.input.guidance else state.guidance,
             attachments=tuple(fresh(run.attachments)),
-            output_schema=fresh(run.output_schema),
+            output_schema=fresh(self.input.output_schema),
+            small=self.input.small,
+            profile=self.profile,
+            compression=self.compression,
             goals=tuple([(g.goal_id, g.goal) for g in run.goals]),
             host=run.host,
             run_id=run.run_id,
@@ -164,20 +179,44 @@ def fresh(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value)) if value else value
 
 
-def make_context(run: Run, scope: str, *, task: str = "") -> KernelContext:
-    """Assemble the one context of a pass."""
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
+
+    `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
+    small model. An empty `output_schema` means that any answer will do.
+    """
+
+    task: str = ""
+    instructions: str | None = None
+    tools: tuple[str, ...] | None = None
+    guards: tuple[str, ...] = ()
+    guidance: tuple[str, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    small: bool = False
+
+
+def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
+    """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
     state = run.state
-    given = KernelInput(
-        task=task or state.goal, instructions=state.agent.instructions, variables=state.variables, limits=state.passes[scope].limits
-    )
+    agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
+    tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
     return KernelContext(
-        input=given,
+        input=KernelInput(
+            task=given.task or state.goal,
+            instructions=agent.instructions,
+            variables=state.variables,
+            limits=state.passes[scope].limits,
+            guidance=given.guidance,
+            output_schema=state.output_schema if given.output_schema is None else given.output_schema or None,
+            small=given.small,
+        ),
+        agent=agent,
         profile=run.profile,
         compression=run.compression,
-        tools=run.tools,
+        tools=tools,
         hooks=run.hooks,
-        guards=run.guards,
+        guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),
         run=run,
         scope=scope,
-        specs=tuple(tool.spec for tool in run.tools.values()),
+        specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
     )

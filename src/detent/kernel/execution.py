@@ -19,11 +19,11 @@ from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
-from detent.core.state import CallState
+from detent.core.state import CallState, RunState
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached
-from detent.ports import Block, Call, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.ports import Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
 
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
@@ -46,7 +46,7 @@ async def carry_out(context: KernelContext) -> None:
             await _settle(call, context)
     digests: dict[str, str] = {}
     for call in context.state.calls.values():
-        if call.status == "planned" and not call.refused:
+        if call.status == "planned" and not call.refused and not context.state.ended:
             digests[call.call_id] = _decide(call, context)
     asked = context.run.state.approvals
     if asked and any(c in asked for c in context.state.calls):
@@ -73,7 +73,7 @@ def _decide(call: CallState, context: KernelContext) -> str:
             )
             _refuse(call, context, "guard_blocked", block.reason)
             return frozen.digest
-    verdict = _verdict(frozen, call, context)
+    verdict = verdict_on(frozen, call, context.run.policy, context.run.state)
     context.run.record(
         context.scope,
         e.PolicyDecided(
@@ -83,7 +83,7 @@ def _decide(call: CallState, context: KernelContext) -> str:
             reason=verdict.reason,
             sources=verdict.sources,
             facts=verdict.facts,
-            policy=context.run.policy.version if verdict.decision != "allow" else "",
+            policy=context.run.policy.version,
         ),
     )
     if verdict.decision == "deny":
@@ -133,10 +133,10 @@ def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
     return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block")
 
 
-def _verdict(frozen: Call, call: CallState, context: KernelContext) -> Verdict:
-    """Return what the policy says; a call found in text asks first unless it only reads, and a person's approval settles that."""
+def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
+    """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
     try:
-        verdict = context.run.policy.decide(frozen, context.run.state)
+        verdict = policy.decide(frozen, state)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code

@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol
 
 from detent.core.budget import Exhausted
 from detent.core.events import AnyEvent
 from detent.core.state import CallState, Item
 from detent.ports import Cancellation, Models, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
+
+BRANCH: ContextVar[str] = ContextVar("detent_branch", default="")
+"""The scope of the parallel pass that the current task runs, "" outside of one."""
 
 
 class BoundReached(Exception):
@@ -44,6 +48,10 @@ class World(Protocol):
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any: ...
+
+    async def reading(self, what: Literal["now", "random"]) -> float: ...
+
+    async def breathe(self) -> None: ...
 
     async def pause(self, seconds: float) -> None: ...
 

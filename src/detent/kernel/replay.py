@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,11 +22,15 @@ from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import CallState, Item, RunState
-from detent.kernel.outside import BoundReached, Interrupted
+from detent.kernel.outside import BRANCH, BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)
 """Model calls are made outside of what is re-executed: their records are taken as they are, wherever they stand."""
+
+
+STUCK = 10_000
+"""After so many turns of the event loop without a record, passes that run side by side wait for each other for ever."""
 
 
 class LogEnded(BaseException):
@@ -72,7 +76,7 @@ class ReplayJournal:
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce; unwind where the live worker stopped."""
-        while isinstance(self.next, GATEWAY):
+        while isinstance(self.next, GATEWAY) or (BRANCH.get() and self._taken_by_another()):
             self.accept()
         expected = self.next
         if expected is None:
@@ -81,17 +85,41 @@ class ReplayJournal:
             raise Unwind
         return expected
 
+    def _taken_by_another(self) -> bool:
+        """Whether the next record is an input that a pass beside this one took up."""
+        return isinstance(self.next, e.INPUTS) and not isinstance(self.next, e.RunResumed) and not _from_kernel(self.next)
+
     def diverged(self, actual: Any) -> Divergence:
         """Return the error that names the next record and what came instead."""
         expected = self.next
         said = actual if isinstance(actual, str) else encode(actual).decode()
         return Divergence(self.state.run_id, self.cursor + 1, encode(expected).decode() if expected else "nothing", said)
 
+    async def until(self) -> None:
+        """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task."""
+        mine, seen, turns = BRANCH.get(), -1, 0
+        while mine and (scope := self._next_scope()) is not None and scope != mine:
+            turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
+            if turns > STUCK:
+                raise self.diverged(f"a record of pass {mine!r}, or nothing more")
+            await asyncio.sleep(0)
+
+    def _next_scope(self) -> str | None:
+        """Return the scope of the next record that the kernel makes, None where the live worker stopped."""
+        for index in range(self.cursor, len(self.records)):
+            record = self.records[index]
+            if isinstance(record.event, e.RunResumed):
+                return None
+            if not isinstance(record.event, (*e.INPUTS, *GATEWAY)):
+                return record.envelope.scope
+        return None
+
     def consume(self, signal_id: str) -> None:
         """Nothing to do: the inbox is not touched."""
 
     async def commit(self, *, durable: bool = False) -> None:
-        """Nothing to do: everything is on the log already."""
+        """Everything is on the log already; other passes go on here, as they did."""
+        await self.until()
 
     async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
         """Nothing to do: a late outcome is an input."""
@@ -143,12 +171,21 @@ class ReplayWorld:
 
     async def pause(self, seconds: float) -> None:
         """A re-execution does not wait."""
+        await self._journal.until()
+
+    async def reading(self, what: Literal["now", "random"]) -> float:
+        """Never asked: what was recorded is found before."""
+        raise self._journal.diverged(f"a reading of {what!r}")
+
+    async def breathe(self) -> None:
+        """Other passes go on here, as they did."""
+        await self._journal.until()
 
     async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
         """Take the inputs that the log has here."""
         taken: list[e.AnyEvent] = []
         while isinstance(self._journal.next, e.INPUTS):
-            if isinstance(self._journal.next, e.ToolReconciled) and not _from_outside(self._journal.next):
+            if _from_kernel(self._journal.next):
                 break
             taken.append(self._journal.accept())
         return taken
@@ -159,6 +196,7 @@ class ReplayWorld:
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Answer as the planner did."""
         journal = self._journal
+        await journal.until()
         expected = journal.expect()
         match expected:
             case e.Planned():
@@ -205,7 +243,7 @@ class ReplayWorld:
             if found is not None:
                 return found
             turns += 1
-            if turns > 10_000:
+            if turns > STUCK:
                 raise self._journal.diverged(f"the outcome of call {call.call_id}")
             await asyncio.sleep(0)
 
@@ -219,8 +257,9 @@ class ReplayWorld:
         return None
 
 
-def _from_outside(event: e.ToolReconciled) -> bool:
-    return event.source in ("person", "late_worker")
+def _from_kernel(event: e.AnyEvent) -> bool:
+    """Whether a settlement, which may come from outside, is one that the kernel makes again."""
+    return isinstance(event, e.ToolReconciled) and event.source not in ("person", "late_worker")
 
 
 def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:

@@ -7,15 +7,13 @@ A run is re-entered at any record boundary: the open turn is gone through again,
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from detent.core import events as e
-from detent.core.codec import digest_of
 from detent.core.errors import DetentError, Divergence, RunError, StoreError
-from detent.core.settle import Reflect, Settled, Verdict, Wait, finish, reached, settle, waits
+from detent.core.settle import Reflect, Settled, Verdict, reached, settle, waits
 from detent.core.state import CLOSED, KernelState, RunState
-from detent.kernel.context import KernelContext, Run, make_context
+from detent.kernel.context import KernelContext, Run
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
 from detent.kernel.outside import BoundReached
@@ -30,33 +28,23 @@ REFLECTION = (
 )
 
 
-async def advance(run: Run, kernel: Kernel, *, scope: str = "main", turns: int | None = None) -> None:
-    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
-    await absorb(run, fresh=True)
-    if scope not in run.state.passes and not run.state.terminal:
-        digest = digest_of([kernel.name, kernel.version, run.state.goal])
-        run.journal.record(e.PassStarted(key=scope, kernel=kernel.name, digest=digest), scope=scope)
-    await run.journal.commit()
-    if run.state.terminal:
-        return
-    context = make_context(run, scope)
-    while not run.state.terminal:
-        verdict = await run_kernel(kernel, context, turns=turns)
-        if verdict is None:
-            return
-        if isinstance(verdict, Settled):
-            _close(run, context, verdict)
-            await run.journal.commit(durable=True)
-            return
-        assert isinstance(verdict, Wait)  # noqa: S101 - run_kernel returns nothing else
-        if run.state.status != verdict.status:
-            run.journal.record(e.RunWaiting(status=verdict.status, running_ms=run.world.running_ms()))
-        await run.journal.commit(durable=True)
-        if not await absorb(run, fresh=True):
-            return
+class Turns:
+    """How many more turns may be begun; shared by the passes of a run. None: as many as it takes."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int | None = None) -> None:
+        self.left = left
+
+    def take(self) -> bool:
+        """Take one; return whether there was one."""
+        if self.left is None:
+            return True
+        self.left -= 1
+        return self.left >= 0
 
 
-async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | None = None) -> Verdict:
+async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Verdict:
     """Run turns of one pass until it is settled or waits; None when `turns` are used up."""
     run = context.run
     turn_over = context.state.iteration == 0
@@ -70,11 +58,9 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         if verdict is not None:
             return verdict
         if turn_over:
-            if turns is not None:
-                if turns == 0:
-                    await run.journal.commit()
-                    return None
-                turns -= 1
+            if not turns.take():
+                await run.journal.commit()
+                return None
             context.run.record(context.scope, e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
             if (late := _time(run, context.state)) is not None:
                 return late
@@ -85,7 +71,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, *, turns: int | Non
         await run.journal.commit()
         state = context.state
         if state.iteration % YIELD_EVERY == 0:
-            await asyncio.sleep(0)  # a store in memory never yields; other runs and the watcher need their turn
+            await run.world.breathe()  # a store in memory never yields; other runs and the watcher need their turn
         turn_over = all(c.status == "finished" for c in state.calls.values())
         if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
             stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
@@ -132,18 +118,3 @@ def _time(run: Run, state: KernelState) -> Settled | None:
     if bound is None:
         return None
     return Settled(reason="budget_exhausted", error=f"{bound.option} is {bound.limit:g} s, used {bound.used:.1f} s", bound=bound)
-
-
-def _close(run: Run, context: KernelContext, settled: Settled) -> None:
-    """Record the end of the pass and the one exit of the run; an effect that is still open is in doubt from here on."""
-    for call in context.state.calls.values():
-        if call.status == "started" and not call.read_only:
-            context.run.record(context.scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
-    event = finish(run.state, settled)
-    if context.state.status not in CLOSED:
-        done = event.status == "completed"
-        finished = e.PassFinished(
-            status="done" if done else "failed", reason=settled.reason, output=event.output, error="" if done else settled.error
-        )
-        context.run.record(context.scope, finished)
-    run.journal.record(finish(run.state, settled))

@@ -147,6 +147,8 @@ def told(event: e.AnyEvent | None) -> str:  # noqa: PLR0911 - one sentence an ev
             return f"turn {iteration}"
         case e.Planned(actions=actions, text=text):
             return f"planned {', '.join(_action(a) for a in actions)}" + (f": {text}" if text else "")
+        case e.ModelCallStarted() | e.ModelCallFinished() | e.ModelCallFailed():
+            return _model_call(event)
         case e.ToolStarted(tool=tool, call=call, attempt=attempt):
             return f"tool {tool} begins ({call}" + (f", attempt {attempt})" if attempt > 1 else ")")
         case e.ToolFinished(call=call, error=error) if error is not None:
@@ -155,6 +157,17 @@ def told(event: e.AnyEvent | None) -> str:  # noqa: PLR0911 - one sentence an ev
             return f"call {call} gave {bytes(result).decode()} in {ms:.1f} ms"
         case _:
             return _plain(event)
+
+
+def _model_call(event: e.ModelCallStarted | e.ModelCallFinished | e.ModelCallFailed) -> str:
+    """Return what happened with a model call, with tokens and cost."""
+    if isinstance(event, e.ModelCallStarted):
+        return f"model {event.model} is asked ({event.call}" + (f", attempt {event.attempt})" if event.attempt > 1 else ")")
+    used = event.usage
+    spent = f"{used.input_tokens} tokens in, {used.output_tokens} out" + ("" if used.cost_usd is None else f", {used.cost_usd:.4f} USD")
+    if isinstance(event, e.ModelCallFailed):
+        return f"model call {event.call} failed: {event.kind}: {event.error}" + (f" ({spent})" if used.total_tokens else "")
+    return f"model {event.model} answered {event.call}: {spent} in {event.latency_ms:.0f} ms"
 
 
 def _plain(event: e.AnyEvent) -> str:

@@ -31,13 +31,20 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange:
-    """A model and how it is asked. `name` is the full name for messages, `model` pydantic-ai's model, `settings` in its words."""
+    """A model and how it is asked.
 
-    def __init__(self, model: Any, *, name: str, settings: dict[str, Any], stream: bool, max_tokens: int | None) -> None:
+    `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
+    kept by (from the model unless they are given).
+    """
+
+    def __init__(
+        self, model: Any, *, settings: dict[str, Any], stream: bool, max_tokens: int | None, name: str = "", provider: str = ""
+    ) -> None:
         self.model, self.max_tokens = model, max_tokens
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"
+        self.provider = provider or self.system
         self.settings = {**no_sdk_retries(self.system), **settings}
         self.stream = stream and _can_stream(model)
         if getattr(model, "stream_function", None) is not None and getattr(model, "function", True) is None:
@@ -76,7 +83,7 @@ class Exchange:
             answer = await send(limit)
             return Reply(response=answer.value[0], limit=answer.value[1], usage=answer.usage)
         answer = await models.call(
-            self.model_name, send, provider=self.system, purpose=purpose, input_tokens=input_tokens, max_output_tokens=limit
+            self.name, send, provider=self.provider, purpose=purpose, input_tokens=input_tokens, max_output_tokens=limit
         )
         return Reply(response=answer.value[0], limit=answer.value[1], usage=Usage())
 

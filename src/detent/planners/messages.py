@@ -21,7 +21,7 @@ from detent.planners import control_tools
 from detent.planners.attachments import content_of, is_attachment, split_result
 from detent.planners.provider_parts import EPOCH, rebuilt, usable
 from detent.planners.shown import shown_result
-from detent.ports import ContextProfile, View
+from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
@@ -34,39 +34,29 @@ _MARK, _TYPE, _URL = b"media_type", b'"type"', b'"url"'
 class Rendering:
     """What is rendered of one pass so far: closed messages, and the open request at their end."""
 
-    __slots__ = ("_called", "_first", "_items", "_last", "chars", "closed", "count", "ids", "notes", "results")
+    __slots__ = ("_called", "_items", "chars", "closed", "count", "notes", "results")
 
     def __init__(self) -> None:
         self.closed: list[ModelMessage] = []
         self.results: dict[str, Any] = {}
         self.notes: list[Any] = []
-        self.ids: set[str] = set()
         self.chars = 0
         self.count = 0
         self._called: dict[str, tuple[str, str]] = {}
-        self._first: Item | None = None
-        self._last: Item | None = None
-        self._items: Sequence[Item] | None = None
+        self._items: Sequence[Item] = ()
 
     def covers(self, transcript: Sequence[Item]) -> bool:
-        """Whether what is rendered is a prefix of `transcript`.
-
-        A log's own sequence only grows, so its last rendered item speaks for all before it; of any other sequence each item is compared.
-        """
-        if len(transcript) < self.count or self._items is None:
+        """Whether what is rendered is a prefix of `transcript`."""
+        if len(transcript) < self.count:
             return False
-        if self.count == 0:
+        if isinstance(transcript, Seq) and isinstance(self._items, Seq) and transcript.continues(self._items):
             return True
-        if isinstance(transcript, Seq) and isinstance(self._items, Seq):
-            return transcript[self.count - 1] is self._last and transcript[0] is self._first
-        return list(transcript[: self.count]) == list(self._items[: self.count])
+        return list(transcript[: self.count]) == list(self._items)
 
     def remember(self, transcript: Sequence[Item]) -> None:
         """Note what has been rendered."""
         self._items = transcript if isinstance(transcript, Seq) else list(transcript)
         self.count = len(transcript)
-        if self.count:
-            self._first, self._last = transcript[0], transcript[self.count - 1]
 
     def messages(self, tail: Sequence[Any] = ()) -> list[ModelMessage]:
         """Return all messages, the open request completed for now and `tail` (parts) at its end."""
@@ -106,15 +96,15 @@ class Rendering:
 class Renderer:
     """Renders views for one model: `system` and `model` say whose provider data may be given back."""
 
-    def __init__(self, *, system: str, model: str, profile: ContextProfile) -> None:
-        self.system, self.model, self.profile = system, model, profile
+    def __init__(self, *, system: str, model: str, compression: ResultCompression) -> None:
+        self.system, self.model, self.compression = system, model, compression
 
     async def extend(self, done: Rendering, view: View) -> None:
         """Render what `done` does not hold yet."""
         transcript = view.transcript
         new = transcript[done.count :] if done.count else transcript
         if done.count == 0 and not (len(transcript) and transcript[0].kind == "user"):
-            self._goal(done, view, view.goal)  # a compacted transcript begins with its summary
+            self._goal(done, view, view.task or view.goal)  # a compacted transcript begins with its summary
         for position, item in enumerate(new, done.count):
             match item.kind:
                 case "user":
@@ -140,19 +130,17 @@ class Renderer:
         if plan is None:
             return
         calls = _calls(plan)
-        ids = _ids(calls, item.iteration, done.ids)
+        ids = _ids(calls, item.iteration)
         data = usable(plan, system=self.system, model=self.model)
         response = rebuilt(plan, data, calls, ids) if data is not None else _portable(plan, calls, ids, item.iteration)
-        called = {f"{scope}.{item.iteration}.{i}": (call.tool, ids[i]) for i, call in enumerate(calls)}
-        done.answer(response, called)
+        numbered = {provider_id: f"{scope}.{item.iteration}.{i}" for i, provider_id in enumerate(ids)}
+        made: list[Any] = [part for part in response.parts if part.part_kind == "tool-call"]
+        done.answer(response, {numbered.get(p.tool_call_id, f"control {p.tool_call_id}"): (p.tool_name, p.tool_call_id) for p in made})
         done.chars += len(plan.text) + sum(len(str(call.args)) + len(call.tool) for call in calls)
-        parts: list[Any] = list(response.parts)
-        for part in parts:
-            if getattr(part, "part_kind", "") == "tool-call" and part.tool_call_id not in ids:
+        for part in made:
+            if part.tool_call_id not in numbered:
                 told = control_tools.RETURNS.get(part.tool_name, "Noted.")
-                key = f"control {part.tool_call_id}"
-                called[key] = (part.tool_name, part.tool_call_id)
-                done.results[key] = _returned(part.tool_name, part.tool_call_id, told)
+                done.results[f"control {part.tool_call_id}"] = _returned(part.tool_name, part.tool_call_id, told)
                 done.chars += len(told)
 
     async def _tool(self, done: Rendering, item: Item, view: View) -> None:
@@ -178,12 +166,12 @@ class Renderer:
             rest, files = split_result(value)
             if files:
                 trusted = any(spec.name == item.tool and spec.trust == "trusted" for spec in view.tools)
-                content: list[Any] = [] if rest is None else [shown_result(_json(rest), self.profile)]
+                content: list[Any] = [] if rest is None else [shown_result(_json(rest), self.compression)]
                 for file in files:
                     content += content_of(file, paths=False, urls=trusted)
                 return content, False
         text = msgspec.json.decode(raw) if raw[:1] == b'"' else raw.decode()
-        return shown_result(cast("str", text), self.profile), False
+        return shown_result(cast("str", text), self.compression), False
 
 
 def _said(done: Rendering, content: list[Any]) -> None:
@@ -225,13 +213,12 @@ def _calls(plan: Planned) -> tuple[a.ToolCall, ...]:
     return wanted + plan.dropped
 
 
-def _ids(calls: tuple[a.ToolCall, ...], iteration: int, taken: set[str]) -> list[str]:
+def _ids(calls: tuple[a.ToolCall, ...], iteration: int) -> list[str]:
     """Return an id for each call, the provider's own where it gave one that is not in use in this answer."""
     ids: list[str] = []
     for i, call in enumerate(calls):
         given = call.provider_id
         ids.append(given if given and given not in ids else f"call_{iteration}_{i}")
-    taken.update(ids)
     return ids
 
 

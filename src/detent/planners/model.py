@@ -14,16 +14,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from detent.core import actions as a
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
-from detent.core.state import Item
-from detent.planners.exchange import Exchange, Unheard
+from detent.planners.exchange import Exchange
 from detent.planners.messages import Renderer, Rendering
 from detent.planners.prompt import Head, make_head
 from detent.planners.providers import ModelRef, make_model
 from detent.planners.settings import ModelSettings, for_provider, read_settings
-from detent.planners.shown import profile_of, temperature_of
+from detent.planners.shown import compression_of, schema_detail_of, temperature_of
 from detent.planners.turn import Turn
 from detent.ports import Plan, View
 
@@ -53,6 +51,13 @@ class ModelPlanner:
             for key in [key for key in kept if key[0] == run_id]:
                 del kept[key]  # type: ignore[arg-type]
 
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` where the agent's models cannot be asked from here: a wrong name, a missing key or client, wrong settings."""
+        settings = read_settings({**self._settings, **agent.model_settings})
+        for named in {agent.small_model or agent.model, agent.model} if self._given is None else {self._given}:
+            if isinstance(named, str):
+                make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+
     async def close(self) -> None:
         """Close the clients that were opened on this event loop."""
         for exchange in self._exchanges.pop(asyncio.get_running_loop(), {}).values():
@@ -64,37 +69,14 @@ class ModelPlanner:
         Raise `MalformedPlan` for an answer that is none, `ModelCallFailure` where no answer can be had, `PlannerFailed` with reason
         `output_schema_failed` for a typed answer that does not fit after two more tries.
         """
-        return await self._planned(await self._exchange(view.agent), view, "plan")
-
-    async def ask(self, view: View, prompt: str, *, purpose: str = "ask", schema: dict[str, Any] | None = None, small: bool = True) -> Any:
-        """Return the answer to one question beside the run's transcript: a title, a critique, a classification.
-
-        Asks the agent's `small_model` where it has one (`small=False`: its model). With `schema` the answer is data that fits it, else
-        text; nothing of it is streamed. Raises as `plan` does.
-        """
-        asked = View(
-            goal=prompt,
-            agent=AgentSpec(name=view.agent.name, instructions="Answer briefly and exactly.", profile=view.agent.profile),
-            iteration=view.iteration,
-            variables={},
-            transcript=(Item(kind="user", text=prompt),),
-            results=(),
-            tools=(),
-            output_schema=schema,
-            models=None if view.models is None else Unheard(view.models),
-        )
-        plan = await self._planned(await self._exchange(view.agent, small=small), asked, purpose)
-        (answer,) = plan.actions
-        return answer.content if isinstance(answer, a.FinalAnswer) else plan.text
-
-    async def _planned(self, exchange: Exchange, view: View, purpose: str) -> Plan:
+        exchange = await self._exchange(view)
         key = (view.run_id, view.scope)
         turn = Turn(
             exchange,
             view,
             self._head(view),
             await self._rendered(view, exchange),
-            purpose=purpose,
+            purpose="ask" if view.small else "plan",
             raised=self._limits.get(key),
         )
         try:
@@ -111,7 +93,7 @@ class ModelPlanner:
         done = self._renderings.pop(key, None) if view.run_id else None
         if done is None or not done.covers(view.transcript):
             done = Rendering()
-        renderer = Renderer(system=exchange.system, model=exchange.model_name, profile=profile_of(view.agent))
+        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view))
         await renderer.extend(done, view)
         if view.run_id:
             _keep(self._renderings, key, done)
@@ -123,19 +105,23 @@ class ModelPlanner:
         kept = self._heads.get(key) if view.run_id else None
         if kept is not None and _same(kept[0], made_of):
             return kept[1]
-        head = make_head(view, detail=profile_of(view.agent).schema_detail)
+        head = make_head(view, detail=schema_detail_of(view))
         if view.run_id:
             _keep(self._heads, key, (made_of, head))
         return head
 
-    async def _exchange(self, agent: AgentSpec, *, small: bool = False) -> Exchange:
-        """Return the model of an agent on this event loop, opened at first use; raise `ConfigError`."""
+    async def _exchange(self, view: View) -> Exchange:
+        """Return the model for a view on this event loop, opened at first use; raise `ConfigError`.
+
+        Where a pass needs no more than a small model, that is the agent's `small_model`, if it has one.
+        """
+        agent = view.agent
         said = {**self._settings, **agent.model_settings}
         named: Any = self._given if self._given is not None else agent.model
-        if small and agent.small_model:
+        if view.small and agent.small_model:
             named = agent.small_model
         kept = self._exchanges.setdefault(asyncio.get_running_loop(), {})
-        temperature = temperature_of(agent)
+        temperature = temperature_of(view)
         key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
         if key not in kept:
             kept[key] = await _opened(named, read_settings(said), temperature)
@@ -144,16 +130,16 @@ class ModelPlanner:
 
 async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
     """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
+    name, provider = "", ""
     if isinstance(named, str):
-        model = make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+        ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
+        model, name, provider = make_model(ref), named, "" if ref.base_url else ref.provider
     elif hasattr(named, "request") and hasattr(named, "profile"):
         model = named
     else:
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
     asked = for_provider(settings, temperature=temperature)
-    exchange = Exchange(
-        model, name=named if isinstance(named, str) else "", settings=asked, stream=settings.stream, max_tokens=settings.max_tokens
-    )
+    exchange = Exchange(model, name=name, provider=provider, settings=asked, stream=settings.stream, max_tokens=settings.max_tokens)
     await exchange.open()
     return exchange
 

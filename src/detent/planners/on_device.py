@@ -60,7 +60,8 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `parsing.ACTIONS`. `max_repairs`: how often in one plan it is shown what was wrong;
+    `actions`: what the model may answer with, from `parsing.ACTIONS`; by default a call, an answer, a thought and what the agent's `actions`
+    list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was wrong;
     `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
     generator the action schema. `tool_style`: how much of a tool the prompt says. `plan_first`: the model first writes a list of steps and
     is then led through it. `verify`: a check of the final answer (`verifiers`); an answer that fails it is asked for once more, and if that
@@ -76,7 +77,7 @@ class OnDevicePlanner:
         generate: TextGenerator,
         *,
         model: str = "",
-        actions: Sequence[str] = DEFAULT_ACTIONS,
+        actions: Sequence[str] | None = None,
         max_repairs: int = 2,
         max_prompt_tokens: int = 3500,
         max_output_tokens: int = 1024,
@@ -91,9 +92,10 @@ class OnDevicePlanner:
         examples: Sequence[Example] = (),
         on_repair: Callable[[Repair], Any] | None = None,
     ) -> None:
-        _check_options(generate, actions, max_repairs, max_prompt_tokens, max_output_tokens)
+        _check_options(generate, DEFAULT_ACTIONS if actions is None else actions, max_repairs, max_prompt_tokens, max_output_tokens)
         self.model = model
-        self._generate, self._actions, self._repairs = generate, tuple(actions), max_repairs
+        self._generate, self._repairs = generate, max_repairs
+        self._actions = None if actions is None else tuple(actions)
         self._prompt_tokens, self._output_tokens, self._count = max_prompt_tokens, max_output_tokens, count_tokens
         self._style: ToolStyle = tool_style
         self._constrain, self._prose = constrain, prose
@@ -141,10 +143,11 @@ class OnDevicePlanner:
         known = self._prefix
         if known is not None and known.tools == view.tools and known.agent == view.agent and known.output_schema == view.output_schema:
             return known
+        actions = self._actions or _actions_of(view.agent)
         system = system_text(
             instructions=view.agent.instructions,
             tools=view.tools,
-            actions=self._actions,
+            actions=actions,
             output_schema=view.output_schema,
             style=self._style,
             examples=self._examples,
@@ -152,13 +155,13 @@ class OnDevicePlanner:
         checks = SchemaChecks(view.tools, view.output_schema)
         offer = Offer(
             tools={tool.name: tool for tool in view.tools},
-            actions=self._actions,
+            actions=actions,
             output_schema=view.output_schema,
             problem_of=checks.arguments,
             answer_problem=checks.answer,
             prose=self._prose,
         )
-        schema = action_schema(view.tools, actions=self._actions, output_schema=view.output_schema) if self._constrain else None
+        schema = action_schema(view.tools, actions=actions, output_schema=view.output_schema) if self._constrain else None
         self._prefix = _Prefix(
             agent=view.agent,
             tools=view.tools,
@@ -245,6 +248,15 @@ class OnDevicePlanner:
         shorter = " Be much shorter." if asked.finish == "length" else ""
         said = f"That was not accepted: {problem}.{shorter} Answer again with one JSON object and nothing else."
         return [Message("assistant", clipped(asked.text, SHOWN_BAD_OUTPUT) or "(nothing)"), Message("user", said)]
+
+
+def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
+    """Return what an agent's model may answer with; a sub-goal that can be opened can be closed."""
+    if not agent.actions:
+        return DEFAULT_ACTIONS
+    listed = [name for name in agent.actions if name in ACTIONS]
+    closing = ["complete_goal"] if "push_goal" in listed else []
+    return tuple(dict.fromkeys(["tool_call", "final_answer", "thought", *listed, *closing]))
 
 
 def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: int, output: int) -> None:

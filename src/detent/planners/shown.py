@@ -1,4 +1,4 @@
-"""How much of a result and of a schema a model is shown: the agent's context profile.
+"""How much of a result and of a schema a model is shown: the context profile of the agent and the compression that goes with it.
 
 An agent without a profile is shown what its tools give, up to their own caps. With one (`tier`, or single fields of it) results over
 `tool_result_max_chars` are cut to a preview that says what was left out; the whole value stays in the log and with every other reader.
@@ -6,42 +6,34 @@ An agent without a profile is shown what its tools give, up to their own caps. W
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.core.agent import AgentSpec
-from detent.ports import ContextProfile
+from detent.ports import ResultCompression, View
 
-_TIERS: dict[str, dict[str, Any]] = {
-    "local": {"tool_result_max_chars": 4000, "preview_items": 8, "schema_detail": "names-and-types", "temperature": 0.3},
-    "mid": {},
-    "large": {"tool_result_max_chars": 800},
-    "frontier": {"tool_result_max_chars": 600, "preview_items": 3, "temperature": 0.6, "window_tokens": 128_000},
-}
-"""What section 9 of the catalogue says of each tier over the default."""
-
-_UNBOUNDED_CHARS = 10_000_000
+WHOLE = ResultCompression(budget_chars=10_000_000)
+"""Results are not cut here: what a tool gives over its own cap is a preview already."""
 
 
-def profile_of(agent: AgentSpec) -> ContextProfile:
-    """Return the profile that an agent says; without one, nothing is cut and schemas are shown whole."""
-    given = agent.profile
-    if not given:
-        return ContextProfile(tool_result_max_chars=_UNBOUNDED_CHARS)
-    base = _TIERS.get(str(given.get("tier", "mid")), {})
-    return msgspec.convert({"tier": "mid", **base, **given}, ContextProfile)
+def compression_of(view: View) -> ResultCompression:
+    """Return how results are shown: as the agent's profile says, whole where it has none."""
+    return view.compression if view.agent.profile else WHOLE
 
 
-def temperature_of(agent: AgentSpec) -> float | None:
+def schema_detail_of(view: View) -> Literal["names", "names-and-types", "full"]:
+    """Return how much of a tool's input schema is shown."""
+    return view.profile.schema_detail if view.agent.profile else "full"
+
+
+def temperature_of(view: View) -> float | None:
     """Return the temperature that a profile asks for, None where the agent has none: many models take no temperature."""
-    return profile_of(agent).temperature if agent.profile else None
+    return view.profile.temperature if view.agent.profile else None
 
 
-def shown_result(raw: str, profile: ContextProfile) -> str:
+def shown_result(raw: str, compression: ResultCompression) -> str:
     """Return a result (text, or JSON text) as the model sees it: whole within the limit, else a preview that says what is missing."""
-    limit = profile.tool_result_max_chars
+    limit = compression.budget_chars
     if len(raw) <= limit:
         return raw
     try:
@@ -49,7 +41,7 @@ def shown_result(raw: str, profile: ContextProfile) -> str:
     except msgspec.DecodeError:
         return _cut(raw, limit)
     if isinstance(value, list):
-        return _first_items(cast("list[Any]", value), limit, profile.preview_items)
+        return _first_items(cast("list[Any]", value), limit, compression.preview_items)
     return _cut(raw, limit)
 
 
@@ -100,7 +92,6 @@ def _without_prose(schema: Any) -> Any:
     return kept
 
 
-@lru_cache(maxsize=256)
 def tokens_of(chars: int) -> int:
     """Return an estimate of tokens: four characters each."""
     return (chars + 3) // 4

@@ -84,13 +84,25 @@ def read_steps(text: str, *, finish: str = "") -> tuple[tuple[str, ...], str, st
         if isinstance(value, list) and found.whole:
             entries = [_step(entry) for entry in cast("list[Any]", value)]
             steps = tuple(entry for entry in entries if entry)
-            if steps and plain_json(steps_list := list(steps)):
-                return tuple(steps_list[:MOST_STEPS]), "", thinking
+            if steps and plain_json(list(steps)):
+                return steps[:MOST_STEPS], "", thinking
+    if steps := _bare_list(said):
+        return steps, "", thinking
     lines = [line.strip() for line in said.splitlines()]
     numbered = [rest.strip(" .)") for line in lines if line[:1].isdigit() and (rest := line.lstrip("0123456789").strip(" .)"))]
     if numbered and "{" not in said:
         return tuple(numbered[:MOST_STEPS]), "", thinking
     return (), 'there is no list of steps; answer with {"steps": ["...", "..."]}', thinking
+
+
+def _bare_list(said: str) -> tuple[str, ...]:
+    """Return the steps of a plain list of texts, () where none stands there."""
+    try:
+        value: Any = msgspec.json.decode(said[said.find("[") : said.rfind("]") + 1])
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return tuple(step for entry in entries[:MOST_STEPS] if (step := _step(entry)))
 
 
 def _step(entry: Any) -> str:

@@ -44,7 +44,7 @@ async def transcribe(
         raise ModelCallFailure(f"there is no audio to transcribe: {told}", kind="bad_request")
     said = read_settings(settings or {})
     made = make_model(ModelRef(name=model, base_url=said.base_url, api_key_env=said.api_key_env)) if isinstance(model, str) else model
-    name = model if isinstance(model, str) else f"{made.system}:{made.model_name}"
+    name = model if isinstance(model, str) else ""
     exchange = Exchange(made, name=name, settings=for_provider(said, temperature=None), stream=False, max_tokens=said.max_tokens)
     ask = f"{ASK} It may speak of: {hint}" if hint else ASK
     request = m.ModelRequest(parts=[m.UserPromptPart([ask, *content], timestamp=EPOCH)], timestamp=EPOCH)
@@ -59,7 +59,7 @@ async def transcribe(
         )
     text = (reply.response.text or "").strip()
     if not text:
-        raise ModelCallFailure(f"model {name!r} gave no transcript", kind="empty", usage=reply.usage)
+        raise ModelCallFailure(f"model {exchange.name!r} gave no transcript", kind="empty", usage=reply.usage)
     return Transcript(text=text, model=reply.response.model_name or made.model_name, usage=reply.usage)
 
 

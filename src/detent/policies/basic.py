@@ -108,9 +108,7 @@ class PermissionPolicy(BasicPolicy):
         )
         if mode not in get_args(Mode):
             near = difflib.get_close_matches(mode, get_args(Mode), n=1)
-            raise ConfigError(
-                f"mode {mode!r} is none; {f'did you mean {near[0]!r}?' if near else 'known: ' + ', '.join(get_args(Mode))}"
-            )
+            raise ConfigError(f"mode {mode!r} is none; {f'did you mean {near[0]!r}?' if near else 'known: ' + ', '.join(get_args(Mode))}")
         self.mode, self._prompt, self._classifier = mode, prompt_available, classifier
         self._denied, self._always = named_by(denied_tools), named_by(always_ask)
         said = [self.version, mode, sorted(denied_tools), sorted(always_ask), prompt_available, _name(classifier)]
@@ -149,7 +147,9 @@ class PermissionPolicy(BasicPolicy):
                 return Verdict(decision="allow", rule="auto_read_allowed")
             case "auto":
                 said = None if self._classifier is None else self._classifier(call, state)
-                asked = Verdict(decision="require_approval", rule="auto_write_requires_approval", reason="mode auto: what writes needs approval")
+                asked = Verdict(
+                    decision="require_approval", rule="auto_write_requires_approval", reason="mode auto: what writes needs approval"
+                )
                 return said or asked
             case "allow":
                 return Verdict(decision="allow", rule="mode_allows_tool")

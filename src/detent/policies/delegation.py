@@ -47,7 +47,10 @@ class DelegationPolicy:
         if refused:
             rules = [rule for rule, _ in refused]
             return Verdict(
-                decision="deny", rule=rules[0], reason="; ".join(why for _, why in refused), facts={"violations": [why for _, why in refused]}
+                decision="deny",
+                rule=rules[0],
+                reason="; ".join(why for _, why in refused),
+                facts={"violations": [why for _, why in refused]},
             )
         if self.limits.require_approval:
             return Verdict(decision="require_approval", rule="delegation_requires_approval", reason="delegation needs approval")
@@ -60,7 +63,9 @@ class DelegationPolicy:
             refused.append(("max_child_runs_reached", f"{len(state.children)} child runs were started, {limits.max_children} are allowed"))
         depth = depth_of(state)
         if limits.max_depth is not None and depth >= limits.max_depth:
-            refused.append(("max_delegation_depth_reached", f"this run is at depth {depth}, delegation is allowed above {limits.max_depth}"))
+            refused.append(
+                ("max_delegation_depth_reached", f"this run is at depth {depth}, delegation is allowed above {limits.max_depth}")
+            )
         agent = args.get("agent")
         if not isinstance(agent, str) or not self._agents(agent):
             refused.append(("delegation_agent_not_allowed", f"agent {agent!r} may not be started; allowed: {', '.join(limits.agents)}"))

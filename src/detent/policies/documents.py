@@ -237,5 +237,3 @@ def as_data(document: PolicyDocument) -> dict[str, Any]:
     """Return the document as it stands in a log: plain data, defaults left out."""
     data: dict[str, Any] = msgspec.to_builtins(document)
     return data
-
-

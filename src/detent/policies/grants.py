@@ -23,10 +23,11 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.core.state import Item, RunState
+from detent.policies.evidence import Evidence
 from detent.policies.matching import normal, number_key
-from detent.policies.origins import PROVEN, Evidence, Seen, field_of, leaves, trace
+from detent.policies.origins import PROVEN, Seen, field_of, leaves, trace
 
-_LINE = re.compile(r"^\s*grant:\s*(?P<said>.*)$", re.IGNORECASE | re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*grant:[ \t]*(?P<said>.*)$", re.IGNORECASE | re.MULTILINE)
 _GRANT = re.compile(
     r"(?P<sink>[\w-]+\.[\w.-]+)\s+from\s+(?P<source>[\w-]+(?:\.(?:[\w-]+|\*))?)"
     r"(?:\s+where\s+(?P<where>[\w.-]+\s*=\s*(?:\"[^\"]*\"|[^\s,]+)(?:\s*,\s*[\w.-]+\s*=\s*(?:\"[^\"]*\"|[^\s,]+))*))?(?P<named>\s+named)?\s*\.?",
@@ -123,6 +124,8 @@ def _gave(item: Item, field: str, value: Any) -> bool:
         return any(field in (p.split("[", 1)[0] for p in path.split(".")) and _same(leaf, value) for path, leaf in leaves(result))
     if any(_same(leaf, value) for _, leaf in leaves(result)):
         return True
+    if isinstance(value, bool):
+        return False
     evidence = Evidence()
     for _, leaf in leaves(result):
         if isinstance(leaf, str):

@@ -78,7 +78,9 @@ def _duplicate(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> B
     if any(_changed(other, theirs) for other, theirs in pasts.others(state, run)):
         return None  # nothing says which of the two came first
     earlier = state.results[index]
-    return Block(f"already done ({earlier.call_id}), and nothing has changed since; do not repeat it, go on with its result: {_shown(earlier)}")
+    return Block(
+        f"already done ({earlier.call_id}), and nothing has changed since; do not repeat it, go on with its result: {_shown(earlier)}"
+    )
 
 
 def _side_effect_once(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> Block | None:
@@ -104,7 +106,12 @@ def _repetition(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> 
         return None
     past = pasts.of(state)
     times = past.repeated(call.digest)
-    pending = sum(equal(call, known) for known in before_in_turn(call, state))
+    pending = 0
+    for known in before_in_turn(call, state):
+        if equal(call, known):
+            pending += 1
+        elif not pasts.reads(known.tool):
+            return None  # it will have changed something by then
     limit = PARALLEL_LIMIT if tool.concurrency_safe else LIMIT
     if times + pending < limit:
         return None

@@ -23,22 +23,23 @@ MIN_CHARS = 4
 """A shorter value is no proof."""
 MIN_PIECE_CHARS = 12
 """A piece of a longer text has at least this many characters, unless it is a whole line of its own or reads as a typed value."""
-SMALL = 1000
-"""Whole numbers below this are small: they prove nothing unless they are written as an amount."""
+SMALL_DIGITS = 3
+"""Whole numbers of no more digits are small: they prove nothing unless they are written as an amount."""
 
 _QUOTES = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u0060\u00b4", "'") | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"')
 )
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 _TOKEN = re.compile(r"""[^\s"'<>()\[\]{},;|=]+""")
+_LONGEST_TYPED = 100  # characters of a number, date or account that stands alone
 _DIGIT = re.compile(r"\d")
-_MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+")
 _URL = re.compile(r"(?:https?|ftp)://[^\s\"'<>]+|www\.[^\s\"'<>]+")
 _CURRENCY = r"(?:[$€£¥]|usd|eur|gbp|chf|jpy|dollars?|euros?|pounds?)"
 _NUMBER = re.compile(
     rf"(?<![\w.,/:+-])(?P<before>{_CURRENCY}\s?)?(?P<sign>[-+]?)(?P<currency>[$€£¥]?)(?P<digits>\d[\d.,']*)(?P<after>\s?{_CURRENCY}(?!\w))?(?![\w/:@-])"
 )
-_ACCOUNT = re.compile(r"(?<![a-z0-9])[a-z]{2}\d{2}(?:[ -]?[a-z0-9]{4}){2,7}(?:[ -]?[a-z0-9]{1,4})?(?![a-z0-9])")
+_ACCOUNT = re.compile(r"(?<![a-z0-9])[a-z]{2}\d{2}(?:[a-z0-9]{8,30}|(?:[ -][a-z0-9]{4}){2,7}(?:[ -][a-z0-9]{1,3})?)(?![a-z0-9])")
 _PHONE = re.compile(r"(?<![\w.])\+?\(?\d[\d ()./-]{5,}\d(?![\w])")
 _CLOCK = re.compile(
     r"(?<![\d:.])(?P<h>[01]?\d|2[0-3])(?::(?P<m>[0-5]\d)(?::[0-5]\d(?:\.\d+)?)?(?:\s?(?P<half>[ap]\.?m\b))?|\s?(?P<only>[ap]\.?m\b))"
@@ -53,7 +54,7 @@ _CLOCKISH = re.compile(r"\d(?::[0-5]|\s?[ap]\.?m)")  # whether it is worth while
 _DATEISH = re.compile(r"\d[-/.]\d{1,2}[-/.]\d")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|[\"\\/bfnrt])")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": " ", "f": " ", "n": "\n", "r": "\n", "t": "\t"}
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\s*[\u3002\uff01\uff1f\uff1b]\s*")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|[\u3002\uff01\uff1f\uff1b]\s*")
 _BULLET = re.compile(r"^(?:[-*\u2022]|\d{1,3}[.)])\s+")
 _WRAPPING = "\"'<>()[]{}"
 _EDGES = " \t.,:;!?\"'()[]{}<>"
@@ -63,7 +64,7 @@ class Needle(msgspec.Struct, frozen=True, kw_only=True):
     """A value that is looked for: each of `keys` alone proves it, `together` only all at once, `phrase` where it stands in a text
     (which has all of its `words`; there are none in scripts that are written without spaces).
 
-    `amounts` prove it only where it is used as an amount. `pieces` cover the value together when nothing else is found. A needle without
+    `amounts` prove it only where it is used as an amount. `pieces(needle)` cover its `text` together when nothing else is found. A needle without
     any of them is too short, or no value at all (`empty`).
     """
 
@@ -72,7 +73,7 @@ class Needle(msgspec.Struct, frozen=True, kw_only=True):
     amounts: tuple[str, ...] = ()
     phrase: str = ""
     words: tuple[str, ...] = ()
-    pieces: tuple[Needle, ...] = ()
+    text: str = ""
     empty: bool = False
 
 
@@ -143,7 +144,11 @@ def _numeric_keys(text: str) -> Iterator[str]:
         for match in _CLOCK.finditer(text):
             yield _clock_key(match)
     for match in _ACCOUNT.finditer(text):
-        yield "c:" + re.sub(r"[ -]", "", match[0])
+        groups = re.split(r"[ -]", match[0])
+        yield "c:" + "".join(groups)
+        while len(groups) > 3 and groups[-1].isalpha():  # rather the next word of the sentence
+            groups.pop()
+            yield "c:" + "".join(groups)
     for match in _PHONE.finditer(text):
         digits = re.sub(r"\D", "", match[0])
         if 7 <= len(digits) <= 15 and not _ISO.search(match[0]):
@@ -195,15 +200,18 @@ def plain(value: Decimal) -> str:
 
 def is_small(shown: str) -> bool:
     """Return whether a canonical number is too small or short to prove anything."""
-    return len(shown) < MIN_CHARS or ("." not in shown and abs(int(shown)) < SMALL)
+    return len(shown) < MIN_CHARS or ("." not in shown and len(shown.lstrip("-")) <= SMALL_DIGITS)
 
 
 def number_key(value: float) -> str:
     """Return the canonical form of a JSON number, "" for one that is not finite."""
+    if type(value) is int and -(10**18) < value < 10**18:
+        return str(value)
     try:
-        return plain(Decimal(repr(value)))
-    except (InvalidOperation, ValueError):
+        number = Decimal(repr(value))
+    except (InvalidOperation, ValueError):  # more digits than Python writes
         return ""
+    return plain(number) if number.is_finite() else ""
 
 
 # Dates and times --------------------------------------------------------------------------------------------------------------
@@ -268,35 +276,33 @@ def _needle(text: str) -> Needle:
     if not said:
         return EMPTY
     single = " " not in said and not wide(said)
-    amounts = _amounts(said)
+    digits = _DIGIT.search(said) is not None
+    amounts = _amounts(said) if digits else ()
     if len(said) < MIN_CHARS:
         return Needle(amounts=amounts)
     keys = ["=" + said]
     if single:
         bare = said.strip(_WRAPPING)  # as in `<bob@example.com>`
-        keys += [said, *([bare] if len(bare) >= MIN_CHARS else ()), *_typed(said)]
-    elif _ACCOUNT.fullmatch(said):
-        keys.append("c:" + re.sub(r"[ -]", "", said))
-    dated = tuple(dates_in(said)) if _DIGIT.search(said) else ()
+        keys += [said, *([bare] if len(bare) >= MIN_CHARS else ()), *_typed(said, digits=digits)]
     together: tuple[str, ...] = ()
-    if dated and (left := _without_date(said)) is not None:
-        together = (dated[-1], *left)
-    if _PHONE.fullmatch(said) and not dated:
-        keys.append("p:" + re.sub(r"\D", "", said))
-    return Needle(
-        keys=tuple(keys),
-        together=together,
-        amounts=amounts,
-        **_phrase(said, single=single),
-        pieces=_pieces(text, said),
-    )
+    if digits and len(said) <= _LONGEST_TYPED:
+        if not single and _ACCOUNT.fullmatch(said):
+            keys.append("c:" + re.sub(r"[ -]", "", said))
+        dated = tuple(dates_in(said))
+        if dated and (left := _without_date(said)) is not None:
+            together = (dated[-1], *left)
+        if not dated and _PHONE.fullmatch(said):
+            keys.append("p:" + re.sub(r"\D", "", said))
+    return Needle(keys=tuple(keys), together=together, amounts=amounts, text=text, **_phrase(said, single=single))
 
 
-def _typed(said: str) -> Iterator[str]:
+def _typed(said: str, *, digits: bool) -> Iterator[str]:
     if "://" in said or said.startswith("www."):
         yield _url_key(said)
     elif ("/" in said or "\\" in said) and ".." not in said:
         yield _path_key(said)
+    if not digits or len(said) > _LONGEST_TYPED:
+        return
     if _ACCOUNT.fullmatch(said):
         yield "c:" + said.replace("-", "")
     number = _NUMBER.fullmatch(said)
@@ -305,7 +311,7 @@ def _typed(said: str) -> Iterator[str]:
 
 
 def _amounts(said: str) -> tuple[str, ...]:
-    number = _NUMBER.fullmatch(said)
+    number = _NUMBER.fullmatch(said) if len(said) <= _LONGEST_TYPED else None
     value = read_number(number["digits"].rstrip(".,'")) if number else None
     return () if value is None or number is None else ("a:" + plain(-value if number["sign"] == "-" else value),)
 
@@ -322,8 +328,11 @@ def _without_date(said: str) -> tuple[str, ...] | None:
     return (_clock_key(clock),) if clock and _clock_key(clock) != "t:00:00" else ()
 
 
-def _pieces(text: str, said: str) -> tuple[Needle, ...]:
+def pieces(wanted: Needle) -> tuple[Needle, ...]:
     """Return what covers a text of several lines or sentences, or a path of directory and name; empty where it cannot be divided."""
+    text, said = wanted.text, normal(wanted.text)
+    if not said:
+        return ()
     if " " not in said:
         head, slash, tail = said.replace("\\", "/").rstrip("/").rpartition("/")
         plain_path = slash and "://" not in said and ".." not in said and not wide(said)
@@ -343,7 +352,7 @@ def _pieces(text: str, said: str) -> tuple[Needle, ...]:
 
 def _piece(said: str) -> Needle:
     single = " " not in said and not wide(said)
-    keys = ("=" + said, said, *_typed(said)) if single else ("=" + said,)
+    keys = ("=" + said, said, *_typed(said, digits=True)) if single else ("=" + said,)
     return Needle(keys=keys, **_phrase(said, single=single))
 
 

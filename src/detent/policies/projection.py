@@ -6,12 +6,13 @@ file of a megabyte. Nothing here looks at the transcript but `provenance`, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from detent.core.budget import Usage
 from detent.core.state import RunState
 from detent.expressions.compiled import Names
+from detent.expressions.paths import Path
 from detent.ports import Call, ToolSpec
 
 Trace = Callable[[Call, RunState], Any]
@@ -53,6 +54,34 @@ def project(name: str, members: frozenset[str] | None, call: Call, state: RunSta
             return _some(trace(call, state), members)
         case _:
             raise AssertionError(f"rules are checked against names of which {name!r} is none")
+
+
+def values_at(paths: Mapping[str, Path], call: Call, state: RunState, trace: Trace | None) -> dict[str, Any] | None:
+    """Return the value of each path by its variable; None when one of them has none."""
+    found: dict[str, Any] = {}
+    traced: Any = None
+    for name, path in paths.items():
+        root = path[0]
+        if len(path) == 1:
+            value = project(root, None, call, state, trace)
+        elif root == "args":
+            value = call.args.get(path[1], _NOTHING)
+        elif root == "variables":
+            value = state.variables.get(path[1], _NOTHING)
+        elif root == "provenance":
+            traced = traced or project(root, None, call, state, trace)
+            value = traced.get(path[1], _NOTHING)
+        else:
+            value = _used(path[1], state) if root == "usage" else _plain(getattr(call.tool if root == "tool" else state.host, path[1]))
+        for part in path[2:]:
+            value = cast("dict[str, Any]", value).get(part, _NOTHING) if isinstance(value, dict) else _NOTHING
+        if value is _NOTHING:
+            return None
+        found[name] = value
+    return found
+
+
+_NOTHING: Any = object()
 
 
 def _some(data: Any, members: frozenset[str] | None) -> Any:

@@ -39,8 +39,8 @@ def provenance(
 ) -> Provenance:
     """Return where each leaf of `args` came from, by what `state` has seen; pure, and the same whatever `origins` has cached.
 
-    `trust` says what is declared of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call that the arguments
-    belong to: where a person edited them, all of them are the approver's. Give `origins` to ask often.
+    `trust` overrides what the log says of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call that the arguments
+    belong to: where a person edited them, all of them are the approver's. Give `origins` (made with its own `trust`) to ask often.
     """
     return _provenance(args, state, (origins or Origins(trust)).seen(state), call_id)
 
@@ -48,7 +48,7 @@ def provenance(
 def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str) -> Provenance:
     call = state.call(call_id) if call_id else None
     if call is not None and call.edited:
-        who = call.why.removeprefix("edited by ")
+        who = ", ".join(call.approved_by)
         return Provenance(leaves=tuple(Leaf(path=p, label="approver", origin=who) for p, _ in leaves(args)), untrusted=seen.untrusted)
     found: list[Leaf] = []
     for path, value in leaves(args):
@@ -61,7 +61,7 @@ def projection(found: Provenance) -> dict[str, Any]:
     """Return what a rule may ask about: `{"untrusted_in_context": bool, "args": {name: label}}`, the weakest label of each argument."""
     args: dict[str, Label] = {}
     for leaf in found.leaves:
-        name = leaf.path.split(".", 1)[0].split("[", 1)[0]
+        name = leaf.path.split(".", 1)[0].split("[", 1)[0].removesuffix("{}")
         args[name] = min((args.get(name, leaf.label), leaf.label), key=WORST_FIRST.index)
     return {"untrusted_in_context": found.untrusted_in_context, "args": args}
 
@@ -74,19 +74,23 @@ def tracer(trust: Trust | None = None, *, trust_memory: bool = False) -> Callabl
 
 def facts(found: Provenance) -> dict[str, Any]:
     """Return what stands in the log with a decision: the label of each leaf, and what it was found in."""
-    said: dict[str, Any] = {
-        leaf.path: {"label": leaf.label, "origin": leaf.origin} if leaf.origin else {"label": leaf.label} for leaf in found.leaves[:_MANY]
-    }
-    return {"untrusted_in_context": found.untrusted, "args": said} if found.untrusted else {"args": said}
+    args: dict[str, Any] = {}
+    for leaf in found.leaves:
+        known = args.get(leaf.path)
+        if (known is None and len(args) < _MANY) or (
+            known is not None and WORST_FIRST.index(leaf.label) < WORST_FIRST.index(known["label"])
+        ):
+            args[leaf.path] = {"label": leaf.label, "origin": leaf.origin} if leaf.origin else {"label": leaf.label}
+    return {"untrusted_in_context": found.untrusted, "args": args} if found.untrusted else {"args": args}
 
 
 class ProvenancePolicy:
     """Asks (or denies) when a call would use a value that the planner made up or took from untrusted content.
 
-    `trust` is what is declared of the tools: a mapping or function of names; a tool that it does not know is untrusted. `on_unproven`: what
-    happens to a call whose sensitive arguments are not all proven. `trust_memory`: memory is as good as a trusted tool, and its content is
-    not untrusted. Tools that only read pass, unless they declare sinks. It says nothing about how dangerous a tool is: combine it with a
-    policy that does.
+    How far a tool is trusted is what it declared when it ran (`@tool(trust="trusted")`); `trust`, a mapping or function of names, overrides
+    that. `on_unproven`: what happens to a call whose sensitive arguments are not all proven. `trust_memory`: memory is as good as a trusted
+    tool, and its content is not untrusted. Tools that only read pass, unless they declare sinks. It says nothing about how dangerous a tool
+    is: combine it with a policy that does.
     """
 
     def __init__(
@@ -111,18 +115,25 @@ class ProvenancePolicy:
         said = facts(found)
         if not found.untrusted:
             return Verdict(decision="allow", rule="provenance:clean", facts=said)
-        values = dict(leaves(call.args))
-        unproven = [leaf for leaf in found.leaves if leaf.label not in PROVEN and sinks.is_sink(leaf.path, values[leaf.path])]
+        values = [value for _, value in leaves(call.args)]
+        unproven = [
+            (leaf, value)
+            for leaf, value in zip(found.leaves, values, strict=True)
+            if leaf.label not in PROVEN and sinks.is_sink(leaf.path, value)
+        ]
         if not unproven:
             return Verdict(decision="allow", rule="provenance:proven", facts=said)
         grants, unread = grants_of(state)
-        taken = {leaf.path: grant for leaf in unproven if (grant := granted(grants, call.tool.name, leaf.path, values[leaf.path], seen))}
-        for path, (grant, origin) in taken.items():
-            if path in said["args"]:
-                said["args"][path] |= {"granted": str(grant), "origin": origin}
-        left = [leaf for leaf in unproven if leaf.path not in taken]
+        left: list[Leaf] = []
+        for leaf, value in unproven:
+            taken = granted(grants, call.tool.name, leaf.path, value, seen)
+            if taken is None:
+                left.append(leaf)
+            elif leaf.path in said["args"]:
+                said["args"][leaf.path] |= {"granted": str(taken[0]), "origin": taken[1]}
         if not left:
-            return Verdict(decision="allow", rule="provenance:granted", sources=_origins(unproven), facts=said)
+            sources = _origins(leaf for leaf, _ in unproven)
+            return Verdict(decision="allow", rule="provenance:granted", sources=sources, facts=said)
         reason = _reason(left, found.untrusted, grants, unread)
         return Verdict(decision=self.on_unproven, rule="provenance:unproven", reason=reason, sources=_origins(left), facts=said)
 

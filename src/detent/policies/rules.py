@@ -18,7 +18,8 @@ from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.compiled import Expression, ExpressionFailed, compile_expression, execute, make_context
 from detent.expressions.functions import kind
-from detent.policies.projection import NAMES, Trace, project
+from detent.expressions.paths import Path, over_paths
+from detent.policies.projection import NAMES, Trace, project, values_at
 from detent.policies.verdicts import NO_RULE, RANK, named_by, strongest
 from detent.ports import Call, ToolSpec, Verdict
 
@@ -47,11 +48,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Ready(msgspec.Struct, frozen=True):
-    """The rules that name one tool, and what their conditions need together."""
+    """The rules that name one tool, and what their conditions need together; `flat` are the same over `paths`, where all can be."""
 
     rules: tuple[tuple[Verdict, Expression | None], ...]
     reads: dict[str, frozenset[str] | None]
     calls: frozenset[str]
+    flat: tuple[tuple[Verdict, Expression | None], ...]
+    paths: dict[str, Path]
 
 
 class RulePolicy:
@@ -80,23 +83,27 @@ class RulePolicy:
     def judge(self, call: Call, state: RunState) -> Verdict | None:
         """Return the strongest verdict of the rules that match, None where none does."""
         ready = self._ready.get(call.tool.name) or self._prepare(call.tool.name)
-        context: Any = None
+        rules, context = self._context(ready, call, state)
         matched: list[Verdict] = []
-        for verdict, when in ready.rules:
-            if when is None:
-                matched.append(verdict)
-                continue
-            if context is None:
-                if self._trace is None and "provenance" in ready.reads:
-                    self._trace = _tracer()
-                seen = {name: project(name, members, call, state, self._trace) for name, members in ready.reads.items()}
-                context = make_context(seen, ready.calls)
-            held = _holds(when, context)
+        for verdict, when in rules:
+            held = True if when is None else _holds(when, context)
             if held is True:
                 matched.append(verdict)
             elif held is not False:
                 matched.append(msgspec.structs.replace(verdict, decision="deny", reason=held, facts={"failed": True}))
         return strongest(matched) if matched else None
+
+    def _context(self, ready: _Ready, call: Call, state: RunState) -> tuple[Sequence[tuple[Verdict, Expression | None]], Any]:
+        """Return the rules as they are to be evaluated, and over what."""
+        if all(when is None for _, when in ready.rules):
+            return ready.rules, None
+        if self._trace is None and "provenance" in ready.reads:
+            self._trace = _tracer()
+        found = values_at(ready.paths, call, state, self._trace) if ready.paths else None
+        if found is not None:
+            return ready.flat, make_context(found, ready.calls)
+        seen = {name: project(name, members, call, state, self._trace) for name, members in ready.reads.items()}
+        return ready.rules, make_context(seen, ready.calls)
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the strongest verdict of the rules that match; where none does, the denial."""
@@ -132,7 +139,8 @@ class RulePolicy:
                 known = reads.get(name, frozenset())
                 reads[name] = None if known is None or members is None else known | members
         calls = frozenset(called for _, when in rules if when is not None for called in when.calls)
-        ready = self._ready[tool] = _Ready(rules, reads, calls)
+        flat, paths = _flat(rules)
+        ready = self._ready[tool] = _Ready(rules, reads, calls, flat, paths)
         return ready
 
     def _expression(self, rule: Rule) -> Expression | None:
@@ -141,6 +149,19 @@ class RulePolicy:
         if rule.id not in self._compiled:
             self._compiled[rule.id] = compile_expression(rule.when, where=f"{rule.where}: when", names=NAMES)
         return self._compiled[rule.id]
+
+
+def _flat(rules: Sequence[tuple[Verdict, Expression | None]]) -> tuple[tuple[tuple[Verdict, Expression | None], ...], dict[str, Path]]:
+    """Return the rules with their conditions over paths, and the paths; no paths where a condition cannot be rewritten."""
+    made: list[tuple[Verdict, Expression | None]] = []
+    paths: dict[str, Path] = {}
+    for verdict, when in rules:
+        found = None if when is None else over_paths(when, NAMES.variables)
+        if when is not None and found is None:
+            return (), {}
+        made.append((verdict, None if found is None else found[0]))
+        paths |= {} if found is None else found[1]
+    return tuple(made), paths
 
 
 def _tracer() -> Trace:
@@ -191,4 +212,6 @@ def _check(rules: Sequence[Rule]) -> None:
         if rule.expires_s is not None and not rule.expires_s > 0:
             raise ConfigError(f"{rule.where}: expires: {rule.expires_s:g} s; a request must stand for some time")
         if rule.decision != "require_approval" and (rule.approvers != 1 or rule.expires_s is not None or rule.on_reject):
-            raise ConfigError(f"{rule.where}: approvers, expires and on_reject belong to decision = \"require_approval\", not {rule.decision!r}")
+            raise ConfigError(
+                f'{rule.where}: approvers, expires and on_reject belong to decision = "require_approval", not {rule.decision!r}'
+            )

@@ -93,7 +93,7 @@ class Sinks:
 
 def _names(path: str) -> list[str]:
     """Return the field names along a path, without list indices."""
-    return [part.split("[", 1)[0] for part in path.split(".")]
+    return [part.split("[", 1)[0].removesuffix("{}") for part in path.split(".")]
 
 
 def _dict(value: Any) -> dict[str, Any]:

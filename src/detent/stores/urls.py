@@ -1,4 +1,4 @@
-"""From a URL to a store: `ram:`, `file:DIR`, `sqlite:///PATH` (four slashes for an absolute path)."""
+"""From a URL to a store: `ram:`, `file:DIR`, `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from detent.core.errors import ConfigError
 from detent.ports import EventStore
 
-FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH"}
+FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH", "postgresql": "postgresql://HOST/DATABASE"}
 """The schemes, each with how its URLs look."""
 
 
@@ -20,6 +20,8 @@ def open_store(url: str, **options: Any) -> EventStore:
     Raise `ConfigError` for a URL or an option that no store has.
     """
     scheme, colon, rest = url.partition(":")
+    if scheme == "postgres":
+        scheme = "postgresql"  # as libpq has it
     if not colon or scheme not in FORMS:
         raise ConfigError(_unknown(url, scheme if colon else ""))
     if scheme == "ram":
@@ -32,9 +34,32 @@ def open_store(url: str, **options: Any) -> EventStore:
         from detent.stores.file import FileStore
 
         return FileStore(_directory(url, rest), **_checked(FileStore, url, options))
+    if scheme == "postgresql":
+        return _postgres(url, rest, options)
     from detent.stores.sqlite import SqliteStore
 
     return SqliteStore(_database(url, rest), **_checked(SqliteStore, url, options))
+
+
+def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
+    try:
+        from detent.stores.postgres import PostgresStore
+    except ImportError as error:
+        raise ConfigError(
+            f"a postgresql:// store needs psycopg, which is not installed ({error}); run: pip install 'detent[postgres]'"
+        ) from error
+    if not rest.startswith("//"):
+        raise ConfigError("a store URL of PostgreSQL begins with postgresql://, such as postgresql://HOST/DATABASE")
+    return PostgresStore(url, **_checked(PostgresStore, without_password(url), options))
+
+
+def without_password(url: str) -> str:
+    """Return a store's URL as it may be shown: that of PostgreSQL without the password and whatever follows the database."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        return url
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host.partition('?')[0]}"
 
 
 def _directory(url: str, rest: str) -> Path:
@@ -60,8 +85,6 @@ def _database(url: str, rest: str) -> Path:
 
 def _unknown(url: str, scheme: str) -> str:
     forms = ", ".join(FORMS.values())
-    if scheme in ("postgresql", "postgres"):
-        return f"store URL {url!r}: PostgreSQL is not available in this version of Detent; use one of {forms}"
     near = difflib.get_close_matches(scheme, FORMS, n=1) if scheme else []
     if near:
         return f"store URL {url!r} has the unknown scheme {scheme!r}; did you mean {FORMS[near[0]]}? Known: {forms}"

@@ -37,6 +37,10 @@ class Pattern:
             raise ConfigError(
                 f"allow: {text!r} is no pattern; write 'api.example.com', '*.example.com' or 'https://example.com/path/*', in lower case"
             )
+        try:
+            name = str(ipaddress.IPv6Address(name[1:-1])) if name.startswith("[") else name
+        except ValueError:
+            raise ConfigError(f"allow: {text!r} holds no IPv6 address") from None
         self.text, self.scheme, self.host, self.port = text, scheme, name, int(port) if colon else None
         self.path = slash + path if path else "/*"
 
@@ -46,7 +50,7 @@ class Pattern:
             return False
         if url_port(url) != (self.port if self.port is not None else PORTS[url.scheme]):
             return False
-        name = self.host.strip("[]")
+        name = self.host
         if name != host and not (name.startswith("*.") and host.endswith(name[1:]) and len(host) > len(name) - 1):
             return False
         path = url.path or "/"
@@ -79,7 +83,7 @@ def parse_url(text: str) -> tuple[SplitResult, str]:
 def _lookup_name(name: str, text: str) -> str:
     """Return a host name as it is looked up: ASCII, lower case, no final dot; an address in its usual form only."""
     name = name.lower()
-    if ":" in name:
+    if ":" in name and "%" not in name:
         try:
             return str(ipaddress.IPv6Address(name))
         except ValueError:

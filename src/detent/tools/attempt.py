@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from time import perf_counter
@@ -267,7 +268,8 @@ def _details(tool: Tool[..., Any], details: dict[str, Any] | None) -> dict[str, 
 
 async def _unexpected(tool: Tool[..., Any], error: BaseException, context: ToolContext, began: float) -> ToolOutcome:
     """Return the outcome of an exception that says nothing about what happened, unless `on_error` knows."""
-    log.debug("tool %s, call %s raised", tool.name, context.call_id, exc_info=error)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("tool %s, call %s raised\n%s", tool.name, context.call_id, _trace(error, context))
     if tool.options.on_error is not None:
         translated = await _translated(tool, tool.options.on_error, error, context)
         if translated is not None:
@@ -286,7 +288,7 @@ async def _translated(tool: Tool[..., Any], hook: Callable[..., Any], error: Bas
         return raised
     except Exception as raised:  # a hook is code of the user's; the tool's own error stays the one that counts
         if raised is not error:
-            log.warning("tool %s: its on_error hook raised", tool.name, exc_info=raised)
+            log.warning("tool %s: its on_error hook raised\n%s", tool.name, _trace(raised, context))
         return None
     if answer is None or isinstance(answer, ToolRaised):
         return answer
@@ -294,6 +296,11 @@ async def _translated(tool: Tool[..., Any], hook: Callable[..., Any], error: Bas
         "tool %s: its on_error hook returned %r; it may return or raise ToolFailed, NotExecuted or FatalToolError", tool.name, answer
     )
     return None
+
+
+def _trace(error: BaseException, context: ToolContext) -> str:
+    """Return an exception with its trace, as Python shows it, without the secrets that the run was given."""
+    return context.scrubbed("".join(traceback.format_exception(error)))
 
 
 async def _checked(tool: Tool[..., Any], value: Any, context: ToolContext, began: float) -> ToolOutcome:
@@ -377,7 +384,7 @@ async def settle(tool: Tool[..., Any], context: ToolContext, pool: ThreadPool | 
     except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: not knowing is a possible answer
         if isinstance(error, asyncio.CancelledError) and (cancelled_too or (not watch.expired and _cancelled_from_outside())):
             raise
-        log.warning("tool %s: reconcile for call %s gave no answer", tool.name, context.call_id, exc_info=error)
+        log.warning("tool %s: reconcile for call %s gave no answer\n%s", tool.name, context.call_id, _trace(error, context))
         return None
     match answer:
         case None:

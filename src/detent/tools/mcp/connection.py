@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx2
-import mcp_types as types
+from mcp import types
 from mcp.client.client import Client
 from mcp.client.session import ClientRequestContext
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import ToolContext
@@ -180,6 +180,7 @@ class Connection:
         while not self._leave.is_set():
             try:
                 async with client.listen(tools_list_changed=True) as events:
+                    self._changed.set()  # what changed before is not told again
                     async for _ in events:
                         self._changed.set()
             except Exception as error:  # noqa: BLE001 - not every server has such a stream, and it may break
@@ -187,7 +188,6 @@ class Connection:
                 if not isinstance(error, SubscriptionLost):
                     return
             await asyncio.sleep(RELISTEN_S)
-            self._changed.set()  # what changed in between was not told
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 

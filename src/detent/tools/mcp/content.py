@@ -118,10 +118,10 @@ def _repeats(texts: Sequence[str], structured: Any) -> bool:
         return True
     if not isinstance(structured, dict):
         return False
-    wrapped = cast("dict[str, Any]", structured)
-    if list(wrapped) != ["result"]:
+    wrapped = list(cast("dict[str, Any]", structured).values())
+    if len(wrapped) != 1:
         return False
-    value = wrapped["result"]
+    value = wrapped[0]  # what is no object is wrapped into one, as {"result": ...}
     if len(texts) == 1 and _same(texts[0], value):
         return True
     values = cast("list[Any]", value) if isinstance(value, list) else []

@@ -1,0 +1,126 @@
+"""Commands about what was and would be allowed: backtest, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from detent.backtest import Backtest
+from detent.cli import options as o
+from detent.cli.looking import since_of, statuses_of
+from detent.cli.output import as_text, clean, shortened
+from detent.cli.session import Session
+from detent.core.errors import ConfigError
+from detent.engine import Engine
+from detent.explaining import Explanation, Step
+from detent.explaining import explain as explained
+from detent.loading import parse_budget
+from detent.ports import RunQuery
+
+STYLES = {"guard_blocked": "yellow", "approval_requested": "magenta", "tool_in_doubt": "magenta"}
+
+
+def backtest(
+    *,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="FILE", help="The candidate: a policy file. Default: the policy of detent.toml.")
+    ] = None,
+    budget: o.Bounds = None,
+    runs: Annotated[
+        str, typer.Option("--runs", metavar="FILTER", help="Which runs: the beginning of ids, or status=, agent=, tenant=, since=, comma between.")
+    ] = "",
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    workspace: o.Workspace = None,
+    agent: o.AgentFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Ask a policy and a budget about every stored decision again; nothing is executed. Exits 1 when a call that succeeded would be refused."""
+    session = Session(store=store, config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
+    bounds = parse_budget(budget or [])
+    query, only = selection(runs)
+    if session.there:
+        session.tool_specs()
+
+    async def work(engine: Engine) -> Backtest:
+        return await engine.backtest(policy, budget=bounds if budget else None, query=query, only=only)
+
+    found = session.drive(work) if session.there else Backtest(policy="", runs=0, decisions=0, changes=())
+    session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
+    _show(found, session)
+    return 1 if found.broken else 0
+
+
+def _show(found: Backtest, session: Session) -> None:
+    output = session.output
+    for change in found.changes:
+        decisions = f"{change.old} ({change.old_rule or 'no rule'}) -> {change.new} ({change.new_rule or 'no rule'})"
+        style = "red" if change.breaks else "yellow"
+        output.show(f"{change.run_id}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
+        output.show(f"  {shortened(as_text(change.args), 400)}")
+        why = clean(change.reason) + (f" ({', '.join(change.sources)})" if change.sources else "")
+        output.show(f"  {why}{' It succeeded.' if change.breaks else ''}".rstrip())
+    for run_id, why in found.skipped.items():
+        output.say(f"skipped {run_id}: {clean(why)}", "yellow")
+    if found.guessed:
+        output.say(f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow")
+    would = f"{len(found.changes)} would differ, {len(found.broken)} of them refuse what succeeded"
+    output.show(f"{found.decisions} decisions of {found.runs} runs under {found.policy or 'no policy'}: {would}")
+
+
+def explain(run: o.RunArgument, call: o.CallArgument, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+    """Show why one call happened, or did not: its plan, repairs, guards, policy, approvals, attempts and outcome."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Explanation:
+        return explained(await engine.records(await session.find(run)), call)
+
+    found = session.drive(work)
+    session.output.document(found)
+    session.output.show(f"{found.call_id}  {clean(found.tool)}  {found.outcome or 'no outcome yet'}", "bold")
+    session.output.show(f"  {shortened(as_text(found.args), 2000)}")
+    for step in found.steps:
+        session.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {clean(step.said)}", _style(step))
+        for line in _details(step):
+            session.output.show(f"        {line}")
+    session.output.show(f"policy {found.policy or 'unknown'}")
+    return 0
+
+
+def _details(step: Step) -> list[str]:
+    """Return what else a record says that helps to understand it."""
+    data = step.data
+    wanted = {"planned": ("args", "text"), "call_healed": ("args",), "policy_decided": ("facts",), "approval_edited": ("args",)}
+    wanted |= {"approval_requested": ("digest", "policy"), "tool_started": ("digest",), "tool_finished": ("result",), "tool_reconciled": ("result",)}
+    return [f"{key}: {shortened(as_text(data[key]), 600)}" for key in wanted.get(step.kind, ()) if data.get(key) not in (None, "", {})]
+
+
+def _style(step: Step) -> str:
+    if step.kind == "policy_decided":
+        return {"allow": "green", "require_approval": "magenta"}.get(step.data["decision"], "red")
+    if step.kind in ("tool_finished", "meta_tool_answered"):
+        return "red" if step.data.get("error") or step.data.get("success") is False else "green"
+    return STYLES.get(step.kind, "")
+
+
+def selection(said: str) -> tuple[RunQuery, Callable[[str], bool]]:
+    """Return which runs a filter names: the beginning of their ids, or `key=value` parts; raise `ConfigError`."""
+    query: dict[str, Any] = {}
+    begins: list[str] = []
+    for part in filter(None, (p.strip() for p in said.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            begins.append(part)
+        elif key == "status":
+            query["status"] = (*query.get("status", ()), *statuses_of([value]))
+        elif key == "since":
+            query["since"] = since_of(value)
+        elif key in ("agent", "tenant", "goal_id"):
+            query[key] = value
+        else:
+            raise ConfigError(f"--runs {part!r}: unknown part; known: status=, agent=, tenant=, goal_id=, since=, or the beginning of run ids")
+    return RunQuery(**query), (lambda run_id: run_id.startswith(tuple(begins))) if begins else (lambda run_id: True)

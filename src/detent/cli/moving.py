@@ -1,0 +1,142 @@
+"""Commands that move runs: copy, archive, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detent import moving
+from detent.cli import options as o
+from detent.cli.looking import since_of
+from detent.cli.removing import confirm
+from detent.cli.session import Session
+from detent.core.errors import ConfigError
+from detent.engine import Engine
+from detent.ports import EventStore, RunQuery
+from detent.stores import open_store
+
+Target = Annotated[
+    str, typer.Option("--to", metavar="URL", help="The store that the runs are written to, such as postgresql://HOST/DATABASE.")
+]
+
+
+def copy(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Run ids, unique beginnings of them, or `last`.")] = None,
+    *,
+    to: Target,
+    everything: Annotated[bool, typer.Option("--all", help="Every run of the store; unfinished ones only with --move.")] = False,
+    move: Annotated[
+        bool, typer.Option("--move", help="Remove each run here once it is checked there. Unfinished runs are only moved.")
+    ] = False,
+    yes: o.Yes = False,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Copy runs into another store, byte for byte; done again, it goes on where it was interrupted."""
+    if bool(runs) == everything:
+        raise ConfigError("give the runs to copy, or --all for every one of the store")
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+    target = open_store(to)
+    if move:
+        confirm(session, f"Move {'every run' if everything else f'{len(runs or ())} runs'} to {target.url} and remove them here?", yes=yes)
+
+    async def work(engine: Engine) -> list[moving.Moved]:
+        await target.open()
+        try:
+            return await _copy(session, engine.store, target, runs or (), move=move)
+        finally:
+            await target.close()
+
+    done = session.drive(work) if session.there or not everything else []
+    session.output.document(done)
+    session.output.say(f"{'moved' if move else 'copied'} {len(done)} runs to {target.url}")
+    return 0
+
+
+async def _copy(
+    session: Session, source: EventStore, target: EventStore, asked: list[str] | tuple[str, ...], *, move: bool
+) -> list[moving.Moved]:
+    """Copy the runs that were asked for, all of them when none was."""
+    if asked:
+        run_ids = [await session.find(run) for run in asked]
+    else:
+        heads = reversed(await source.list_runs(RunQuery()))
+        run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
+    done: list[moving.Moved] = []
+    for run_id in run_ids:
+        done.append(await moving.copy(source, target, run_id, move=move))
+        session.output.say(_said(done[-1]))
+    return done
+
+
+def archive(
+    *,
+    before: Annotated[str, typer.Option("--before", metavar="WHEN", help="Runs that were last changed before: 30d, 12h, or a date (UTC).")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The directory of the archives; made where it is missing.")],
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only say which runs that would be.")] = False,
+    yes: o.Yes = False,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Write finished runs into compressed files, one each, and remove them from the store. `detent import` brings them back."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+    moment = since_of(before, option="--before")
+    heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant)) if session.there else []
+    if dry or not heads:
+        session.output.document(heads)
+        for head in reversed(heads):
+            session.output.show(head.run_id)
+        session.output.say(f"{len(heads)} finished runs were last changed before {moment:%Y-%m-%d %H:%M} UTC")
+        return 0
+    confirm(session, f"Write {len(heads)} runs to {to} and remove them from {session.engine.store.url}?", yes=yes)
+
+    async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
+        done: list[moving.Moved] = []
+        left = 0
+        async for result in moving.archive_before(engine.store, to, moment, tenant=tenant):
+            if isinstance(result, moving.Moved):
+                done.append(result)
+                session.output.say(_said(result))
+            else:
+                left += 1
+                session.output.say(str(result), "yellow")
+        return done, left
+
+    done, left = session.drive(work)
+    session.output.document(done)
+    session.output.say(f"archived {len(done)} runs in {to}{f', left {left}' if left else ''}")
+    return 1 if left else 0
+
+
+def bring_back(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Archives, or directories of archives.", show_default=False)],
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Bring archived runs back into the store; a run that is there already is left as it is."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session.creates = True
+    archives = [archive for path in paths for archive in moving.archives_in(path)]
+
+    async def work(engine: Engine) -> list[moving.Moved]:
+        done: list[moving.Moved] = []
+        for path in archives:
+            done.append(await moving.bring_back(engine.store, path))
+            session.output.say(_said(done[-1]))
+        return done
+
+    done = session.drive(work)
+    session.output.document(done)
+    session.output.say(f"imported {len(done)} runs into {session.engine.store.url}")
+    return 0
+
+
+def _said(moved: moving.Moved) -> str:
+    new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records were there"
+    return f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"

@@ -1,0 +1,160 @@
+"""The decision trail of one call, from its log: plan, healing, guards, policy, approvals, attempts, outcome. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import ToolCall
+from detent.core.errors import ConfigError
+from detent.core.records import Record
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One record about the call. `said` is for people, `data` holds what the record says; `kind` is the event's tag."""
+
+    sequence: int
+    at: datetime
+    kind: str
+    said: str
+    data: dict[str, Any]
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a call happened, or did not. `tool` and `args` are as they counted in the end; `outcome` is "" while there is none.
+
+    `policy` is the version of the policy that decided.
+    """
+
+    run_id: str
+    call_id: str
+    tool: str
+    args: Any
+    outcome: str
+    policy: str
+    steps: tuple[Step, ...]
+
+
+def explain(records: Sequence[Record], call_id: str) -> Explanation:
+    """Return the trail of a call; raise `ConfigError` naming the nearest calls where the run has no such call."""
+    run_id = records[0].envelope.run if records else ""
+    planned = _planned(records)
+    if call_id not in planned:
+        near = difflib.get_close_matches(call_id, planned, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(planned)} calls; `detent show {run_id}` lists them"
+        raise ConfigError(f"run {run_id!r} has no call {call_id!r}; {hint}")
+    record, call = planned[call_id]
+    steps = [_planning(record, call, call_id)]
+    tool, args, outcome, policy = call.tool, call.args, "", ""
+    started = next((r.event for r in records if isinstance(r.event, e.RunStarted)), None)
+    for record in records:
+        event = record.event
+        if getattr(event, "call", None) != call_id or isinstance(event, (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)):
+            continue
+        said, outcome = _said(event), _outcome(event, outcome)
+        if isinstance(event, (e.CallHealed, e.ApprovalEdited)):
+            args = event.args
+            tool = event.tool if isinstance(event, e.CallHealed) else tool
+        if isinstance(event, e.PolicyDecided):
+            policy = event.policy or policy or (started.digests.get("policy", "") if started else "")
+        steps.append(_step(record, said))
+    return Explanation(run_id=run_id, call_id=call_id, tool=tool, args=args, outcome=outcome, policy=policy, steps=tuple(steps))
+
+
+def _planned(records: Iterable[Record]) -> dict[str, tuple[Record, ToolCall]]:
+    """Return the call of each id, with the record of its plan; those that were dropped beside a control action too."""
+    found: dict[str, tuple[Record, ToolCall]] = {}
+    for record in records:
+        if isinstance(record.event, e.Planned):
+            event, head = record.event, record.envelope
+            wanted = (event.embedded,) if event.embedded else tuple(a for a in event.actions if isinstance(a, ToolCall))
+            for index, call in enumerate((*wanted, *event.dropped)):
+                found[f"{head.scope}.{head.iteration}.{index}"] = record, call
+    return found
+
+
+def _planning(record: Record, call: ToolCall, call_id: str) -> Step:
+    event = record.event
+    assert isinstance(event, e.Planned)  # noqa: S101 - `_planned` takes nothing else
+    batch = len([a for a in event.actions if isinstance(a, ToolCall)]) + len(event.dropped)
+    who = f"model {event.model}" if event.model else "the planner"
+    said = f"{who} asked for {call.tool}" + (f" because: {call.reason}" if call.reason else "")
+    said += f", call {int(call_id.rsplit('.', 1)[1]) + 1} of {batch}" if batch > 1 else ""
+    said += "; it was found in the text of an answer" if event.embedded is call else ""
+    said += "; it came beside a control action and was not run" if any(call is dropped for dropped in event.dropped) else ""
+    data: dict[str, Any] = {"tool": call.tool, "args": call.args, "reason": call.reason, "text": event.text, "model": event.model}
+    head = record.envelope
+    return Step(sequence=head.seq, at=head.at, kind="planned", said=said, data={k: v for k, v in data.items() if v not in ("", None)})
+
+
+def _step(record: Record, said: str) -> Step:
+    data: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(msgspec.json.encode(record.event)))
+    kind = data.pop("type")
+    data.pop("call", None)
+    return Step(sequence=record.envelope.seq, at=record.envelope.at, kind=kind, said=said, data=data)
+
+
+def _said(event: Any) -> str:  # noqa: PLR0911 - one case an event
+    match event:
+        case e.CallHealed(repairs=repairs):
+            return f"repaired before it was checked: {', '.join(repairs)}"
+        case e.GuardBlocked(guard=guard, reason=reason):
+            return f"guard {guard} blocked it: {reason}"
+        case e.PolicyDecided(decision=decision, rule=rule, reason=reason):
+            return f"policy: {decision} by {rule or 'no rule'}" + (f": {reason}" if reason else "") + _listed("from", event.sources)
+        case e.ApprovalRequested(reason=reason, approvers=approvers, expires_at=expires):
+            people = f"{approvers} people were asked" if approvers > 1 else "approval was requested"
+            return f"{people}: {reason}" + (f"; until {expires:%Y-%m-%d %H:%M:%S} UTC" if expires else "")
+        case e.ApprovalResolved(decision=decision, by=by, reason=reason):
+            return f"{by} {decision} it" + (f": {reason}" if reason else "")
+        case e.ApprovalEdited(by=by):
+            return f"{by} approved it with other arguments"
+        case e.ApprovalExpired():
+            return "nobody decided in time"
+        case e.ToolStarted(attempt=attempt, previous=previous):
+            again = f", after {previous.code}: {previous.message}" if previous else ""
+            return f"attempt {attempt} began, key {event.key}{again}"
+        case e.ToolFinished(error=None):
+            return f"it succeeded in {event.latency_ms:g} ms"
+        case e.ToolFinished(error=error):
+            return f"it failed: {_fault(error)}"
+        case e.ToolInDoubt(why=why):
+            return f"nobody knows whether it happened: {why}"
+        case e.ToolReconciled(outcome=outcome, source=source, by=by):
+            return f"settled by {by or source}: {outcome.replace('_', ' ')}" + (f" ({_fault(event.error)})" if event.error else "")
+        case e.MetaToolAnswered(success=success):
+            return "answered from state" if success else "could not be answered from state"
+        case _:
+            return type(event).__name__
+
+
+def _outcome(event: Any, before: str) -> str:
+    match event:
+        case e.ToolFinished(error=None) | e.MetaToolAnswered(success=True):
+            return "succeeded"
+        case e.ToolFinished(error=error) if error is not None:
+            return f"failed: {error.code}"
+        case e.MetaToolAnswered():
+            return "failed: handler_error"
+        case e.ToolInDoubt():
+            return "in doubt"
+        case e.ToolReconciled(outcome=outcome, error=error):
+            settled = {"happened": "succeeded", "not_happened": "did not happen", "told": "unknown, and the planner was told", "again": ""}
+            return f"failed: {error.code}" if error is not None and outcome == "happened" else settled[outcome]
+        case _:
+            return before
+
+
+def _fault(error: e.ToolError | None) -> str:
+    if error is None:
+        return ""
+    return error.message if error.message.startswith(error.code) else f"{error.code}: {error.message}"
+
+
+def _listed(word: str, names: Sequence[str]) -> str:
+    return f" ({word} {', '.join(names)})" if names else ""

@@ -1,0 +1,63 @@
+"""The tables `[models.*]` of `detent.toml`: limits by provider, prices by model, how failed calls are tried again.
+
+    [models.limits.openai]
+    concurrent = 8
+    tokens_per_minute = 400_000
+
+    [models.prices."ollama:llama3.2"]
+    input_usd = 0
+    output_usd = 0
+
+    [models.retries]
+    retries = 2
+
+Every mistake is a `ConfigError` that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from detent.config import ModelsConfig
+from detent.core.errors import ConfigError
+from detent.loading import take
+from detent.model_limits import ModelLimits, ModelRetries
+from detent.pricing import ModelPrice
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ModelTables(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `[models]`."""
+
+    limits: dict[str, Any] = {}
+    prices: dict[str, Any] = {}
+    retries: dict[str, Any] | None = None
+
+
+def take_models(said: Any, where: str) -> ModelsConfig:
+    """Return what the tables say; raise `ConfigError` beginning with `where`."""
+    tables = take(_table(said, f"{where}: models"), ModelTables, where, "models.")
+    limits = {name: _one(table, ModelLimits, where, f"models.limits.{name}") for name, table in tables.limits.items()}
+    prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
+    retries = None if tables.retries is None else _one(tables.retries, ModelRetries, where, "models.retries")
+    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries)
+
+
+def _one(said: Any, kind: type[T], where: str, key: str) -> T:
+    table = _table(said, f"{where}: {key}")
+    required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required and field.encode_name not in table]
+    if required:
+        raise ConfigError(f"{where}: {key}.{required[0]}: missing; every table there needs it")
+    try:
+        return take(table, kind, where, f"{key}.")
+    except ConfigError as error:
+        raise ConfigError(said if (said := str(error)).startswith(where) else f"{where}: {key}: {said}") from None
+
+
+def _table(said: Any, where: str) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: expected a table, found {type(said).__name__}")
+    return cast("dict[str, Any]", said)

@@ -1,0 +1,67 @@
+"""What an engine knows by name beside its tools: kernels, strategies, and whatever a plug-in package brings.
+
+A name is looked up among what was registered first and then among the entry points of its group (`detent.kernels`, `detent.strategies`, ...),
+so that a package that is installed needs no change here. Nothing is shared between engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any, Generic, TypeVar
+
+from detent.core.errors import ConfigError, UnknownName
+
+T = TypeVar("T")
+
+
+class Names(Generic[T]):
+    """Things of one `kind` by name, in the order of registration (rows S0-15, 16.1)."""
+
+    def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
+        """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
+        self.kind = kind
+        self._known: dict[str, T] = dict(known or {})
+
+    def register(self, name: str, value: T) -> None:
+        """Add `value`; the same one again changes nothing. Raise `ConfigError` for another under a name that exists, or an empty name."""
+        if not name.strip():
+            raise ConfigError(f"a {self.kind} needs a name")
+        if self._known.setdefault(name, value) is not value:
+            raise ConfigError(f"a {self.kind} named {name!r} already exists in this engine; give it another name, or use replace")
+
+    def replace(self, name: str, value: T) -> None:
+        """Put `value` in the place of the one of that name; raise `UnknownName` when there is none."""
+        self.get(name)
+        self._known[name] = value
+
+    def get(self, name: str) -> T:
+        """Return what has this name; raise `UnknownName`, which names the nearest one, or `ConfigError` for a plug-in that cannot be loaded."""
+        if name not in self._known:
+            plugin = entry_points(self.kind).get(name)
+            if plugin is None:
+                raise UnknownName(self.kind, name, self.names())
+            self._known[name] = loaded(plugin, self.kind)
+        return self._known[name]
+
+    def names(self) -> list[str]:
+        """Return all names: those that were registered, then those of plug-ins."""
+        return list(dict.fromkeys((*self._known, *entry_points(self.kind))))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in entry_points(self.kind)
+
+
+def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of the group `detent.<kind>s` by name."""
+    group = f"detent.{kind[:-1]}ies" if kind.endswith("y") else f"detent.{kind}s"
+    return {point.name: point for point in metadata.entry_points(group=group)}
+
+
+def loaded(point: metadata.EntryPoint, kind: str) -> Any:
+    """Return what an entry point names; raise `ConfigError` naming the package when it cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:  # foreign code: a plug-in may raise anything while it is imported
+        package = point.dist.name if point.dist is not None else point.value
+        raise ConfigError(f"the {kind} {point.name!r} of package {package!r} cannot be loaded: {type(error).__name__}: {error}") from error

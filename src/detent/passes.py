@@ -1,0 +1,332 @@
+"""How a strategy runs: passes that are memoised by scope, label and occurrence, and the one loop that drives a run to its end or its wait.
+
+Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from the top: a pass
+that has ended returns at once what the log has, the open one continues from its fold, and so the function comes to where it was. What
+cannot return to the function leaves it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`).
+
+A pass ends the run only with what is about the run: cancellation, its bounds, what governance stops, a fatal tool. With anything else it
+returns to the strategy, which decides what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import FinalAnswer
+from detent.core.agent import AgentSpec
+from detent.core.budget import Budget, remaining, shared
+from detent.core.codec import digest_of
+from detent.core.errors import DetentError, Divergence, PassFailed, RunError, StoreError
+from detent.core.settle import REASONS, Settled, Wait, finish
+from detent.core.state import CLOSED, WAITING, KernelState
+from detent.kernel.act import act
+from detent.kernel.context import Pass, Run, make_context
+from detent.kernel.inbox import absorb
+from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.outside import BRANCH
+from detent.kernel.runner import Turns, run_kernel
+from detent.kernel.think import think
+from detent.ports import Branch, Passed, Strategy, ToolSpec
+
+ASK = make_kernel(phases=(think, act), name="ask")
+"""One model call that must answer: no tools, one turn."""
+
+
+class Ends(BaseException):
+    """The run is to end; passes through a strategy, which has no part in it."""
+
+    def __init__(self, settled: Settled) -> None:
+        self.settled = settled
+
+
+class Waits(BaseException):
+    """No pass can move; `status` says what the run waits for."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+
+
+class TurnsUsed(BaseException):
+    """The turns that were asked for are done."""
+
+
+async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
+    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
+    get = kernels if callable(kernels) else kernels.__getitem__
+    await absorb(run, fresh=True)
+    if run.state.terminal:
+        await run.journal.commit()
+    left = Turns(turns)
+    while not run.state.terminal:
+        try:
+            settled = await _settled(run, strategy, StrategyPasses(run, get, left))
+        except TurnsUsed:
+            await run.journal.commit()
+            return
+        except Ends as end:
+            settled = end.settled
+        except Waits as wait:
+            if run.state.status != wait.status:
+                run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
+            await run.journal.commit(durable=True)
+            if not await absorb(run, fresh=True):
+                return
+            continue
+        _close(run, settled)
+        await run.journal.commit(durable=True)
+
+
+async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
+    """Run the strategy from its top; return what its end means for the run."""
+    try:
+        returned = await strategy(passes)
+    except PassFailed as failed:
+        return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
+    except (StoreError, Divergence):
+        raise
+    except Exception as error:  # foreign code: a strategy may raise anything
+        if isinstance(error, RunError) and error.code == "suspended":
+            raise
+        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+        return Settled(reason="kernel_error", error=await run.world.scrub(said))
+    if isinstance(returned, Passed):
+        return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
+    return Settled(reason="final_answer", output=returned)
+
+
+def _close(run: Run, settled: Settled) -> None:
+    """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    event = finish(run.state, settled)
+    for scope, state in run.state.passes.items():
+        for call in state.calls.values():
+            if call.status == "started" and not call.read_only:
+                run.record(scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
+        if state.status not in CLOSED:
+            run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
+    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt))
+
+
+class StrategyPasses:
+    """What a strategy works with (`ports.StrategyRun`)."""
+
+    def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns, *, parent: str = "") -> None:
+        self._run, self._kernel_of, self._turns, self._parent = run, kernel_of, turns, parent
+        self._seen: dict[str, int] = {}
+
+    # What is known --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def goal(self) -> str:
+        """The goal in the user's words."""
+        return self._run.state.goal
+
+    @property
+    def agent(self) -> AgentSpec:
+        """Who works on it."""
+        return self._run.state.agent
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The run's variables; a fresh copy."""
+        return msgspec.json.decode(msgspec.json.encode(self._run.state.variables))
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The schema that the run's output must satisfy."""
+        return self._run.state.output_schema
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that the agent lists."""
+        return tuple(tool.spec for tool in self._run.tools.values())
+
+    @property
+    def budget_remaining(self) -> Budget:
+        """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
+        state = self._run.state
+        return remaining(state.budget, state.usage, running_s=state.running_ms / 1000)
+
+    # Passes ---------------------------------------------------------------------------------------------------------------------
+
+    async def kernel(self, label: str, **options: Any) -> Passed:
+        """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
+        branch = Branch(label=label, **options)
+        return await self._pass(branch, self._scope(label), branch.limits)
+
+    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None) -> Any:
+        """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
+        branch = Branch(
+            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=True
+        )
+        passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
+        if passed.status != "done":
+            raise PassFailed(self._run.state.run_id, passed)
+        return passed.output
+
+    async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
+        """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
+        pairs = [(branch, self._scope(branch.label)) for branch in branches]
+        share = shared(self.budget_remaining, len(branches))
+        for branch, scope in pairs:
+            if scope not in self._run.state.passes:
+                self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
+        await self._run.journal.commit()
+        return self._together(await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True))
+
+    async def _branch(self, branch: Branch, scope: str) -> Passed:
+        BRANCH.set(scope)  # of this task alone
+        return await self._pass(branch, scope, branch.limits)
+
+    @staticmethod
+    def _together(ended: Sequence[Passed | BaseException]) -> tuple[Passed, ...]:
+        """Return the results, or raise what weighs most: what went wrong, the end of the run, a wait."""
+        waits = [one.status for one in ended if isinstance(one, Waits)]
+        for kind in (Exception, asyncio.CancelledError, Ends, TurnsUsed):
+            for one in ended:
+                if isinstance(one, kind):
+                    raise one
+        if waits:
+            raise Waits(min(waits, key=WAITING.index))
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+        return tuple([one for one in ended if isinstance(one, Passed)])
+
+    async def _pass(self, branch: Branch, scope: str, limits: Budget) -> Passed:
+        run, kernel = self._run, self._chosen(branch)
+        if scope not in run.state.passes:
+            self._begin(branch, scope, limits, kernel=kernel)
+        state = run.state.passes[scope]
+        if state.digest and state.digest != (digest := self._digest(branch, kernel)):
+            raise Divergence(
+                run.state.run_id,
+                run.state.seq,
+                f"pass {scope!r} with input digest {state.digest}",
+                f"{digest}: the strategy gives it another kernel, limits or input. Install the code that the run was started with, "
+                "look at `detent check-upgrade`, or fork the run before this pass",
+            )
+        if state.status in CLOSED:
+            return passed(state, branch.label)
+        await run.journal.commit()
+        context = make_context(run, scope, _given(branch))
+        verdict = await run_kernel(kernel, context, self._turns)
+        if verdict is None:
+            raise TurnsUsed
+        if isinstance(verdict, Wait):
+            raise Waits(verdict.status)
+        assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
+        if verdict.ends_run:
+            raise Ends(verdict)
+        if context.state.status not in CLOSED:
+            run.record(scope, _finished(context.state, verdict))
+        return msgspec.structs.replace(passed(context.state, branch.label), bound=verdict.bound)
+
+    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+        digest = self._digest(branch, kernel)
+        self._run.record(
+            scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
+        )
+
+    def _chosen(self, branch: Branch) -> Kernel:
+        return ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel)
+
+    def _digest(self, branch: Branch, kernel: Kernel) -> str:
+        """Return what a restart compares: kernel, limits and input of the pass."""
+        return digest_of([kernel.name, kernel.version, self.goal, msgspec.to_builtins(branch)])
+
+    def _scope(self, label: str) -> str:
+        """Return the key of the next pass under this label: parent scope, label, occurrence."""
+        self._seen[label] = count = self._seen.get(label, 0) + 1
+        return (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
+
+    # Values ---------------------------------------------------------------------------------------------------------------------
+
+    async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the JSON value recorded under the label and its occurrence, or make and record it now."""
+        run, count = self._run, self._seen.get(f"effect {label}", 0)
+        self._seen[f"effect {label}"] = count + 1
+        key = f"-1:{label}:{count}"
+        if key not in run.state.effects:
+            value = await run.world.effect(make, label, count, -1)
+            run.journal.record(e.EffectRecorded(label=label, occurrence=count, value=value))
+            await run.journal.commit()
+        return run.state.effects[key]
+
+    async def now(self) -> float:
+        """Return the recorded time, in seconds since 1970."""
+        return await self.effect("now", lambda: self._run.world.reading("now"))
+
+    async def random(self) -> float:
+        """Return a recorded random number in [0, 1)."""
+        return await self.effect("random", lambda: self._run.world.reading("random"))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that long, in no memory and in any process."""
+        run, count = self._run, self._seen.get("sleep", 0)
+        self._seen["sleep"] = count + 1
+        timer = f"sleep#{count + 1}"
+        if f"-1:{timer}:0" not in run.state.effects:
+            due = await run.world.effect(lambda: self._due(seconds), timer, 0, -1)
+            run.journal.record(e.EffectRecorded(label=timer, value=due))
+            run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
+        if timer in run.state.timers:
+            raise Waits("waiting_for_schedule")
+
+    async def _due(self, seconds: float) -> float:
+        return await self._run.world.reading("now") + max(0.0, seconds)
+
+    async def switch(self, name: str, why: str = "") -> None:
+        """Put on record that the strategy `name` takes over, once."""
+        if self._run.state.strategy != name:
+            self._run.journal.record(e.StrategySwitched(old=self._run.state.strategy, new=name, why=why))
+
+
+def _given(branch: Branch) -> Pass:
+    """Return what the context of a pass is made of."""
+    return Pass(
+        task=branch.task,
+        instructions=branch.instructions,
+        tools=branch.tools,
+        guards=branch.guards,
+        guidance=branch.guidance,
+        output_schema=branch.output_schema,
+        small=branch.small,
+    )
+
+
+def _finished(state: KernelState, settled: Settled) -> e.PassFinished:
+    """Return the end of a pass that does not end the run; a blank answer is no answer."""
+    output = settled.output
+    done = REASONS[settled.reason] == "completed" and output is not None and not (isinstance(output, str) and not output.strip())
+    reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
+    error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
+    return e.PassFinished(status="done" if done else "failed", reason=reason, output=output if done else None, error=error)
+
+
+def passed(state: KernelState, label: str) -> Passed:
+    """Return what came of a pass that has ended."""
+    plan = state.plan
+    return Passed(
+        label=label,
+        scope=state.scope,
+        status="done" if state.status == "done" else "failed",
+        reason=state.ended,
+        output=state.output,
+        error=state.error,
+        partial=state.partial,
+        text=plan.text if plan is not None and not isinstance(plan.actions[0], FinalAnswer) else "",
+        usage=state.usage,
+        tools_used=state.tools_used,
+        results=state.results,
+    )
+
+
+def version_of(strategy: Strategy) -> int:
+    """Return the version of a strategy: its attribute `version`, 1 without one."""
+    return int(getattr(strategy, "version", 1))

@@ -1,0 +1,188 @@
+"""Connections to PostgreSQL: what a URL says, how one is opened, tried again and set up, and the pool that reads and single statements use.
+
+A commit that was acknowledged is on the server's disk, always: workers outlive a server that crashes, and one that believed in a record which
+the server then lost would go on with a log that is not there. So `synchronous_commit` is raised to `on` where it is weaker, for ordinary
+appends too; group commit makes that cheap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from detent.core.errors import ConfigError, StoreError
+from detent.stores.postgres_errors import in_one_line, is_lost, refuses_for_good, translate, unreachable
+
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
+
+T = TypeVar("T")
+Connection = psycopg.AsyncConnection[Any]
+
+SCHEMA = "detent"
+_PATIENCE_MS = 10_000
+_DEFAULTS: dict[str, str | int] = {
+    "application_name": "detent",
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+_SETTINGS = """SELECT set_config('search_path', %s, false),
+    set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'
+        ELSE current_setting('synchronous_commit') END, false),
+    set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
+    set_config('client_min_messages', 'warning', false), current_setting('server_encoding')"""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What a URL says: `conninfo` for the driver, `shown` for people (without password), `schema` where the tables stand."""
+
+    conninfo: str
+    shown: str
+    schema: str
+
+
+def target_of(url: str) -> Target:
+    """Return what a `postgresql://` URL says; `?schema=NAME` is Detent's own. Raise `ConfigError`; no message shows a password."""
+    scheme, _, rest = url.partition("://")
+    base, _, query = rest.partition("?")
+    user, at, host = rest.rpartition("@") if "@" in rest and "@" not in base else base.rpartition("@")
+    shown = f"{scheme}://{user.partition(':')[0]}{at}{host}"
+    options = parse_qsl(query, keep_blank_values=True)
+    schema = next((value for name, value in options if name == "schema"), SCHEMA)
+    if not schema or len(schema.encode()) > 63 or "\x00" in schema:
+        raise ConfigError(f"store URL {shown}: schema={schema[:80]!r} is no name of a schema; give 1 to 63 bytes, such as ?schema=detent")
+    plain = [(name, value) for name, value in options if name != "schema"]
+    told = [(name, value) for name, value in plain if "password" not in name] + ([("schema", schema)] if schema != SCHEMA else [])
+    shown += f"?{urlencode(told, safe='/')}" if told else ""
+    try:
+        given = conninfo_to_dict(f"{scheme}://{base}" + (f"?{urlencode(plain)}" if plain else ""))
+    except psycopg.Error as error:
+        why = "" if at else f" ({in_one_line(error)})"
+        raise ConfigError(
+            f"store URL {shown} cannot be read{why}; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with special characters in"
+            " user and password percent-encoded (@ as %40)"
+        ) from None
+    return Target(conninfo=make_conninfo("", **{**_DEFAULTS, **given}), shown=shown, schema=schema)
+
+
+class Connections:
+    """Opens connections to one target; one that cannot be had is tried again until `patience_s` seconds have passed."""
+
+    def __init__(self, target: Target, *, most: int, patience_s: float) -> None:
+        self.target, self.patience_s, self._most = target, patience_s, most
+        self._failed: psycopg.Error | None = None
+        self._pool: AsyncConnectionPool[Connection] | None = None
+
+    async def open(self) -> None:
+        """Make the pool; the first connection is opened when it is needed."""
+        connections = self
+
+        class Remembering(psycopg.AsyncConnection[Any]):
+            """A connection of which it is remembered why it could not be opened: the pool itself only waits."""
+
+            @classmethod
+            async def connect(cls, conninfo: str = "", **options: Any) -> Any:
+                try:
+                    return await super().connect(conninfo, **options)
+                except psycopg.Error as error:
+                    connections._failed = error
+                    raise
+
+        self._pool = AsyncConnectionPool(
+            self.target.conninfo,
+            connection_class=Remembering,
+            kwargs={"autocommit": True},
+            configure=self._configure,
+            min_size=0,
+            max_size=self._most,
+            timeout=self.patience_s,
+            reconnect_timeout=self.patience_s,
+            open=False,
+        )
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Close the pool and its connections."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close()
+
+    async def _configure(self, db: Connection) -> None:
+        target = self.target
+        quoted = '"' + target.schema.replace('"', '""') + '"'
+        row = await (
+            await db.execute(_SETTINGS, (quoted, f"{int(self.patience_s * 1000) or 1}ms", f"{_PATIENCE_MS}ms"), prepare=False)
+        ).fetchone()
+        if row is not None and row[-1] != "UTF8":
+            raise ConfigError(f"{target.shown}: the database is encoded in {row[-1]}; create one with ENCODING 'UTF8'")
+
+    async def connect(self, deadline: float) -> Connection:
+        """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time)."""
+        loop, pause = asyncio.get_running_loop(), 0.02
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    db = await psycopg.AsyncConnection.connect(self.target.conninfo, autocommit=True)
+                    try:
+                        await self._configure(db)
+                    except BaseException:
+                        await db.close()
+                        raise
+                    return db
+            except (psycopg.Error, TimeoutError) as error:
+                self._refuse(error)
+                if loop.time() + pause >= deadline:
+                    raise unreachable(self.target.shown, error, self.patience_s) from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def _refuse(self, error: BaseException | None) -> None:
+        """Raise `StoreError` for a refusal that waiting does not help."""
+        if isinstance(error, psycopg.Error) and (advice := refuses_for_good(error)):
+            raise StoreError(f"{self.target.shown} refuses the connection ({in_one_line(error)}); {advice}") from error
+
+    async def use(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do `work` with a connection of the pool and return its result; again when the connection broke, so it must bear to be repeated.
+
+        Raise what Detent calls the error.
+        """
+        if self._pool is None:
+            raise StoreError(f"the store {self.target.shown} is not open; call open() first")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.patience_s
+        self._failed = None
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline), self._pool.connection(timeout=max(0.01, deadline - loop.time())) as db:
+                    try:
+                        return await work(db)
+                    except psycopg.Error as error:
+                        if not is_lost(error, db):
+                            raise translate(error, self.target.shown) from error
+                        self._failed = error
+                        await db.close()
+            except (TimeoutError, PoolTimeout) as error:
+                self._refuse(self._failed)
+                raise unreachable(self.target.shown, self._failed or error, self.patience_s) from error
+            if loop.time() >= deadline:
+                raise unreachable(self.target.shown, self._failed, self.patience_s)
+
+    async def rows(self, statement: Any, values: Any = ()) -> list[Any]:
+        """Return the rows of one statement, which bears to be repeated."""
+
+        async def work(db: Connection) -> list[Any]:
+            async with db.cursor(binary=True) as cursor:
+                await cursor.execute(statement, values)
+                return await cursor.fetchall() if cursor.description else []
+
+        return await self.use(work)

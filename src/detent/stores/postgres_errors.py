@@ -1,0 +1,95 @@
+"""What the errors of PostgreSQL and its driver mean for Detent. No message holds a password."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from detent.core.errors import ConfigError, DetentError, StoreBusy, StoreError, StoreFull
+
+_WAITS = (
+    "53300",  # too_many_connections
+    "53200",  # out_of_memory
+    "55P03",  # lock_not_available
+    "57014",  # query_canceled
+    "57P01",  # admin_shutdown
+    "57P02",  # crash_shutdown
+    "57P03",  # cannot_connect_now
+    "40P01",  # deadlock_detected
+    "40001",  # serialization_failure
+)
+_OWN_CLASSES = ("21", "22", "23", "40", "54", "P0")
+"""Classes of errors that are about one operation of a group: cardinality, data, integrity, rollback, limits, raised by a trigger."""
+
+_FULL = ("53100", "53400")
+_FOR_GOOD = (
+    ("password authentication failed", "check user and password"),
+    ("no password supplied", "give a password in the URL, in PGPASSWORD or in a password file"),
+    ("no pg_hba.conf entry", "let the server's pg_hba.conf allow this user, database and address"),
+    ("authentication failed", "check how the server lets this user in"),
+    ("database", "create it (`createdb NAME`) or correct the URL"),
+    ("role", "create the role or correct the user in the URL"),
+)
+"""Why a server refuses a connection for good: waiting would not help. A server that speaks another language is tried until the timeout."""
+
+
+def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = None) -> bool:
+    """Whether the connection is gone, so that it is not known whether a statement that was under way took effect."""
+    if isinstance(error, (psycopg.InterfaceError, psycopg.OperationalError)):
+        return db is None or db.closed or (error.sqlstate or "")[:3] in ("57P", "08")
+    return False
+
+
+def concerns_all(error: psycopg.Error) -> bool:
+    """Whether the error is about the server rather than about the one operation that met it."""
+    state = error.sqlstate or ""
+    return bool(state) and state[:2] not in _OWN_CLASSES
+
+
+def refuses_for_good(error: psycopg.Error) -> str:
+    """Return what to do about a refused connection that no waiting helps; "" where it may."""
+    said = str(error)
+    if "does not exist" not in said:
+        return next((advice for text, advice in _FOR_GOOD[:4] if text in said), "")
+    return next((advice for text, advice in _FOR_GOOD[4:] if text in said), "")
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what the driver said, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def unreachable(where: str, error: BaseException | None, waited_s: float) -> StoreBusy:
+    """Return the error for a server that gave no connection, or no answer, for so long."""
+    said = in_one_line(error) if error is not None else "no answer"
+    if "too many" in said or "remaining connection slots" in said:
+        return StoreBusy(
+            f"{where} has had no connection free for {waited_s:g} s ({said}); nothing was recorded. Raise max_connections, start fewer"
+            " workers, or lower their `connections`, and resume"
+        )
+    return StoreBusy(
+        f"{where} could not be reached for {waited_s:g} s ({said}). What was under way may or may not be recorded; resuming reads"
+        " what is there. Check the server and the network, and resume"
+    )
+
+
+def translate(error: BaseException, where: str) -> BaseException:
+    """Return the error of Detent that stands for one of PostgreSQL; any other error as it is."""
+    if isinstance(error, DetentError) or not isinstance(error, psycopg.Error):
+        return error
+    state, said = error.sqlstate or "", in_one_line(error)
+    if state in _FULL:
+        return StoreFull(
+            f"no room left on the server of {where} ({said}); nothing of this was recorded, what was there is intact. Make room and resume"
+        )
+    if state in _WAITS or isinstance(error, PoolTimeout) or is_lost(error):
+        return StoreBusy(f"{where} did not get it done ({said}); nothing of this is known to be recorded. Resume when it answers again")
+    if state == "42501":
+        return StoreError(f"{where}: the user may not do this ({said}); grant it the schema and its tables")
+    if state == "25006":
+        return StoreError(f"{where} only reads ({said}); is it a standby? Give the URL of the primary server")
+    if state in ("3D000", "3F000", "42P01", "42703"):
+        return ConfigError(f"{where} is not what it was when it was opened ({said}); check the database and its schema, and open it again")
+    if state[:2] in ("XX", "58"):
+        return StoreError(f"{where} is damaged or its disk fails ({said}); look at the server's log before anything else")
+    return StoreError(f"{where}: PostgreSQL said {said} ({state or type(error).__name__})")

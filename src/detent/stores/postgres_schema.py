@@ -1,0 +1,110 @@
+"""The tables of the PostgreSQL store, version by version, and how a schema is brought up to the version that this code knows.
+
+Every version is a list of statements that is never edited again. What is missing is applied in one transaction under an advisory lock, so
+that any number of processes may open a store at once and a migration happened entirely or not at all. All tables stand in one schema of
+their own, so that a store can share a database with an application and with other stores.
+
+`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by. A record's key is (run, sequence).
+`runs.tip` is a hash of the last line: an append is fenced by it too, so that a worker that outlived records (a failover or a restored backup
+lost them) can never continue a log that has been continued otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from detent.core.errors import ConfigError, NewerVersion
+
+Connection = psycopg.AsyncConnection[Any]
+
+VERSION_1: Sequence[LiteralString] = (
+    """CREATE TABLE runs (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, run_id text COLLATE "C" NOT NULL UNIQUE, seq bigint NOT NULL,
+        created bigint NOT NULL, status text NOT NULL, tenant text NOT NULL, goal_id text NOT NULL, agent text NOT NULL,
+        head bytea NOT NULL) WITH (fillfactor = 50)""",
+    "CREATE INDEX runs_by_age ON runs (created, run_id)",
+    "CREATE INDEX runs_by_status ON runs (status, created, run_id)",
+    "CREATE INDEX runs_by_tenant ON runs (tenant, created, run_id)",
+    "CREATE INDEX runs_by_goal ON runs (goal_id)",
+    "CREATE TABLE records (run bigint NOT NULL, seq bigint NOT NULL, data bytea NOT NULL, PRIMARY KEY (run, seq))",
+    """CREATE TABLE inbox (
+        n bigint GENERATED ALWAYS AS IDENTITY, run bigint NOT NULL, id text COLLATE "C" NOT NULL, signal bytea, PRIMARY KEY (run, id))""",
+    "CREATE INDEX inbox_waiting ON inbox (run, n) WHERE signal IS NOT NULL",
+    "CREATE TABLE snapshots (run bigint PRIMARY KEY, seq bigint NOT NULL, data bytea NOT NULL)",
+    """CREATE TABLE blobs (
+        run_id text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, data bytea NOT NULL, PRIMARY KEY (run_id, key))""",
+    'CREATE TABLE claims (run_id text COLLATE "C" PRIMARY KEY, holder text NOT NULL)',
+    "CREATE INDEX claims_by_holder ON claims (holder)",
+    """CREATE TABLE holders (
+        name text PRIMARY KEY, lock_key bigint NOT NULL, host text NOT NULL, pid bigint NOT NULL, started text NOT NULL,
+        renewed double precision NOT NULL)""",
+)
+"""The first version."""
+
+VERSION_2: Sequence[LiteralString] = ("ALTER TABLE runs ADD COLUMN tip bigint",)
+"""Appends are fenced by a hash of the last line, too; NULL where it is not known."""
+
+MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2)
+SCHEMA_VERSION = len(MIGRATIONS)
+
+_LOCK = 0x44544E54 << 32
+"""Advisory locks of migrations are this number and a hash of the schema's name."""
+
+
+async def prepare(db: Connection, schema: str, where: str) -> None:
+    """Bring the schema to the version of this code, creating what is missing.
+
+    Raise `NewerVersion` for one that is ahead, `ConfigError` for tables of another program.
+    """
+    if await stored_version(db, schema) != SCHEMA_VERSION:
+        await migrate(db, schema, where)
+
+
+async def stored_version(db: Connection, schema: str) -> int:
+    """Return the version of the store in this schema, 0 where there is none."""
+    # Asked of the catalog itself: a name that was not there a moment ago may be remembered as missing.
+    there = "SELECT 1 FROM pg_tables WHERE schemaname=%s AND tablename='migrations'"
+    if await (await db.execute(there, (schema,))).fetchone() is None:
+        return 0
+    table = sql.Identifier(schema, "migrations")
+    row = await (await db.execute(sql.SQL("SELECT coalesce(max(version), 0) FROM {}").format(table))).fetchone()
+    return row[0] if row is not None else 0
+
+
+async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_VERSION) -> None:
+    """Apply the versions that are missing, up to `to`, in one transaction."""
+    async with db.transaction():
+        await db.execute("SELECT pg_advisory_xact_lock(%s + hashtext(%s)::bit(32)::bigint)", (_LOCK, schema))
+        version = await stored_version(db, schema)
+        if version > SCHEMA_VERSION:
+            raise NewerVersion(
+                f"{where} was written by a newer Detent (store version {version}, this one knows {SCHEMA_VERSION});"
+                " nothing was changed, install that version"
+            )
+        if version == 0:
+            await _begin(db, schema, where)
+        await db.execute(sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema)))
+        for number in range(version + 1, to + 1):
+            for statement in MIGRATIONS[number - 1]:
+                await db.execute(statement)
+            await db.execute("INSERT INTO migrations (version) VALUES (%s)", (number,))
+
+
+async def _begin(db: Connection, schema: str, where: str) -> None:
+    """Create the schema and its list of migrations; raise `ConfigError` where other tables are."""
+    found = await (await db.execute("SELECT count(*) FROM pg_tables WHERE schemaname=%s", (schema,))).fetchone()
+    if found is not None and found[0]:
+        raise ConfigError(
+            f"{where}: the schema {schema!r} holds tables, but no Detent store; nothing was changed, name another one with ?schema=NAME"
+        )
+    if await (await db.execute("SELECT 1 FROM pg_namespace WHERE nspname=%s", (schema,))).fetchone() is None:
+        await db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    await db.execute(
+        sql.SQL("CREATE TABLE {} (version int PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())").format(
+            sql.Identifier(schema, "migrations")
+        )
+    )

@@ -1,0 +1,145 @@
+"""A real PostgreSQL for tests: a cluster of its own in a temporary folder, with the programs of the system's package.
+
+One cluster a process of the test session (each worker of pytest-xdist starts one when its first test asks), one database a test. fsync is
+on, so that what the tests call durable is. The server refuses to run as root; as root it is started as the user `postgres` or `nobody`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MISSING = "NO POSTGRESQL HERE, its tests were SKIPPED: install the system's package (Debian: apt-get install postgresql)"
+
+
+def programs() -> Path | None:
+    """Return the folder that has `initdb` and `pg_ctl`: that of the newest version."""
+    found = shutil.which("initdb")
+    if found is not None and (Path(found).resolve().parent / "pg_ctl").exists():
+        return Path(found).resolve().parent
+    packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    return next((path for path in packaged if (path / "initdb").exists()), None)
+
+
+class Cluster:
+    """A PostgreSQL server in `directory`, reached over a socket there and, at `port`, over loopback."""
+
+    def __init__(self, bin_directory: Path, *, settings: tuple[str, ...] = ()) -> None:
+        self._bin, self._settings = bin_directory, settings
+        self.directory = Path(tempfile.mkdtemp(prefix="detent-pg-", dir="/tmp"))
+        self._user = None
+        if os.geteuid() == 0:
+            self._user = next(name for name in ("postgres", "nobody") if _there(name))
+            os.chown(self.directory, pwd.getpwnam(self._user).pw_uid, -1)
+        self.directory.chmod(0o755)
+        self.port = 5432
+        self._count = 0
+
+    def _do(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        before = ["setpriv", "--reuid", self._user, "--regid", str(pwd.getpwnam(self._user).pw_gid), "--clear-groups"] if self._user else []
+        done = subprocess.run([*before, *words], capture_output=True, cwd=self.directory, timeout=60)
+        if done.returncode:
+            log = self.directory / "log"
+            said = log.read_text()[-2000:] if log.exists() else ""
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.decode()}{said}")
+        return done
+
+    @property
+    def _data(self) -> str:
+        return str(self.directory / "data")
+
+    def create(self) -> None:
+        """Create the cluster and start its server."""
+        initdb = (str(self._bin / "initdb"), "-D", self._data, "-U", "detent", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self._do(*initdb)
+        with (self.directory / "data" / "postgresql.conf").open("a") as conf:
+            conf.write(
+                f"listen_addresses = ''\nunix_socket_directories = '{self.directory}'\nmax_connections = 60\nshared_buffers = 32MB\n"
+                "fsync = on\nsynchronous_commit = on\nlog_min_messages = fatal\nautovacuum_naptime = 10\n"
+                + "".join(f"{setting}\n" for setting in self._settings)
+            )
+        self.start()
+
+    def start(self) -> None:
+        """Start the server."""
+        self._do(str(self._bin / "pg_ctl"), "-D", self._data, "-w", "-t", "50", "-l", str(self.directory / "log"), "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop the server; `immediate` is what a crash is."""
+        self._do(str(self._bin / "pg_ctl"), "-D", self._data, "-w", "-t", "50", "-m", mode, "stop")
+
+    def restart(self, mode: str = "immediate") -> None:
+        """Let the server crash, and start it again."""
+        self.stop(mode)
+        self.start()
+
+    def remove(self) -> None:
+        """Stop the server and remove everything."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def database(self, owner: str = "detent") -> str:
+        """Create a database and return its URL."""
+        import psycopg
+
+        self._count += 1
+        name = f"test_{os.getpid()}_{self._count}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as db:
+            db.execute(f"CREATE DATABASE {name} OWNER {owner}")  # type: ignore[arg-type]
+        return self.url(name)
+
+    def url(self, database: str, user: str = "detent") -> str:
+        """Return the URL of a database of this cluster."""
+        return f"postgresql://{user}@/{database}?host={self.directory}"
+
+
+def _there(user: str) -> bool:
+    try:
+        return bool(pwd.getpwnam(user))
+    except KeyError:
+        return False
+
+
+def new_cluster(*settings: str) -> Cluster:
+    """Return a running cluster, to be removed by the caller; skip the test where there is no PostgreSQL."""
+    found = programs()
+    if found is None:
+        pytest.skip(MISSING)
+    made = Cluster(found, settings=settings)
+    try:
+        made.create()
+    except BaseException:
+        shutil.rmtree(made.directory, ignore_errors=True)
+        raise
+    return made
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """The cluster of this process's tests; a test that crashes or reconfigures the server takes `own_postgres`."""
+    made = new_cluster()
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres: Cluster) -> str:
+    """The URL of an empty database."""
+    return postgres.database()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Cluster]:
+    """A cluster of the test's own."""
+    made = new_cluster()
+    yield made
+    made.remove()

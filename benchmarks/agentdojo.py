@@ -166,8 +166,8 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "no policy": lambda: Allow(),  # noqa: PLW0108 - defined below
     "provenance, deny": lambda: ProvenancePolicy(on_unproven="deny"),
     "provenance, deny, grants": lambda: ProvenancePolicy(on_unproven="deny"),
-    "provenance, ask": lambda: ProvenancePolicy(),
-    "provenance, ask, grants": lambda: ProvenancePolicy(),
+    "provenance, ask": ProvenancePolicy,
+    "provenance, ask, grants": ProvenancePolicy,
 }
 
 
@@ -265,9 +265,9 @@ def explained(policy: str, found: dict[str, Any]) -> list[str]:
 def shown(report: dict[str, Any]) -> str:
     """Return the table of one suite."""
     percent = lambda x: "-" if x is None else f"{100 * x:.1f} %"  # noqa: E731
+    left_out = f"{report['unpublished']} pairs without published calls, {report['unreachable']} without a place to inject"
     lines = [
-        f"{report['suite']}: {report['user_tasks']} user tasks; {report['pairs']} attacked pairs "
-        f"({report['unpublished']} pairs without published calls, {report['unreachable']} without a place to inject)",
+        f"{report['suite']}: {report['user_tasks']} user tasks; {report['pairs']} attacked pairs ({left_out})",
         f"  {'policy':<26}{'utility':>10}{'attacked':>10}{'attacks':>10}{'obeyed':>10}{'asked':>8}{'tasks asked':>13}",
     ]
     for policy, row in report["rows"].items():

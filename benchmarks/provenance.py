@@ -27,7 +27,9 @@ from detent.core.state import Item, KernelState, RunState  # noqa: E402
 from detent.policies.provenance import ProvenancePolicy  # noqa: E402
 from detent.ports import Call, ToolSpec  # noqa: E402
 
-SEND = ToolSpec(name="send", side_effect="write", input_schema={"properties": {name: {"type": "string"} for name in ("to", "subject", "body")}})
+SEND = ToolSpec(
+    name="send", side_effect="write", input_schema={"properties": {name: {"type": "string"} for name in ("to", "subject", "body")}}
+)
 ARGS: dict[str, dict[str, Any]] = {
     "proven": {"to": "bob@example.com", "subject": "Quarterly figures", "body": "The figures are attached."},
     "made up": {"to": "mallory@example.org", "subject": "Account details you asked", "body": "Dear customer, here is everything. " * 3},

@@ -65,6 +65,8 @@ def type_of(kind: Any) -> str:
     said = said.removesuffix(" | None")
     if said.startswith("Literal["):
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if said.startswith(("Optional[Literal[", "tuple[Literal[")):
+        return ("list of " if said.startswith("tuple") else "") + ", ".join(f"`{choice}`" for choice in re.findall(r"'(\w+)'", said))
     return names.get(said, "table" if said.startswith("dict") else said)
 
 

@@ -174,4 +174,4 @@ class NoPlanner:
 
     async def plan(self, view: View) -> Plan:
         """Raise `PlannerFailed`."""
-        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a model nor a planner: give it one of them, or Engine(planner=...)")
+        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules or a model, or Engine(planner=...)")

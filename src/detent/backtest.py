@@ -103,9 +103,7 @@ async def backtest(
         runs, decisions = runs + 1, decisions + judge.decisions
         changes += judge.changes()
         guessed |= judge.guessed
-    return Backtest(
-        policy=version, runs=runs, decisions=decisions, changes=tuple(changes), skipped=skipped, guessed=tuple(sorted(guessed))
-    )
+    return Backtest(policy=version, runs=runs, decisions=decisions, changes=tuple(changes), skipped=skipped, guessed=tuple(sorted(guessed)))
 
 
 class _Judge:

@@ -50,7 +50,8 @@ def explain(records: Sequence[Record], call_id: str) -> Explanation:
         raise ConfigError(f"run {run_id!r} has no call {call_id!r}; {hint}")
     record, call = planned[call_id]
     steps = [_planning(record, call, call_id)]
-    tool, args, outcome, policy = call.tool, call.args, "", ""
+    tool, args, policy = call.tool, call.args, ""
+    outcome = "not run" if _dropped(record, call) else ""
     started = next((r.event for r in records if isinstance(r.event, e.RunStarted)), None)
     for record in records:
         event = record.event
@@ -86,10 +87,14 @@ def _planning(record: Record, call: ToolCall, call_id: str) -> Step:
     said = f"{who} asked for {call.tool}" + (f" because: {call.reason}" if call.reason else "")
     said += f", call {int(call_id.rsplit('.', 1)[1]) + 1} of {batch}" if batch > 1 else ""
     said += "; it was found in the text of an answer" if event.embedded is call else ""
-    said += "; it came beside a control action and was not run" if any(call is dropped for dropped in event.dropped) else ""
+    said += "; it came beside a control action and was not run" if _dropped(record, call) else ""
     data: dict[str, Any] = {"tool": call.tool, "args": call.args, "reason": call.reason, "text": event.text, "model": event.model}
     head = record.envelope
     return Step(sequence=head.seq, at=head.at, kind="planned", said=said, data={k: v for k, v in data.items() if v not in ("", None)})
+
+
+def _dropped(record: Record, call: ToolCall) -> bool:
+    return isinstance(record.event, e.Planned) and any(call is dropped for dropped in record.event.dropped)
 
 
 def _step(record: Record, said: str) -> Step:

@@ -200,14 +200,11 @@ async def refuse_forked(store: EventStore, run_id: str) -> None:
 
 async def forks_of(store: EventStore, run_id: str) -> list[str]:
     """Return the ids of the runs in this store that were branched from this one."""
-    found: list[str] = []
-    for head in await store.list_runs(RunQuery()):
-        if head.parent != run_id:
-            continue
-        for record in read_log(head.run_id, await store.read(head.run_id, limit=1)):
-            if isinstance(record.event, Forked):
-                found.append(head.run_id)
-    return found
+    return [head.run_id for head in await store.list_runs(RunQuery()) if head.parent == run_id and await _is_fork(store, head.run_id)]
+
+
+async def _is_fork(store: EventStore, run_id: str) -> bool:
+    return any(isinstance(record.event, Forked) for record in read_log(run_id, await store.read(run_id, limit=1)))
 
 
 # Archives ---------------------------------------------------------------------------------------------------------------------------------
@@ -265,7 +262,6 @@ async def archive_before(
 
     A run that may not be removed is left, and the reason is yielded.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
             yield await archive(store, directory, head.run_id, preserve=preserve)
@@ -295,6 +291,7 @@ def write_archive(path: Path, held: Held) -> None:
     blobs = (msgspec.json.encode({"key": key, "data": base64.b64encode(data).decode()}) for key, data in held.blobs.items())
     partly = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partly.open("wb") as raw:
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as out:
                 for line in (msgspec.json.encode(manifest), *held.lines, *blobs):
@@ -308,7 +305,8 @@ def write_archive(path: Path, held: Held) -> None:
             f"{str(path)!r} cannot be written ({error.strerror}); give a directory with room that you may write to"
         ) from error
     finally:
-        partly.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partly.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -353,9 +351,12 @@ def _manifest(path: Path, line: bytes) -> Manifest:
 
 def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for line in lines:
-        entry = msgspec.json.decode(line, type=dict[str, str])
-        found[entry["key"]] = base64.b64decode(entry["data"])
+    try:
+        for line in lines:
+            entry = msgspec.json.decode(line, type=dict[str, str])
+            found[entry["key"]] = base64.b64decode(entry["data"])
+    except (ValueError, KeyError) as error:
+        raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} cannot be read ({error})") from error
     if {key: (len(data), sha256(data).hexdigest()) for key, data in found.items()} != manifest.blobs:
         raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} are not those that its manifest names")
     return found

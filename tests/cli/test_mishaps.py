@@ -44,7 +44,7 @@ def desk(tmp_path: Path) -> Desk:
         ('name = "x"\nrules = "nothing.yaml"\n', "rule file 'nothing.yaml' cannot be read"),
         ("name = \n", "failed to parse agent file 'agent.toml': not TOML"),
         ('name = "x"\n', "agent 'x' has neither a model nor rules"),
-        ('name = "x"\nmodel = "openai:gpt-5"\n', "this version of Detent has no planner for models"),
+        ('name = "x"\nmodel = "openai:gpt-5"\n', "model 'openai:gpt-5' needs a key: set OPENAI_API_KEY"),
     ],
 )
 def test_a_wrong_agent_file_is_named_with_the_key_and_what_is_right(desk: Desk, text: str, said: str) -> None:

@@ -291,7 +291,7 @@ def run(script: list[Entry], *, store: str = "ram:", agent: dict[str, Any] | Non
         made = Agent(name="a", model="openai:served", model_settings={"base_url": server.url}, tools=[put], **(agent or {}))
         async with Engine(store=store, model_retries=ModelRetries(base_s=0.001), **options) as engine:
             result = await engine.run(made, "g")
-            events = [record.event async for record in engine.events(result.run_id)]
+            events = [record.event for record in await engine.records(result.run_id)]
             return result, [put_calls, *events]
 
     with ChatServer(script) as server:

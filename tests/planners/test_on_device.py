@@ -12,18 +12,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent import Engine, FinalAnswer, Suspended, Thought, ToolCall, Usage, tool
+from detent import Agent, Engine, FinalAnswer, Suspended, Thought, ToolCall, Usage, tool
 from detent.core.actions import Abstain
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure, PlannerFailed, UnknownName
-from detent.core.state import Item
+from detent.core.events import ModelCallFinished, ModelCallStarted
+from detent.core.records import Record
+from detent.core.state import Item, RunState
 from detent.planners.compact_prompt import Example
 from detent.planners.generation import Generation, Request
 from detent.planners.on_device import OnDevicePlanner, Repair
 from detent.planners.trimming import count_by_length
 from detent.planners.verifiers import answer_is_integer, require_tool_used
-from detent.ports import ToolSpec, View
+from detent.ports import Chunk, ToolSpec, View
 from planners.raw_text import ADD, READ, Gateway, Says, agent_of, call, final, pieces, recording_tools, turn, view
 
 
@@ -559,3 +561,34 @@ def test_what_the_agent_may_do_is_what_its_model_is_offered() -> None:
     assert "push_goal" in system and "complete_goal" in system and "ask_user" not in system
     system = OnDevicePlanner(Says("x"), actions=["final_answer"]).request(view(agent=agent)).messages[0].content
     assert "push_goal" not in system and "tool_call" not in system
+
+
+def test_each_generation_of_a_run_stands_in_its_log_and_replay_agrees() -> None:
+    """Repairs, rejected plans and guided retries are model calls of their own; together they are the run's usage; text is streamed."""
+
+    def used(text: str) -> Generation:
+        return Generation(text=text, usage=Usage(input_tokens=10, output_tokens=2), finish="stop")
+
+    says = Says(used("{bad"), used(call("add", a=1, b=2)), *[used("")] * 3, used(final("no number")), used(final("3")))
+    streamed: list[str] = []
+
+    class Watch:
+        def on_record(self, record: Record, state: RunState) -> None:
+            pass
+
+        def on_chunk(self, chunk: Chunk) -> None:
+            streamed.append(chunk.content)
+
+    async def main() -> None:
+        planner = OnDevicePlanner(says, verify=answer_is_integer())
+        async with Engine(store="ram:", planner=planner, tools=recording_tools([]), observers=[Watch()]) as engine:
+            result = await engine.run(Agent(name="desk", tools=["add"]), "g")
+            assert result.output == "3"
+            records = await engine.records(result.run_id)
+            ended = [r.event.usage for r in records if isinstance(r.event, ModelCallFinished)]
+            assert len([r for r in records if isinstance(r.event, ModelCallStarted)]) == len(ended) == len(says.asked) == 7
+            assert (result.usage.model_calls, result.usage.input_tokens, result.usage.output_tokens) == (7, 70, 14)
+            assert (await engine.replay(result.run_id)).identical
+        assert "".join(streamed) == "".join(a.text for a in says.answers if isinstance(a, Generation))
+
+    asyncio.run(main())

@@ -40,7 +40,9 @@ def state(*, children: int = 0, variables: dict[str, Any] | None = None, host: H
     )
 
 
-def did(tool: str, result: Any = 1, *, error: str = "", executed: bool = True, call_id: str = "main.1.0", meta: bool = False, **args: Any) -> Item:
+def did(
+    tool: str, result: Any = 1, *, error: str = "", executed: bool = True, call_id: str = "main.1.0", meta: bool = False, **args: Any
+) -> Item:
     """Return the observation of a call that ended."""
     return Item(
         kind="tool",

@@ -19,13 +19,17 @@ from kernel.runs import END, Desk, Script, call, engine_for, run_async
 ALL = Rule(id="all", decision="allow")
 
 
-def history(script: list[Any], *, policy: Any = None, tools: Any = None, agent: dict[str, Any] | None = None, **answers: str) -> tuple[RamStore, Desk]:
+def history(
+    script: list[Any], *, policy: Any = None, tools: Any = None, agent: dict[str, Any] | None = None, **answers: str
+) -> tuple[RamStore, Desk]:
     """Run a script to its end, answering requests by call id; return the store and the desk."""
     desk, store = Desk(), RamStore()
 
     async def main() -> None:
         engine = engine_for(Script(script), *desk.all, store=store, policy=policy)
-        result = await engine.run(Agent(name="w", tools=tools or [t.name for t in desk.all], **(agent or {})), "go", run_id=f"run-{len(script)}")
+        result = await engine.run(
+            Agent(name="w", tools=tools or [t.name for t in desk.all], **(agent or {})), "go", run_id=f"run-{len(script)}"
+        )
         for call_id, answer in answers.items():
             name = call_id.replace("_", ".")
             result = await (engine.approve if answer == "approve" else engine.deny)(result.run_id, name, by="ann")
@@ -58,7 +62,9 @@ def test_only_decisions_that_differ_are_named_and_nothing_is_executed() -> None:
     """Call, arguments, old and new rule; what is only decided by another rule is the same decision."""
     store, desk = history([call("look", n=1), call("put", n=2), call("put", n=9), END])
     before, lines = list(desk.ran), len(run_lines(store))
-    found = tried(store, RulePolicy([ALL, Rule(id="large", tool=("put",), when="args.n > 5", decision="deny", reason="too large")]), tools=desk.all)
+    found = tried(
+        store, RulePolicy([ALL, Rule(id="large", tool=("put",), when="args.n > 5", decision="deny", reason="too large")]), tools=desk.all
+    )
     assert seen(found) == [("main.3.0", "allow", "tier:write", "deny", "large")] and found.decisions == 3 and found.runs == 1
     (change,) = found.changes
     assert (change.tool, change.args, change.reason, change.succeeded, change.breaks) == ("put", {"n": 9}, "too large", True, True)
@@ -81,10 +87,8 @@ def test_the_same_policy_changes_nothing_approvals_included() -> None:
     """Approved, denied and found in text: the kernel's own decisions come out again."""
     from detent.core.actions import FinalAnswer
 
-    text = FinalAnswer(content='{"tool": "put", "args": {"n": 4}}')
-    store, desk = history(
-        [call("wipe", n=1), call("wipe", n=2), text, END], main_1_0="approve", main_2_0="deny", main_3_0="approve"
-    )
+    text = FinalAnswer(content='put({"n": 4})')
+    store, desk = history([call("wipe", n=1), call("wipe", n=2), text, END], main_1_0="approve", main_2_0="deny", main_3_0="approve")
     assert desk.ran == [("wipe", 1), ("put", 4)]
     found = tried(store, TieredPolicy(), tools=desk.all)
     assert found.changes == () and found.decisions >= 3

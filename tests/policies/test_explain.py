@@ -47,9 +47,7 @@ def test_a_call_that_only_read_is_plan_decision_and_outcome() -> None:
 
 def test_an_approval_is_told_with_who_and_why() -> None:
     """Request, decision, attempt, outcome."""
-    found = trail(
-        [call("wipe", n=1), END], "main.1.0", answers=[("approve", "main.1.0", {"by": "ann"})]
-    )
+    found = trail([call("wipe", n=1), END], "main.1.0", answers=[("approve", "main.1.0", {"by": "ann"})])
     assert kinds(found)[:4] == ["planned", "policy_decided", "approval_requested", "approval_resolved"]
     said = " | ".join(step.said for step in found.steps)
     assert "policy: require_approval by tier:destructive: destructive tools need approval" in said
@@ -79,16 +77,18 @@ def test_a_blocked_and_a_repaired_call_say_so() -> None:
     script = [call("look", n=1), ToolCall(tool="look", args='{"n": 1}'), END]
     found = trail(script, "main.2.0", agent={"guards": ["duplicate"]})
     assert kinds(found) == ["planned", "call_healed", "guard_blocked", "tool_finished"]
-    assert found.steps[1].said == "repaired before it was checked: parsed from text" and found.steps[2].said.startswith("guard duplicate blocked it")
+    assert found.steps[1].said == "repaired before it was checked: parsed from text" and found.steps[2].said.startswith(
+        "guard duplicate blocked it"
+    )
     assert found.args == {"n": 1} and found.outcome == "failed: guard_blocked"
 
 
 def test_a_call_found_in_text_or_dropped_beside_a_control_action_says_so() -> None:
     """Where it came from is part of why."""
-    text = trail([FinalAnswer(content='{"tool": "look", "args": {"n": 1}}')], "main.1.0")
+    text = trail([FinalAnswer(content='look({"n": 1})')], "main.1.0")
     assert "found in the text of an answer" in text.steps[0].said
     dropped = trail([(call("look", n=1), END)], "main.1.0")
-    assert "came beside a control action" in dropped.steps[0].said and dropped.outcome == "" and kinds(dropped) == ["planned"]
+    assert "came beside a control action" in dropped.steps[0].said and dropped.outcome == "not run" and kinds(dropped) == ["planned"]
     batch = trail([(call("look", n=1), call("look", n=2)), END], "main.1.1")
     assert batch.steps[0].said == "the planner asked for look, call 2 of 2"
 

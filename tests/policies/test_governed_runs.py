@@ -48,7 +48,11 @@ def test_every_decision_is_on_record_with_rule_reason_sources_and_version() -> N
 def test_a_denied_call_is_a_failed_observation_and_the_run_goes_on() -> None:
     """DESIGN 6: `policy_denied: reason`, not executed, not in tools_used, one failure; the planner sees why."""
     desk = Desk()
-    run = ran([call("put", n=1), END], *desk.all, policy=rules(ALL, {"id": "no", "tool": ("put",), "when": "true", "decision": "deny", "reason": "not today"}))
+    run = ran(
+        [call("put", n=1), END],
+        *desk.all,
+        policy=rules(ALL, {"id": "no", "tool": ("put",), "when": "true", "decision": "deny", "reason": "not today"}),
+    )
     assert run.why == ("completed", "final_answer") and run.codes == ["policy_denied"] and desk.ran == []
     assert run.result.usage.failures == 1 and run.result.usage.tool_calls == 0 and run.main.tools_used == frozenset()
     item = run.views[1].transcript[-1]
@@ -74,8 +78,14 @@ def test_a_stop_ends_the_run_before_anything_of_its_batch_runs_and_asks_nobody()
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        (RulePolicy([Rule(id="all", decision="allow"), Rule(id="bad", decision="allow", when="args.n.x == 1", source="policy.toml:9")]), "bad"),
-        (PolicyPipeline([TieredPolicy(), RulePolicy([Rule(id="bad", decision="allow", when="args.nothing", source="policy.toml:9")])]), "bad"),
+        (
+            RulePolicy([Rule(id="all", decision="allow"), Rule(id="bad", decision="allow", when="args.n.x == 1", source="policy.toml:9")]),
+            "bad",
+        ),
+        (
+            PolicyPipeline([TieredPolicy(), RulePolicy([Rule(id="bad", decision="allow", when="args.nothing", source="policy.toml:9")])]),
+            "bad",
+        ),
     ],
 )
 def test_a_condition_that_fails_denies_the_call_and_the_log_says_where_it_stands(policy: Any, rule: str) -> None:
@@ -107,7 +117,9 @@ def test_a_policy_that_raises_denies_and_the_log_says_so() -> None:
 def test_a_tool_that_would_always_be_refused_is_not_offered_and_refused_all_the_same() -> None:
     """K31, as DESIGN 7 has it: not in the view; a planner that asks for it is denied."""
     desk = Desk()
-    policy = rules({"id": "reads", "tool": ("look",), "decision": "allow"}, {"id": "puts", "tool": ("put",), "when": "args.n < 5", "decision": "allow"})
+    policy = rules(
+        {"id": "reads", "tool": ("look",), "decision": "allow"}, {"id": "puts", "tool": ("put",), "when": "args.n < 5", "decision": "allow"}
+    )
     run = ran([call("wipe", n=1), call("put", n=1), END], *desk.all, policy=policy)
     assert [t.name for t in run.views[0].tools] == ["look", "put"] and run.codes == ["policy_denied", ""] and desk.ran == [("put", 1)]
 
@@ -181,7 +193,14 @@ def test_a_blocked_call_never_runs_and_its_reason_is_in_the_next_prompt(how: str
         else {"kernel": make_kernel(guards=(*default_guards, duplicate, side_effect_once))}
     )
     run = ran(REPEATED, *desk.all, **options)
-    assert desk.ran == [("look", 1), ("put", 2), ("look", 1), ("put", 3)] and run.codes == ["", "guard_blocked", "", "", "", "guard_blocked"]
+    assert desk.ran == [("look", 1), ("put", 2), ("look", 1), ("put", 3)] and run.codes == [
+        "",
+        "guard_blocked",
+        "",
+        "",
+        "",
+        "guard_blocked",
+    ]
     assert [(b.call, b.guard) for b in run.all(e.GuardBlocked)] == [("main.2.0", "duplicate"), ("main.6.0", "side_effect_once")]
     item = run.views[2].transcript[-1]
     assert item.error is not None and '{"n":1}' in item.error.message and "main.1.0" in item.error.message
@@ -264,5 +283,9 @@ def test_a_hundred_rounds_of_edit_and_test_are_not_stopped_by_guards() -> None:
 def test_a_call_that_fails_the_same_way_again_and_again_is_blocked() -> None:
     """Repetition counts failures too."""
     desk = Desk()
-    run = ran([call("slip", n=1)] * 2 + [call("look", n=1)] + [call("slip", n=1)] * 3 + [END], *desk.all, kernel=make_kernel(guards=(*default_guards, repetition)))
+    run = ran(
+        [call("slip", n=1)] * 2 + [call("look", n=1)] + [call("slip", n=1)] * 3 + [END],
+        *desk.all,
+        kernel=make_kernel(guards=(*default_guards, repetition)),
+    )
     assert desk.ran.count(("slip", 1)) == 4 and run.codes[-1] == "guard_blocked"

@@ -96,7 +96,8 @@ def test_read_write_read_again_works(between: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "between", [did("look", n=2), did("put", n=5, error="policy_denied", executed=False), did("put", n=5, error="guard_blocked", executed=False)]
+    "between",
+    [did("look", n=2), did("put", n=5, error="policy_denied", executed=False), did("put", n=5, error="guard_blocked", executed=False)],
 )
 def test_what_changed_nothing_does_not_make_a_repetition_a_new_question(between: Any) -> None:
     """Other reads, and calls that were never executed."""
@@ -265,7 +266,9 @@ def test_the_third_equal_meta_call_in_a_row_is_blocked() -> None:
 
 def test_a_strategy_can_block_tools_and_narrow_what_a_pass_may_use() -> None:
     """By `meta` of the pass; the block names what there is."""
-    assert check(blocked, tool_call("send"), after(meta={"blocked_tools": ["send"]})) == "send is blocked in this pass: it did its work before"
+    assert (
+        check(blocked, tool_call("send"), after(meta={"blocked_tools": ["send"]})) == "send is blocked in this pass: it did its work before"
+    )
     assert check(blocked, tool_call("put"), after(meta={"blocked_tools": ["send"]})) is None
     assert check(blocked, tool_call("put"), after()) is None
     narrow = check(available_tool, tool_call("send"), after(meta={"available_tools": ["look"]}))

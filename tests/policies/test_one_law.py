@@ -76,7 +76,7 @@ agent_rules = st.lists(
     unique_by=lambda rule: rule["id"],
 )
 calls = st.builds(lambda name, n: ToolCall(tool=name, args={"n": n}), st.sampled_from(NAMES), numbers)
-texts = st.builds(lambda name, n: FinalAnswer(content=f'{{"tool": "{name}", "args": {{"n": {n}}}}}'), st.sampled_from(NAMES), numbers)
+texts = st.builds(lambda name, n: FinalAnswer(content=f'{name}({{"n": {n}}})'), st.sampled_from(NAMES), numbers)
 plans = st.lists(st.one_of(st.lists(calls, min_size=1, max_size=3).map(tuple), texts.map(lambda t: (t,))), min_size=1, max_size=5)
 answers = st.lists(st.sampled_from(["approve", "deny", "edit"]), min_size=8, max_size=8)
 

@@ -122,7 +122,7 @@ def test_provenance_as_a_stage_tightens_and_never_allows_by_itself(tmp_path: Pat
         ('[tiers]\nread = "denied"', r":2: tiers\.read: 'denied' is none; did you mean 'deny'\?"),
         ('[tiers.tools]\nx = "denied"', r":1: tiers\.tools: 'denied' is none; did you mean 'deny'\?"),
         ('[permission]\nmode = "headles"', r":2: permission\.mode: 'headles' is none; did you mean 'headless'\?"),
-        ('[delegation.max_budget]\nmax_steps = 3', r":2: delegation\.max_budget\.max_steps: unknown key"),
+        ("[delegation.max_budget]\nmax_steps = 3", r":2: delegation\.max_budget\.max_steps: unknown key"),
         ('[provenance]\non_unproven = "ask"', r":2: provenance\.on_unproven: 'ask' is none"),
         ("rules = 3", r":1: rules: expected \[\[rules\]\], found 3"),
         ("rules = [3]", r":1: rules\[0\]: expected a table, found 3"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -19,6 +22,7 @@ from detent.loading import load_agent
 from detent.policies.provenance import ProvenancePolicy
 from detent.tools import Tool
 
+ROOT = Path(__file__).resolve().parents[2]
 SENT: list[dict[str, Any]] = []
 
 
@@ -200,6 +204,13 @@ def test_a_tool_declares_its_sinks() -> None:
         _ = Tool.from_schema(name="b", description="", input_schema=schema, execute=run, sinks=["z"]).spec
     with pytest.raises(ConfigError, match="sinks is 'to'; write a tuple"):
         tool(sinks="to")(run)
+
+
+def test_the_benchmark_runs() -> None:
+    """Its figures are measured anew by whoever wants them; that it prints them is checked."""
+    script = ROOT / "benchmarks" / "provenance.py"
+    done = subprocess.run([sys.executable, script, "--steps", "5", "--json"], capture_output=True, text=True, check=True)
+    assert [(row["args"], row["steps"]) for row in json.loads(done.stdout)] == [("proven", 5), ("made up", 5)]
 
 
 def test_an_agent_file_gives_grants(tmp_path: Path) -> None:

@@ -227,13 +227,13 @@ def test_the_version_changes_with_every_rule_and_not_with_its_place() -> None:
 def test_conditions_are_compiled_once_and_only_when_they_are_needed() -> None:
     """A policy of rules without conditions does not even load CEL."""
     code = (
-        "import sys; sys.path[:0] = %r\n"
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
         "from policies.calls import call, state\n"
         "from detent.policies.rules import Rule, RulePolicy\n"
         "p = RulePolicy([Rule(id='a', decision='allow'), Rule(id='b', tool=('x',), when='args.n == 1', decision='deny')])\n"
         "p.decide(call('put', n=1), state()); print('cel' in sys.modules)\n"
         "p.decide(call('x', n=1), state()); print('cel' in sys.modules)\n"
-    ) % sys.path
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
+from detent.core.state import CallState
 from detent.policies import BasicPolicy, DelegationLimits, DelegationPolicy, PermissionPolicy, PolicyPipeline, RulePolicy, TieredPolicy
 from detent.policies.rules import Rule
 from detent.policies.verdicts import SPAWN
 from detent.ports import Verdict, offered
-from policies.calls import LEVELS, call, spec, state
+from policies.calls import LEVELS, after, call, spec, state
 
 SPAWNING = spec(SPAWN, "write")
 
@@ -94,12 +96,6 @@ def test_basic_policy_checks_in_order(tool: str, used: dict[str, int], expected:
 
 def test_steps_count_the_calls_of_this_turn_that_are_to_run() -> None:
     """A batch is decided before it runs: its calls must not all see the same count (K56)."""
-    from detent.core.state import CallState
-
-    import msgspec
-
-    from policies.calls import after
-
     pending = {f"main.1.{i}": CallState(call_id=f"main.1.{i}", index=i, tool="put", args={}, status="allowed") for i in range(2)}
     run = msgspec.structs.replace(state(tool_calls=3), passes={"main": after(calls=pending)})
     assert said(BASIC, call("put", "main.1.2"), run) == ("stop", "max_steps_reached")
@@ -122,7 +118,12 @@ def test_steps_count_the_calls_of_this_turn_that_are_to_run() -> None:
         ({"agents": ("help*",)}, {}, {}, ("deny", "delegation_agent_not_allowed")),
         ({"tools": ("look",)}, {}, {"agent": "a", "tools": ["look", "rm", "mv"]}, ("deny", "delegation_tool_not_allowed")),
         ({"max_budget": Budget(max_tool_calls=5)}, {}, {"agent": "a", "budget": {"max_tool_calls": 5}}, ("allow", "delegation_allowed")),
-        ({"max_budget": Budget(max_tool_calls=5)}, {}, {"agent": "a", "budget": {"max_tool_calls": 6}}, ("deny", "delegation_budget_exceeded")),
+        (
+            {"max_budget": Budget(max_tool_calls=5)},
+            {},
+            {"agent": "a", "budget": {"max_tool_calls": 6}},
+            ("deny", "delegation_budget_exceeded"),
+        ),
         ({"max_budget": Budget(max_tool_calls=5)}, {}, {"agent": "a"}, ("deny", "delegation_budget_exceeded")),
         ({"require_approval": True}, {}, {"agent": "a"}, ("require_approval", "delegation_requires_approval")),
         ({"require_approval": True, "max_children": 1}, {"children": 1}, {"agent": "a"}, ("deny", "max_child_runs_reached")),
@@ -146,7 +147,11 @@ def test_limits_on_delegation_have_no_say_in_other_calls() -> None:
     policy = DelegationPolicy(DelegationLimits(max_children=1))
     assert policy.judge(call("put"), state()) is None and policy.decide(call("put"), state()).decision == "allow"
     assert PolicyPipeline([policy]).decide(call("put"), state()).rule == "no_policy_rule_matched"
-    assert policy.offers(SPAWNING, state()) and not policy.offers(SPAWNING, state(children=1)) and policy.offers(spec("put"), state(children=1))
+    assert (
+        policy.offers(SPAWNING, state())
+        and not policy.offers(SPAWNING, state(children=1))
+        and policy.offers(spec("put"), state(children=1))
+    )
 
 
 # Permission (K29) ----------------------------------------------------------------------------------------------------------------

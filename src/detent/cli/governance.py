@@ -31,7 +31,10 @@ def backtest(
     ] = None,
     budget: o.Bounds = None,
     runs: Annotated[
-        str, typer.Option("--runs", metavar="FILTER", help="Which runs: the beginning of ids, or status=, agent=, tenant=, since=, comma between.")
+        str,
+        typer.Option(
+            "--runs", metavar="FILTER", help="Which runs: the beginning of ids, or status=, agent=, tenant=, since=, comma between."
+        ),
     ] = "",
     store: o.Store = None,
     config: o.ConfigFile = None,
@@ -67,12 +70,16 @@ def _show(found: Backtest, session: Session) -> None:
     for run_id, why in found.skipped.items():
         output.say(f"skipped {run_id}: {clean(why)}", "yellow")
     if found.guessed:
-        output.say(f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow")
+        output.say(
+            f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow"
+        )
     would = f"{len(found.changes)} would differ, {len(found.broken)} of them refuse what succeeded"
     output.show(f"{found.decisions} decisions of {found.runs} runs under {found.policy or 'no policy'}: {would}")
 
 
-def explain(run: o.RunArgument, call: o.CallArgument, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def explain(
+    run: o.RunArgument, call: o.CallArgument, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False
+) -> int:
     """Show why one call happened, or did not: its plan, repairs, guards, policy, approvals, attempts and outcome."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
 
@@ -95,7 +102,12 @@ def _details(step: Step) -> list[str]:
     """Return what else a record says that helps to understand it."""
     data = step.data
     wanted = {"planned": ("args", "text"), "call_healed": ("args",), "policy_decided": ("facts",), "approval_edited": ("args",)}
-    wanted |= {"approval_requested": ("digest", "policy"), "tool_started": ("digest",), "tool_finished": ("result",), "tool_reconciled": ("result",)}
+    wanted |= {
+        "approval_requested": ("digest", "policy"),
+        "tool_started": ("digest",),
+        "tool_finished": ("result",),
+        "tool_reconciled": ("result",),
+    }
     return [f"{key}: {shortened(as_text(data[key]), 600)}" for key in wanted.get(step.kind, ()) if data.get(key) not in (None, "", {})]
 
 
@@ -122,5 +134,7 @@ def selection(said: str) -> tuple[RunQuery, Callable[[str], bool]]:
         elif key in ("agent", "tenant", "goal_id"):
             query[key] = value
         else:
-            raise ConfigError(f"--runs {part!r}: unknown part; known: status=, agent=, tenant=, goal_id=, since=, or the beginning of run ids")
+            raise ConfigError(
+                f"--runs {part!r}: unknown part; known: status=, agent=, tenant=, goal_id=, since=, or the beginning of run ids"
+            )
     return RunQuery(**query), (lambda run_id: run_id.startswith(tuple(begins))) if begins else (lambda run_id: True)

@@ -98,14 +98,14 @@ class ReplayJournal:
     async def until(self) -> None:
         """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task."""
         mine, seen, turns = BRANCH.get(), -1, 0
-        while mine and (scope := self._next_scope()) is not None and scope != mine:
+        while mine and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK:
                 raise self.diverged(f"a record of pass {mine!r}, or nothing more")
             await asyncio.sleep(0)
 
     def _next_scope(self) -> str | None:
-        """Return the scope of the next record that the kernel makes, None where the live worker stopped."""
+        """Return the scope of the next record that the kernel makes; None where the live worker stopped, "" for one about the run."""
         for index in range(self.cursor, len(self.records)):
             record = self.records[index]
             if isinstance(record.event, e.RunResumed):

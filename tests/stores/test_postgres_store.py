@@ -1,0 +1,650 @@
+"""The PostgreSQL store beyond the contract: groups, lost connections, versions, notifications, what a URL shows."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
+from detent.ports import RunQuery, Signal, Wakes, wait_for_news
+from detent.stores import open_store
+from detent.stores.postgres import PostgresStore
+from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
+from detent.stores.urls import without_password
+from detent.testing.conformance.store import head_of, line
+from detent.testing.conformance.store_places import write
+from postgres.cluster import Cluster
+from postgres.proxy import Loss, Proxy
+
+
+def on(url: str, body: Callable[[PostgresStore], Awaitable[Any]], **options: Any) -> Any:
+    """Run the body of a test with an open store."""
+
+    async def main() -> Any:
+        store = PostgresStore(url, **options)
+        await store.open()
+        try:
+            return await body(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def ask(url: str, statement: Any, values: Any = ()) -> list[Any]:
+    """Return the rows of a statement, asked beside every store."""
+    with psycopg.connect(url, autocommit=True) as db:
+        cursor = db.execute(statement, values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def socket_of(cluster: Cluster) -> str:
+    """Return the path of a server's socket."""
+    return f"{cluster.directory}/.s.PGSQL.5432"
+
+
+# Groups ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_turn_of_the_loop_is_one_transaction(postgres_url: str) -> None:
+    """Fifty runs that are ready at once, with claims, releases and signals among them, cost one commit."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("warm")
+        await write(store, "warm", range(1, 2))
+        await asyncio.gather(
+            *(write(store, f"run-{n}", range(1, 3)) for n in range(50)),
+            store.post("warm", Signal(id="s", kind="cancel")),
+            store.release("warm"),
+        )
+
+    on(postgres_url, body)
+    writers = {
+        row[0]
+        for row in ask(
+            postgres_url, "SELECT xmin::text FROM detent.runs WHERE run_id LIKE 'run-%' UNION SELECT xmin::text FROM detent.inbox"
+        )
+    }
+    assert len(writers) == 1
+
+
+def test_an_append_that_the_database_cannot_hold_fails_no_other(postgres_url: str) -> None:
+    """A NUL in a name is an error of its own append alone, whatever else was in the group, and says so."""
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "waits", range(1, 2))
+        attempts = [
+            store.append("bad", 0, [line(1)], head=head_of("bad", 1, tenant="a\x00b")),
+            *(write(store, f"good-{n}", range(1, 3)) for n in range(5)),
+            store.post("waits", Signal(id="s", kind="cancel")),
+        ]
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        assert [type(result).__name__ for result in results] == ["StoreError", *["NoneType"] * 6]
+        assert len(await store.list_runs(RunQuery())) == 6
+        assert list(await store.signals(["waits"])) == ["waits"]
+
+    on(postgres_url, body)
+
+
+def test_a_group_that_loses_a_deadlock_is_committed_all_the_same(postgres_url: str) -> None:
+    """Another program locks the rows of two runs in the other order; the group waits, or is tried again, and is there."""
+
+    async def body(store: PostgresStore) -> None:
+        for name in ("a", "b"):
+            await write(store, name, range(1, 2))
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await other.execute("SET deadlock_timeout = '10s'")
+            await other.execute("SELECT 1 FROM detent.runs WHERE run_id='b' FOR UPDATE")
+            tasks = [asyncio.ensure_future(write(store, name, range(2, 3))) for name in ("a", "b")]
+            while not ask(postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type='Lock' AND query LIKE 'WITH given%'"):
+                await asyncio.sleep(0.01)  # polls the server's list of who waits
+            await other.execute("SELECT 1 FROM detent.runs WHERE run_id='a' FOR UPDATE")
+            await other.commit()
+            await asyncio.gather(*tasks)
+        assert len(await store.read("a")) == len(await store.read("b")) == 2
+
+    on(postgres_url, body)
+
+
+# Commits of which nobody knows what became of them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_an_append_whose_connection_breaks_is_recorded_once(postgres: Cluster, postgres_url: str, lost: Loss) -> None:
+    """Whether the server had committed it or never saw it: it is there once, and so are the others of its group."""
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await write(store, "run", range(1, 3))
+            proxy.lose(b'"marked"', lost)
+            lines = [line(3, "marked"), line(4)]
+            await asyncio.gather(
+                store.append("run", 2, lines, head=head_of("run", 4)),
+                *(write(store, f"other-{n}", range(1, 3)) for n in range(5)),
+            )
+            assert proxy.lost == 1
+            assert await store.read("run") == [line(1), line(2), *lines]
+            for n in range(5):
+                assert len(await store.read(f"other-{n}")) == 2
+            await write(store, "run", range(5, 6))
+
+        on(proxy.url(postgres_url), body)
+
+
+def test_an_append_that_was_committed_unnoticed_counts_although_others_followed(postgres: Cluster, postgres_url: str) -> None:
+    """Another worker appended after it before it could be looked at: it had happened all the same."""
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await write(store, "run", range(1, 2))
+
+            def follow() -> None:
+                on(postgres_url, lambda other: write(other, "run", range(3, 4)))
+
+            proxy.lose(b'"marked"', "reply", follow)
+            await store.append("run", 1, [line(2, "marked")], head=head_of("run", 2))
+            assert await store.read("run") == [line(1), line(2, "marked"), line(3)]
+
+        on(proxy.url(postgres_url), body)
+
+
+def test_an_append_that_was_lost_and_overtaken_is_a_conflict(postgres: Cluster, postgres_url: str) -> None:
+    """Another worker was first while it was under way: `Conflict`, and the other's record stands."""
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await write(store, "run", range(1, 2))
+            proxy.lose(b'"marked"', "request", lambda: on(postgres_url, lambda other: write(other, "run", range(2, 3))))
+            with pytest.raises(Conflict):
+                await store.append("run", 1, [line(2, "marked")], head=head_of("run", 2))
+            assert await store.read("run") == [line(1), line(2)]
+
+        on(proxy.url(postgres_url), body)
+
+
+def test_erasing_and_deleting_whose_answer_is_lost_happen_once(postgres: Cluster, postgres_url: str) -> None:
+    """A tombstone is not made of a tombstone, and a run that was deleted is not missing."""
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await write(store, "run", range(1, 4))
+            proxy.lose(b"COMMIT", "reply")
+            await store.erase("run", lambda stored: b"<%b>" % stored, head=head_of("run", 3, reason="erased"))
+            assert await store.read("run") == [b"<%b>" % line(n) for n in range(1, 4)]
+            proxy.lose(b"COMMIT", "reply")
+            await store.delete("run")
+            assert proxy.lost == 2
+            assert await store.head("run") is None
+
+        on(proxy.url(postgres_url), body)
+
+
+def test_a_server_that_crashes_is_waited_for_and_nothing_is_lost(own_postgres: Cluster) -> None:
+    """Appends go on over three immediate restarts; what was answered is there, once and in order, and claims are still held."""
+    url = own_postgres.database()
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run-0")
+        written = [0] * 8
+        stop = asyncio.Event()
+
+        async def count(n: int) -> None:
+            while not stop.is_set():
+                await write(store, f"run-{n}", range(written[n] + 1, written[n] + 3), durable=n % 2 == 0)
+                written[n] += 2
+
+        tasks = [asyncio.ensure_future(count(n)) for n in range(8)]
+        for _ in range(3):
+            before = sum(written)
+            while sum(written) < before + 40:
+                await asyncio.sleep(0.01)  # polls what was written
+            await asyncio.get_running_loop().run_in_executor(None, own_postgres.restart)
+        stop.set()
+        await asyncio.gather(*tasks)
+        for n, count_of in enumerate(written):
+            assert await store.read(f"run-{n}") == [line(k) for k in range(1, count_of + 1)]
+        assert await store.renew() == []
+
+    on(url, body)
+
+
+def test_a_log_that_lost_records_is_not_continued_by_who_knew_them(postgres_url: str) -> None:
+    """A restored backup has fewer records, another worker writes as many others: the first is refused although the number is the same."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run")
+        await write(store, "run", range(1, 4))
+        head = head_of("run", 3)
+        ask(postgres_url, "DELETE FROM detent.records WHERE seq=3")
+        ask(postgres_url, "UPDATE detent.runs SET seq=2, tip=NULL")
+        other = PostgresStore(postgres_url)
+        await other.open()
+        await other.append("run", 2, [line(99)], head=head)
+        with pytest.raises(Conflict):
+            await write(store, "run", range(4, 5))
+        assert await other.read("run") == [line(1), line(2), line(99)]
+        await other.close()
+        await store.read("run")
+        await write(store, "run", range(4, 5))
+
+    on(postgres_url, body)
+
+
+# Claims -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_claims_of_a_server_that_restarted_stay_with_their_holders(own_postgres: Cluster) -> None:
+    """A restart drops every advisory lock; a holder elsewhere is not taken for dead because of that, nor one that has just come back."""
+    url = own_postgres.database()
+
+    async def main() -> None:
+        there, here = PostgresStore(url, host="there/1"), PostgresStore(url, host="here/1")
+        for store in (there, here):
+            await store.open()
+        await there.claim("run")
+        await asyncio.get_running_loop().run_in_executor(None, own_postgres.restart)
+        with pytest.raises(RunBusy):
+            await here.claim("run")
+        assert await there.renew() == []
+        for store in (there, here):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_wall_clock_that_jumps_steals_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are by the server's clock: an hour forth or back on a worker changes nothing."""
+    import time
+
+    async def main() -> None:
+        there, here = PostgresStore(postgres_url, host="there/1"), PostgresStore(postgres_url, host="here/1")
+        for store in (there, here):
+            await store.open()
+        await there.claim("run")
+        real = time.time
+        for jump in (3600, -3600):
+            monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+            with pytest.raises(RunBusy):
+                await here.claim("run")
+            assert await there.renew() == []
+        monkeypatch.undo()
+        for store in (there, here):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_holder_elsewhere_whose_connection_ended_is_free_before_its_lease(postgres_url: str) -> None:
+    """Killed on another host: the server saw its connection end, so that it need not wait for the whole lease, only for its last renewal."""
+    source = (
+        "import asyncio; from detent.stores.postgres import PostgresStore\n"
+        f"async def main():\n    store = PostgresStore({postgres_url!r}, host='there/1', now=lambda: 1000.0)\n    await store.open()\n"
+        "    await store.claim('run')\n    print('claimed', flush=True); await asyncio.sleep(600)\nasyncio.run(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"claimed\n"
+            clock = [1011.0]
+
+            async def body(store: PostgresStore) -> None:
+                with pytest.raises(RunBusy):  # it lives: its lock is held
+                    await store.claim("run")
+                holder.kill()
+                holder.wait()
+                locks = "SELECT 1 FROM pg_locks l JOIN detent.holders h ON l.objid = (h.lock_key & 4294967295)::bigint::oid WHERE h.host='there/1'"
+                while ask(postgres_url, locks):
+                    await asyncio.sleep(0.01)  # polls until the server has seen that the connection ended
+                clock[0] = 1009.0
+                with pytest.raises(RunBusy):  # it may come back
+                    await store.claim("run")
+                clock[0] = 1011.0
+                await store.claim("run")
+
+            on(postgres_url, body, host="here/1", now=lambda: clock[0])
+        finally:
+            holder.kill()
+
+
+def test_a_network_that_is_cut_lets_another_worker_take_over_and_the_first_stops(postgres: Cluster, postgres_url: str) -> None:
+    """Its lease expires, the other takes the run and writes; healed, the first is told that the run is lost, and its append is refused."""
+    clock = [1000.0]
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def main() -> None:
+            first = PostgresStore(proxy.url(postgres_url), host="there/1", now=lambda: clock[0])
+            second = PostgresStore(postgres_url, host="here/1", now=lambda: clock[0])
+            for store in (first, second):
+                await store.open()
+            await first.claim("run")
+            await write(first, "run", range(1, 3))
+            proxy.cut()
+            late = asyncio.ensure_future(first.append("run", 2, [line(3, "late")], head=head_of("run", 3)))
+            clock[0] += 29
+            with pytest.raises(RunBusy):
+                await second.claim("run")
+            clock[0] += 2
+            await second.claim("run")
+            await write(second, "run", range(3, 5))
+            assert not late.done()
+            proxy.heal()
+            with pytest.raises(Conflict):
+                await late
+            assert await first.renew() == ["run"]
+            assert await second.read("run") == [line(n) for n in range(1, 5)]
+            for store in (first, second):
+                await store.close()
+
+        asyncio.run(main())
+
+
+def test_a_server_that_does_not_answer_is_store_busy_and_says_so(postgres: Cluster, postgres_url: str) -> None:
+    """After the timeout every kind of call gets `StoreBusy`; when the network is back the store works on, with what had arrived."""
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await write(store, "run", range(1, 2))
+            await store.read("run")
+            proxy.cut()
+            attempts: tuple[Awaitable[Any], ...] = (
+                write(store, "run", range(2, 3)),
+                store.head("run"),
+                store.post("run", Signal(id="s", kind="cancel")),
+            )
+            results = await asyncio.gather(*attempts, return_exceptions=True)
+            assert [type(result) for result in results] == [StoreBusy] * 3
+            assert all("resum" in str(result).lower() for result in results)
+            proxy.heal()
+            there = len(await store.read("run"))
+            assert there in (1, 2)
+            await write(store, "run", range(there + 1, there + 2))
+
+        on(proxy.url(postgres_url), body, busy_timeout_s=0.6)
+
+
+def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgres: Cluster) -> None:
+    """While others hold every connection an opened store waits, then says `StoreBusy` and why; one that comes free is used; nothing is lost."""
+    url = own_postgres.database("plain" if _make_user(own_postgres) else "")
+    url = url.replace("detent@", "plain@")
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 2))
+        others: list[psycopg.Connection[Any]] = []
+        try:
+            with pytest.raises(psycopg.OperationalError):
+                while True:
+                    others.append(psycopg.connect(url))
+            with pytest.raises(StoreBusy, match=r"no connection free.*(too many|remaining connection slots).*max_connections"):
+                await store.read("run")
+            await write(store, "run", range(2, 3))  # the writer has its connection
+            waiting = asyncio.ensure_future(store.read("run"))
+            await asyncio.sleep(0)
+            others.pop().close()
+            assert await waiting == [line(1), line(2)]
+        finally:
+            for other in others:
+                other.close()
+
+    on(url, body, busy_timeout_s=2.0)
+
+
+def _make_user(cluster: Cluster) -> bool:
+    ask(cluster.url("postgres"), "CREATE ROLE plain LOGIN")
+    return True
+
+
+# News -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_or_a_record_of_another_store_wakes_who_waits(postgres_url: str) -> None:
+    """Long before the time is over; nothing wakes by itself."""
+
+    async def main() -> None:
+        mine, other = PostgresStore(postgres_url), PostgresStore(postgres_url)
+        for store in (mine, other):
+            await store.open()
+        assert isinstance(mine, Wakes)
+        await write(mine, "run", range(1, 2))
+        await mine.claim("run")
+        for records in (False, True):
+            await mine.changed(0.3, records=records)  # the first may come at once: the connection has just been opened
+            waiting = asyncio.ensure_future(wait_for_news(mine, 600, records=records))
+            await asyncio.sleep(0)
+            if records:
+                await write(other, "run", range(2, 3))
+            else:
+                await other.post("run", Signal(id="s", kind="cancel"))
+            await asyncio.wait_for(waiting, 20)
+        for store in (mine, other):
+            await store.close()
+        with pytest.raises(StoreError):
+            await mine.changed(0.01)
+        await wait_for_news(mine, 0.01)
+
+    asyncio.run(main())
+
+
+def test_listening_goes_on_after_the_server_restarted(own_postgres: Cluster) -> None:
+    """Whoever waits is woken when the connection is back, and notifications come again."""
+    url = own_postgres.database()
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 2))
+        await store.claim("run")
+        await asyncio.get_running_loop().run_in_executor(None, own_postgres.restart)
+        for n in range(50):
+            waiting = asyncio.ensure_future(store.changed(600))
+            await asyncio.sleep(0)
+            await store.post("run", Signal(id=f"s{n}", kind="cancel"))
+            await asyncio.wait_for(waiting, 20)
+
+    on(url, body)
+
+
+# Versions -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_every_earlier_version_is_upgraded_with_what_it_holds(postgres_url: str, version: int) -> None:
+    """Records, heads, inbox, blobs and snapshots are there afterwards, and the store works on."""
+
+    async def old() -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
+            await migrate(db, "detent", "here", to=version)
+            await db.execute("SET search_path TO detent")
+            await db.execute(
+                "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) VALUES ('run', 2, 1, 'running', '', 'run', '', %b)",
+                (b'{"run_id":"run","goal_id":"run","records":2,"created_at":"2026-01-01T00:00:00Z","updated_at":"2026-01-01T00:00:00Z"}',),
+            )
+            await db.execute("INSERT INTO records SELECT id, 1, %b FROM runs UNION SELECT id, 2, %b FROM runs", (line(1), line(2)))
+            await db.execute("INSERT INTO inbox (run, id, signal) SELECT id, 's', %b FROM runs", (b'{"id":"s","kind":"cancel"}',))
+            await db.execute("INSERT INTO snapshots SELECT id, 1, 'x' FROM runs")
+            await db.execute("INSERT INTO blobs VALUES ('run', 'k', 'blob')")
+
+    asyncio.run(old())
+
+    async def body(store: PostgresStore) -> None:
+        assert await store.read("run") == [line(1), line(2)]
+        assert [head.records for head in await store.list_runs(RunQuery())] == [2]
+        assert (await store.get_blob("run", "k"), await store.get_snapshot("run")) == (b"blob", (1, b"x"))
+        await write(store, "run", range(3, 4), consumed=["s"])
+        assert await store.signals(["run"]) == {}
+
+    on(postgres_url, body)
+    on(postgres_url, body_of_a_current_store)
+    assert ask(postgres_url, "SELECT version FROM detent.migrations ORDER BY version") == [(n,) for n in range(1, SCHEMA_VERSION + 1)]
+
+
+async def body_of_a_current_store(store: PostgresStore) -> None:
+    """Opening again changes nothing."""
+    assert len(await store.read("run")) == 3
+
+
+def test_several_processes_may_create_and_upgrade_at_once(postgres_url: str) -> None:
+    """Each migration is applied once, and every process works."""
+
+    async def old() -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
+            await migrate(db, "old", "here", to=1)
+
+    asyncio.run(old())
+    source = (
+        "import asyncio, sys; from detent.stores.postgres import PostgresStore\n"
+        "async def main():\n    input()\n    for schema in ('old', 'new'):\n"
+        f"        store = PostgresStore({postgres_url!r} + '&schema=' + schema)\n        await store.open(); await store.close()\n"
+        "print('ready', flush=True); asyncio.run(main())"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+        for child in children:
+            child.communicate(b"go\n", timeout=60)
+        assert [child.returncode for child in children] == [0] * 4
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for schema in ("old", "new"):
+        versions = ask(postgres_url, f"SELECT version FROM {schema}.migrations ORDER BY version")
+        assert versions == [(n,) for n in range(1, SCHEMA_VERSION + 1)]
+
+
+def test_a_migration_that_fails_changes_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one transaction: the version before is whole."""
+    from detent.stores import postgres_schema
+
+    broken = (*MIGRATIONS, ("ALTER TABLE runs ADD COLUMN extra int", "ALTER TABLE nowhere ADD COLUMN x int"))
+    monkeypatch.setattr(postgres_schema, "MIGRATIONS", broken)
+
+    async def main() -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
+            await migrate(db, "detent", "here")
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                await migrate(db, "detent", "here", to=SCHEMA_VERSION + 1)
+
+    asyncio.run(main())
+    assert ask(postgres_url, "SELECT max(version) FROM detent.migrations") == [(SCHEMA_VERSION,)]
+    assert ask(postgres_url, "SELECT 1 FROM information_schema.columns WHERE column_name='extra'") == []
+
+
+def test_a_newer_store_and_a_foreign_schema_are_refused_unchanged(postgres_url: str) -> None:
+    """`NewerVersion`; `ConfigError` that says how to name another schema."""
+
+    async def nothing(store: PostgresStore) -> None: ...
+
+    on(postgres_url, nothing)
+    ask(postgres_url, "INSERT INTO detent.migrations (version) VALUES (99)")
+    ask(postgres_url, "CREATE SCHEMA mine")
+    ask(postgres_url, "CREATE TABLE mine.things (a int)")
+    with pytest.raises(NewerVersion, match="99"):
+        on(postgres_url, nothing)
+    with pytest.raises(ConfigError, match="schema=NAME"):
+        on(f"{postgres_url}&schema=mine", nothing)
+    assert ask(postgres_url, "SELECT tablename FROM pg_tables WHERE schemaname='mine'") == [("things",)]
+
+
+def test_stores_in_two_schemas_know_nothing_of_each_other(postgres_url: str) -> None:
+    """`?schema=NAME` is a store of its own, and shown in its URL."""
+
+    async def body(store: PostgresStore) -> None:
+        assert await store.list_runs(RunQuery()) == []
+        assert ("schema" in store.url) == ("schema" in store._target.conninfo or store._target.schema != "detent")
+        await write(store, "run", range(1, 2))
+
+    for url in (postgres_url, f"{postgres_url}&schema=team%20a"):
+        on(url, body)
+
+
+def test_a_missing_row_is_named(postgres_url: str) -> None:
+    """`CorruptLog` says which record is gone."""
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 10))
+        ask(postgres_url, "DELETE FROM detent.records WHERE seq=5")
+        with pytest.raises(CorruptLog) as caught:
+            await store.read("run")
+        assert caught.value.sequence == 5
+        assert len(await store.read("run", limit=4)) == 4
+
+    on(postgres_url, body)
+
+
+# URLs -----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:se%40cret@nowhere.invalid:5/db",
+        "postgresql://ann@nowhere.invalid/db?password=secret&connect_timeout=1",
+        "postgresql://ann:sec/ret@nowhere.invalid/db",
+        "postgresql://ann:sec?ret@nowhere.invalid/db",
+        "postgresql://ann:secret@nowhere.invalid:port/db",
+        "postgres://ann:secret@nowhere.invalid/db?unknown=1",
+    ],
+)
+def test_no_message_shows_the_password(url: str) -> None:
+    """Neither the store's URL nor an error of opening it or of reading the URL; the host is named."""
+
+    async def main() -> str:
+        store = open_store(url, busy_timeout_s=0.05)
+        assert "nowhere.invalid" in store.url
+        assert "sec" not in store.url
+        with pytest.raises(StoreError) as caught:
+            await store.open()
+        return str(caught.value)
+
+    try:
+        said = asyncio.run(main())
+    except ConfigError as error:
+        said = str(error)
+    assert "nowhere.invalid" in said
+    assert "sec" not in said
+    assert "ret@" not in said
+    assert "sec" not in without_password(url)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(("/test_", "/nothing_"), "create it"), (("detent@", "nobody@"), "create the role"), (("?host", "?hots"), "hots")]
+)
+def test_a_refusal_for_good_is_said_at_once(postgres_url: str, change: tuple[str, str], said: str) -> None:
+    """A database or a role that is not there is no reason to wait; the message says what to do."""
+
+    async def main() -> None:
+        await open_store(postgres_url.replace(*change), busy_timeout_s=600).open()
+
+    with pytest.raises((StoreError, ConfigError), match=said):
+        asyncio.run(main())
+
+
+def test_wrong_options_are_refused() -> None:
+    """Each names what it is about."""
+    for url, options, said in (
+        ("postgresql://h/db?schema=", {}, "schema"),
+        ("postgresql://h/db", {"connections": 0}, "connections"),
+        ("postgresql://h/db", {"lease_s": 0}, "lease_s"),
+        ("postgresql://h/db", {"lease": 3}, "did you mean 'lease_s'"),
+        ("postgresql:h/db", {}, "begins with postgresql://"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            open_store(url, **options)
+
+
+def test_a_missing_driver_names_the_line_that_installs_it() -> None:
+    """Without psycopg the URL is a `ConfigError`, and no other store needs it."""
+    source = (
+        "import sys; sys.modules['psycopg'] = None; from detent.stores import open_store; open_store('ram:')\n"
+        "try: open_store('postgresql://u:secret@h/db')\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("ConfigError")
+    assert "pip install 'detent[postgres]'" in said
+    assert "secret" not in said

@@ -1,0 +1,231 @@
+"""What a strategy can do and what a crash cannot undo: passes, asks, parallel passes and recorded values, memoised by label and occurrence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent.core import events as e
+from detent.core.codec import read_log
+from detent.core.errors import Divergence, PassFailed, UnknownName
+from detent.kernel.kernel import make_kernel
+from detent.kernel.think import think
+from detent.ports import Branch, Passed, StrategyRun
+from detent.stores.ram import RamStore
+from detent.testing.clocks import FakeClock
+from detent.testing.faults import Crash, CrashingStore
+
+
+class Answers:
+    """A planner that answers each pass by its scope, counts what it was asked, and charges ten tokens a plan."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers, self.asked = answers, []
+
+    async def plan(self, view: View) -> Plan:
+        self.asked.append(view.scope)
+        said = self.answers[view.scope]
+        said = said(view) if callable(said) else said
+        actions = said if isinstance(said, tuple) else (said if isinstance(said, ToolCall) else FinalAnswer(content=said),)
+        return Plan(actions=actions, usage=Usage(input_tokens=10), model="m")
+
+
+def engine_with(strategy: Any, planner: Any, *tools: Any, store: Any = None, **options: Any) -> Engine:
+    return Engine(store=store or RamStore(), planner=planner, tools=tools, strategies={"mine": strategy}, approver="caller", **options)
+
+
+def run(engine: Engine, *tools: str, **options: Any) -> Any:
+    return asyncio.run(engine.run(Agent(name="a", strategy="mine", tools=tools), "go", run_id="r", **options))
+
+
+def events(engine: Engine, kind: type[Any]) -> list[Any]:
+    return [r.event for r in asyncio.run(engine.records("r")) if isinstance(r.event, kind)]
+
+
+async def draft_and_mend(run: StrategyRun) -> Passed:
+    """Draft, ask for a critique, mend."""
+    draft = await run.kernel("draft")
+    critique = await run.ask("critique", f"What is wrong with {draft.output!r}?")
+    return await run.kernel("draft", task=f"{run.goal}: mind {critique}")
+
+
+MENDED = {"draft": "one", "critique": "dull", "draft#2": "two"}
+
+
+def test_passes_run_in_order_and_the_last_is_the_answer() -> None:
+    """Scopes are labels with their occurrence; every ask is one model call and one iteration; tokens are those of the records."""
+    planner = Answers(MENDED)
+    engine = engine_with(draft_and_mend, planner)
+    result = run(engine)
+    assert (result.status, result.output, result.reason) == ("completed", "two", "final_answer")
+    assert planner.asked == ["draft", "critique", "draft#2"] and result.usage.model_calls == 3
+    assert (result.iterations, result.usage.input_tokens) == (3, 30)
+    assert [(p.key, p.kernel) for p in events(engine, e.PassStarted)] == [("draft", "react"), ("critique", "ask"), ("draft#2", "react")]
+    assert asyncio.run(engine.replay("r")).identical
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_crash_at_any_write_repeats_no_pass(at: int, when: Any) -> None:
+    """The function starts from the top; what has ended returns at once, and what is on record is not asked for again."""
+
+    async def main() -> None:
+        inner = RamStore()
+        store = CrashingStore(inner, at=at, when=when, operations=("append",))
+        with contextlib.suppress(Crash):
+            await engine_with(draft_and_mend, Answers(MENDED), store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r")
+        before = [r.envelope.scope for r in read_log("r", await inner.read("r")) if isinstance(r.event, e.Planned)]
+        planner = Answers(MENDED)
+        engine = engine_with(draft_and_mend, planner, store=inner)
+        await inner.release("r")
+        result = await (engine.resume("r") if await inner.read("r") else engine.run(Agent(name="a", strategy="mine"), "go", run_id="r"))
+        assert (result.status, result.output) == ("completed", "two")
+        assert before + planner.asked == ["draft", "critique", "draft#2"]
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_parallel_passes_share_what_is_left_and_come_back_in_order() -> None:
+    """Each gets an equal share of the bounds, decides from its own scope, and the log replays however they interleaved."""
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look, slowly for small numbers."""
+        for _ in range(10 - n):
+            await asyncio.sleep(0)
+        return n
+
+    async def wide(run: StrategyRun) -> Any:
+        done = await run.parallel(*(Branch(label=f"b{n}", task=f"look at {n}") for n in (1, 2, 3)))
+        return [p.output for p in done]
+
+    def step(n: int) -> Callable[[View], Any]:
+        return lambda view: f"saw {n}" if view.results else ToolCall(tool="look", args={"n": n})
+
+    engine = engine_with(wide, Answers({f"b{n}": step(n) for n in (1, 2, 3)}), look)
+    result = run(engine, "look", budget=Budget(max_iterations=30))
+    assert (result.status, result.output) == ("completed", ["saw 1", "saw 2", "saw 3"])
+    assert [p.limits.max_iterations for p in events(engine, e.PassStarted)] == [10, 10, 10]
+    assert result.usage.tool_calls == 3 and result.iterations == 6
+    replayed = asyncio.run(engine.replay("r"))
+    assert replayed.identical, replayed.divergence
+
+
+def test_parallel_passes_wait_only_when_none_can_move() -> None:
+    """One asks for approval, the other goes on to its end; then the run waits, and goes on where it was."""
+
+    @tool(side_effect="destructive")
+    async def wipe() -> str:
+        """Wipe."""
+        return "wiped"
+
+    async def wide(run: StrategyRun) -> Any:
+        return [p.output for p in await run.parallel(Branch(label="risky"), Branch(label="safe"))]
+
+    answers = {"risky": lambda view: "done" if view.results else ToolCall(tool="wipe"), "safe": "fine"}
+    engine = engine_with(wide, Answers(answers), wipe)
+    result = run(engine, "wipe")
+    assert result.status == "waiting_for_approval" and result.state.passes["safe"].status == "done"
+    result = asyncio.run(engine.approve("r", "risky.1.0", by="ann"))
+    assert (result.status, result.output) == ("completed", ["done", "fine"])
+    replayed = asyncio.run(engine.replay("r"))
+    assert replayed.identical, replayed.divergence
+
+
+def test_another_input_under_the_same_key_is_a_divergence_with_the_ways_out() -> None:
+    """Nothing is recorded, and the code that the run was started with takes it on."""
+    store = RamStore()
+
+    async def changed(run: StrategyRun) -> Passed:
+        return await run.kernel("draft", task="something else")
+
+    asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).step(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    length = len(asyncio.run(store.read("r")))
+    with pytest.raises(Divergence, match=r"check-upgrade.*fork"):
+        asyncio.run(engine_with(changed, Answers(MENDED), store=store).resume("r"))
+    assert len(asyncio.run(store.read("r"))) == length
+    assert asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).resume("r")).output == "two"
+
+
+def test_values_that_differ_each_time_are_recorded_once() -> None:
+    """now, random, effect and sleep; a sleep is a wait in any process."""
+    clock, seen = FakeClock(), []
+
+    async def timed(run: StrategyRun) -> Any:
+        seen.append((await run.now(), await run.random(), await run.effect("made", made)))
+        await run.sleep(3600)
+        return "slept"
+
+    async def made() -> Any:
+        return {"n": len(seen)}
+
+    engine = engine_with(timed, Answers({}), clock=clock)
+    assert run(engine).status == "waiting_for_schedule"
+    clock.advance(3600)
+    result = asyncio.run(engine.resume("r"))
+    assert (result.status, result.output) == ("completed", "slept") and len(set(map(repr, seen))) == 1 and len(seen) == 2
+    assert asyncio.run(engine.replay("r")).identical
+
+
+def test_a_pass_that_fails_is_the_strategys_to_handle_and_the_runs_bounds_are_not() -> None:
+    """A failed ask can be caught; an exhausted bound of the run ends it, whatever the strategy does."""
+
+    async def stubborn(run: StrategyRun) -> Any:
+        try:
+            await run.ask("first", "say")
+        except PassFailed as failed:
+            assert failed.passed.reason == "max_iterations"
+        while True:
+            try:
+                await run.kernel("more")
+            except Exception:  # noqa: BLE001, S110 - what a bad strategy would do
+                pass
+
+    answers = {"first": ToolCall(tool="nowhere"), **{f"more{s}": "x" for s in ("", *(f"#{n}" for n in range(2, 99)))}}
+    result = run(engine_with(stubborn, Answers(answers)), budget=Budget(max_iterations=5))
+    assert (result.status, result.reason, result.iterations) == ("stopped", "max_iterations", 5)
+
+
+def test_what_a_strategy_raises_ends_the_run_and_says_so() -> None:
+    """As kernel_error, with the message; an uncaught failed pass with the pass's own reason."""
+
+    async def broken(run: StrategyRun) -> Any:
+        raise KeyError("no such step")
+
+    async def trusting(run: StrategyRun) -> Any:
+        return await run.ask("first", "say")
+
+    result = run(engine_with(broken, Answers({})))
+    assert (result.status, result.reason) == ("failed", "kernel_error") and "no such step" in result.error
+    result = run(engine_with(trusting, Answers({"first": ToolCall(tool="nowhere")})))
+    assert (result.status, result.reason) == ("stopped", "max_iterations")
+
+
+def test_a_custom_kernel_is_registered_beside_react_and_runs_by_name() -> None:
+    """S0-15 and S0-17: additive, listed, typed error for an unknown name; one model call and done."""
+    planner = Answers({"main": "at once"})
+    engine = Engine(planner=planner, kernels={"one-shot": make_kernel(phases=(think,), name="one-shot")})
+    assert engine.kernels.names() == ["react", "one-shot"]
+    result = asyncio.run(engine.run(Agent(name="a", kernel="one-shot"), "go", run_id="r"))
+    assert (result.output, result.usage.model_calls, result.state.passes["main"].kernel_type) == ("at once", 1, "one-shot")
+    with pytest.raises(UnknownName, match="did you mean 'one-shot'"):
+        asyncio.run(engine.run(Agent(name="a", kernel="oneshot"), "go"))
+    with pytest.raises(UnknownName, match="unknown strategy"):
+        asyncio.run(engine.run(Agent(name="a", strategy="reflexive"), "go"))
+
+
+def test_two_runs_of_a_strategy_at_once_share_nothing() -> None:
+    """Labels and occurrences count in each run apart (L21)."""
+
+    async def main() -> None:
+        engine = engine_with(draft_and_mend, Answers(MENDED))
+        both = await asyncio.gather(*(engine.run(Agent(name="a", strategy="mine"), "go", run_id=f"r{n}") for n in (1, 2)))
+        assert [r.output for r in both] == ["two", "two"] and [len(r.state.passes) for r in both] == [3, 3]
+
+    asyncio.run(main())

@@ -67,7 +67,7 @@ def type_of(kind: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if said.startswith(("Optional[Literal[", "tuple[Literal[")):
         return ("list of " if said.startswith("tuple") else "") + ", ".join(f"`{choice}`" for choice in re.findall(r"'(\w+)'", said))
-    return names.get(said, "table" if said.startswith("dict") else said)
+    return names.get(said, "table" if said.startswith(("dict", "Model")) else said)
 
 
 # Parts ------------------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
     `model_settings` how they are asked (`planners.settings.ModelSettings`); `actions` are the control actions that a model may take:
     `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `rules` (entries of a rule file) make the agent plan without a model.
-    `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
+    `wrap_up` grants one turn without tools to answer when a bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
     (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
     """
 
@@ -44,6 +44,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     on_deny: Literal["observe", "fail"] = "observe"
     on_reject: Literal["observe", "stop"] = "observe"
     on_unknown: Literal["wait", "tell"] = "wait"
+    wrap_up: bool = False
     profile: dict[str, Any] = {}
     redact: Sequence[str] = ()
     grants: Sequence[dict[str, Any]] = ()
@@ -99,6 +100,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             on_deny=self.on_deny,
             on_reject=self.on_reject,
             on_unknown=self.on_unknown,
+            wrap_up=self.wrap_up,
             profile=self.profile,
             redact=tuple(self.redact),
             grants=tuple(self.grants),

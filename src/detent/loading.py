@@ -85,6 +85,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     on_deny: Literal["observe", "fail"] = "observe"
     on_reject: Literal["observe", "stop"] = "observe"
     on_unknown: Literal["wait", "tell"] = "wait"
+    wrap_up: bool = False
     profile: dict[str, Any] = {}
     redact: tuple[str, ...] = ()
     grants: tuple[dict[str, Any], ...] = ()

@@ -20,7 +20,9 @@ def says(text: str | None = "", *calls: tuple[str, str, Any], finish: str = "", 
             {"id": i, "type": "function", "function": {"name": tool, "arguments": args if isinstance(args, str) else json.dumps(args)}}
             for i, tool, args in calls
         ]
-    usage = more.pop("usage", {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110, "prompt_tokens_details": {"cached_tokens": 40}})  # fmt: skip
+    usage = more.pop(
+        "usage", {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110, "prompt_tokens_details": {"cached_tokens": 40}}
+    )
     message |= more
     return {"message": message, "finish": finish or ("tool_calls" if calls else "stop"), "usage": usage}
 
@@ -51,7 +53,7 @@ class ChatServer:
             def do_POST(self) -> None:
                 outer._answer(self)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -86,7 +88,14 @@ class ChatServer:
             _stream(handler, answer)
         else:
             choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish"]}
-            body = {"id": "cmpl-1", "object": "chat.completion", "created": 1, "model": "served", "choices": [choice], "usage": answer["usage"]}
+            body = {
+                "id": "cmpl-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "served",
+                "choices": [choice],
+                "usage": answer["usage"],
+            }
             _send(handler, 200, json.dumps(body), {"Content-Type": "application/json"})
 
 
@@ -130,7 +139,13 @@ def _chunks(answer: Answer) -> Iterable[dict[str, Any]]:
         yield chunk({"refusal": message["refusal"]})
     for index, call in enumerate(message.get("tool_calls", [])):
         arguments = call["function"]["arguments"]
-        yield chunk({"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": {"name": call["function"]["name"], "arguments": ""}}]})  # fmt: skip
+        yield chunk(
+            {
+                "tool_calls": [
+                    {"index": index, "id": call["id"], "type": "function", "function": {"name": call["function"]["name"], "arguments": ""}}
+                ]
+            }
+        )
         for i in range(0, len(arguments), 5):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments[i : i + 5]}}]})
     yield chunk({}, answer["finish"])

@@ -160,7 +160,9 @@ def test_a_typed_answer_is_data_that_fits() -> None:
         assert planned(answer, output_schema=CITY).actions == (a.FinalAnswer(content={"city": "Rome", "n": 1}),)
 
 
-@pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/i"}, "$defs": {"i": {"type": "integer"}}}])
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/i"}, "$defs": {"i": {"type": "integer"}}}]
+)
 def test_an_answer_that_is_no_object_is_wrapped_for_the_provider_and_unwrapped_for_the_run(schema: dict[str, Any]) -> None:
     """Providers take objects only."""
     value = 3 if schema["type"] == "integer" else [3]
@@ -290,7 +292,12 @@ def test_a_missing_key_is_named_by_its_variable(provider: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("opnai:gpt-5", "'openai:gpt-5'"), ("gpt-5", "'openai:gpt-5'"), ("claude-opus-5-5", "'anthropic:claude-opus-5-5'"), ("zzz", "providers: ")],
+    [
+        ("opnai:gpt-5", "'openai:gpt-5'"),
+        ("gpt-5", "'openai:gpt-5'"),
+        ("claude-opus-5-5", "'anthropic:claude-opus-5-5'"),
+        ("zzz", "providers: "),
+    ],
 )
 def test_a_name_that_means_nothing_is_answered_with_what_was_meant(name: str, near: str) -> None:
     """The provider, or the whole name."""

@@ -27,9 +27,15 @@ LOOK = ToolSpec(name="look", input_schema={"type": "object", "properties": {"x":
 def view(gateway: KeepingGateway | None, **fields: Any) -> View:
     """Return a first view of a run with one tool."""
     return View(
-        goal="g", agent=AgentSpec(name="a"), iteration=1, variables={}, transcript=[Item(kind="user", text="g")], results=[], models=gateway,
+        goal="g",
+        agent=AgentSpec(name="a"),
+        iteration=1,
+        variables={},
+        transcript=[Item(kind="user", text="g")],
+        results=[],
+        models=gateway,
         **{"tools": (LOOK,), "run_id": "r", **fields},
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager
@@ -47,7 +53,9 @@ def ask(script: list[Entry], gateway: KeepingGateway | None = None, *, stream: b
     return asked(script, gateway, stream=stream, **more)[0]
 
 
-def asked(script: list[Entry], gateway: KeepingGateway | None = None, *, fields: dict[str, Any] | None = None, **settings: Any) -> tuple[Plan, ChatServer]:  # fmt: skip
+def asked(
+    script: list[Entry], gateway: KeepingGateway | None = None, *, fields: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Plan, ChatServer]:
     """Return the plan and the server; an error has the server on it."""
 
     async def go(server: ChatServer) -> Plan:
@@ -113,7 +121,7 @@ def test_a_refused_key_names_the_variable_and_never_the_key() -> None:
 
 def test_an_unknown_model_is_answered_with_near_names() -> None:
     """A name that the provider does not know is a message with names that it may have been."""
-    with pytest.raises(ModelCallFailure, match="'openai:gpt-5.6-sol'"):
+    with pytest.raises(ModelCallFailure, match=r"'openai:gpt-5\.6-sol'"):
         asked([fails(404, code="model_not_found")], model="openai:gpt-5.6-sool")
 
 
@@ -249,7 +257,13 @@ def test_a_key_variable_that_is_not_set_is_named() -> None:
 @both
 def test_usage_counts_cached_and_reasoning_tokens_apart(*, stream: bool) -> None:
     """They are parts of input and output tokens, and stand beside them."""
-    usage = {"prompt_tokens": 100, "completion_tokens": 30, "total_tokens": 130, "prompt_tokens_details": {"cached_tokens": 64}, "completion_tokens_details": {"reasoning_tokens": 20}}  # fmt: skip
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 30,
+        "total_tokens": 130,
+        "prompt_tokens_details": {"cached_tokens": 64},
+        "completion_tokens_details": {"reasoning_tokens": 20},
+    }
     gateway = KeepingGateway()
     plan = ask([says("x", usage=usage)], gateway, stream=stream)
     used = gateway.answers[0].usage
@@ -276,7 +290,9 @@ def test_text_and_thinking_are_streamed_apart() -> None:
 # Through an engine ------------------------------------------------------------------------------------------------------------
 
 
-def run(script: list[Entry], *, store: str = "ram:", agent: dict[str, Any] | None = None, **options: Any) -> tuple[Any, list[Any], ChatServer]:
+def run(
+    script: list[Entry], *, store: str = "ram:", agent: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, list[Any], ChatServer]:
     """Run an agent whose model is served by the script; return the result, the events of the log and the server."""
 
     @tool(side_effect="write")

@@ -201,7 +201,15 @@ def test_an_error_is_shown_with_its_code_and_its_data() -> None:
     """The model reads what the log says."""
     items = [
         Item(kind="user", text="g"),
-        Item(kind="tool", iteration=1, call_id="main.1.0", tool="look", arguments={"x": 1}, ok=False, error=ToolError(code="timeout", message="too slow", details={"s": 5})),  # fmt: skip
+        Item(
+            kind="tool",
+            iteration=1,
+            call_id="main.1.0",
+            tool="look",
+            arguments={"x": 1},
+            ok=False,
+            error=ToolError(code="timeout", message="too slow", details={"s": 5}),
+        ),
     ]
     assert 'timeout: too slow {"s":5}' in prompt_of(a_view(items)).messages[0][0].parts[1].content
 
@@ -219,7 +227,15 @@ def test_settings_that_are_wrong_are_refused_with_the_nearest_name() -> None:
 def test_settings_reach_the_provider_in_its_words() -> None:
     """Each setting has a reader; `extra` goes through as it is."""
     asked = Asked(["x"])
-    said = {"top_p": 0.5, "seed": 7, "stop_sequences": ["END"], "parallel_tool_calls": False, "timeout_s": 9.0, "max_tokens": 99, "extra": {"logit_bias": {"1": 2}}}  # fmt: skip
+    said = {
+        "top_p": 0.5,
+        "seed": 7,
+        "stop_sequences": ["END"],
+        "parallel_tool_calls": False,
+        "timeout_s": 9.0,
+        "max_tokens": 99,
+        "extra": {"logit_bias": {"1": 2}},
+    }
     asyncio.run(ModelPlanner(asked.model, settings=said).plan(a_view()))
     sent: Any = asked.infos[0].model_settings
     assert (sent["top_p"], sent["seed"], sent["stop_sequences"], sent["parallel_tool_calls"]) == (0.5, 7, ["END"], False)

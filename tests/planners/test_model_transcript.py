@@ -193,7 +193,14 @@ RICH = ModelResponse(
         TextPart("Let me ", id="msg_1", provider_name="function", provider_details={"phase": "commentary"}),
         TextPart("look."),
         ThinkingPart("", signature="ENCRYPTED==", provider_name="function"),
-        ToolCallPart("look", '{"x": 1, "b": {"z": 1, "a": 2}}', "toolu_1", id="fc_1", provider_name="function", provider_details={"thought_signature": "AAEC"}),  # fmt: skip
+        ToolCallPart(
+            "look",
+            '{"x": 1, "b": {"z": 1, "a": 2}}',
+            "toolu_1",
+            id="fc_1",
+            provider_name="function",
+            provider_details={"thought_signature": "AAEC"},
+        ),
         TextPart("and then"),
         ToolCallPart("look", {"x": 2}, "toolu_2"),
     ],
@@ -275,7 +282,13 @@ def test_another_model_gets_the_portable_part_alone() -> None:
 @pytest.mark.parametrize("hidden", ["thinking", "signature"])
 def test_what_redaction_has_touched_is_not_given_back_with_a_signature(hidden: str) -> None:
     """A signature over text that is not the same any more would be refused."""
-    data = {"v": 1, "system": "s", "model": "m", "response": {}, "parts": [["thinking", 0, 5, {"signature": "<secret:x>" if hidden == "signature" else "S"}]]}  # fmt: skip
+    data = {
+        "v": 1,
+        "system": "s",
+        "model": "m",
+        "response": {},
+        "parts": [["thinking", 0, 5, {"signature": "<secret:x>" if hidden == "signature" else "S"}]],
+    }
     thinking = "<secret:0123>" if hidden == "thinking" else "hello"
     item = plan(1, look("c0", x=1), thinking=thinking, provider_data=data)
     back = sent_back(rendered(a_view([GOAL, item, seen(1, 0)])))
@@ -310,7 +323,11 @@ def test_a_question_to_the_user_is_a_call_with_a_result_and_then_the_reply() -> 
 
 def test_a_call_that_stood_in_text_is_shown_as_text() -> None:
     """The model made no call, so it gets no result of one, and is told what came of its words."""
-    items = [GOAL, plan(1, a.FinalAnswer(content="look({})"), text="look({})", embedded=look()), seen(1, 0, error=ToolError(code="handler_error", message="broke"), ok=False)]  # fmt: skip
+    items = [
+        GOAL,
+        plan(1, a.FinalAnswer(content="look({})"), text="look({})", embedded=look()),
+        seen(1, 0, error=ToolError(code="handler_error", message="broke"), ok=False),
+    ]
     _, response, request = rendered(a_view(items))
     assert [p.content for p in response.parts] == ["look({})"]
     assert request.parts[0].content == '[result] look({"x":1}): handler_error: broke'
@@ -327,7 +344,13 @@ def test_failures_are_marked_as_such() -> None:
     """A provider's own error channel is used; a denial is a decision, not a failure."""
     broke = ToolError(code="handler_error", message="broke")
     denied = ToolError(code="policy_denied", message="no")
-    items = [GOAL, plan(1, look("a"), look("b"), look("c")), seen(1, 0), seen(1, 1, error=broke, ok=False), seen(1, 2, error=denied, ok=False)]
+    items = [
+        GOAL,
+        plan(1, look("a"), look("b"), look("c")),
+        seen(1, 0),
+        seen(1, 1, error=broke, ok=False),
+        seen(1, 2, error=denied, ok=False),
+    ]
     results = rendered(a_view(items))[-1].parts
     assert [p.outcome for p in results] == ["success", "failed", "denied"]
 

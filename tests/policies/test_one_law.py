@@ -46,7 +46,7 @@ patterns = st.sampled_from([("*",), ("put",), ("w*", "look"), ("?ut",)])
 def rule_policies(draw: st.DrawFn) -> RulePolicy:
     """Rules at random; most sets allow something."""
     drawn = draw(st.lists(st.tuples(patterns, conditions, st.sampled_from(DECISIONS)), max_size=4))
-    rules = [Rule(id=f"r{i}", tool=tool_, when=when, decision=decision) for i, (tool_, when, decision) in enumerate(drawn)]  # type: ignore[arg-type]
+    rules = [Rule(id=f"r{i}", tool=tool_, when=when, decision=decision) for i, (tool_, when, decision) in enumerate(drawn)]
     if draw(st.booleans()):
         rules.append(Rule(id="all", decision="allow"))
     return RulePolicy(rules)

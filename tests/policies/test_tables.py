@@ -89,7 +89,7 @@ BASIC = BasicPolicy(
         ("get_it", {}, ("allow", "tool_allowed")),
     ],
 )
-def test_basic_policy_checks_in_order(tool: str, used: dict[str, int], expected: tuple[str, str]) -> None:
+def test_basic_policy_checks_in_order(tool: str, used: dict[str, Any], expected: tuple[str, str]) -> None:
     """K27: delegation, steps, failures, allowed tools, approval, allow."""
     assert said(BASIC, call(tool, agent="a"), state(**used)) == expected
 

@@ -1,6 +1,6 @@
 """A real PostgreSQL for tests: a cluster of its own in a temporary folder, with the programs of the system's package.
 
-One cluster a process of the test session (each worker of pytest-xdist starts one when its first test asks), one database a test. fsync is
+One cluster a process of the test session (each worker of pytest-xdist starts one when its first test asks), an empty database a test. fsync is
 on, so that what the tests call durable is. The server refuses to run as root; as root it is started as the user `postgres` or `nobody`.
 """
 
@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(self, bin_directory: Path, *, settings: tuple[str, ...] = ()) -> None:
         self._bin, self._settings = bin_directory, settings
-        self.directory = Path(tempfile.mkdtemp(prefix="detent-pg-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="detent-pg-", dir=_roomy()))
         self._user = None
         if os.geteuid() == 0:
             self._user = next(name for name in ("postgres", "nobody") if _there(name))
@@ -97,9 +97,32 @@ class Cluster:
             db.execute(f"CREATE DATABASE {name} OWNER {owner}")  # type: ignore[arg-type]
         return self.url(name)
 
+    def empty(self) -> None:
+        """Create the database `tests`, or remove everything from it, and whoever is connected."""
+        import psycopg
+        from psycopg import sql
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as db:
+            if db.execute("SELECT 1 FROM pg_database WHERE datname='tests'").fetchone() is None:
+                db.execute("CREATE DATABASE tests")
+            db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname='tests'")
+        with psycopg.connect(self.url("tests"), autocommit=True) as db:
+            found = db.execute(r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'")
+            for (name,) in found.fetchall():
+                db.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+            db.execute("CREATE SCHEMA public")
+
     def url(self, database: str, user: str = "detent") -> str:
         """Return the URL of a database of this cluster."""
         return f"postgresql://{user}@/{database}?host={self.directory}"
+
+
+def _roomy() -> str:
+    """Return where clusters are kept: in memory where that has room, because a thousand files are created and removed a cluster."""
+    try:
+        return "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2 << 30 else "/tmp"
+    except OSError:
+        return "/tmp"
 
 
 def _there(user: str) -> bool:
@@ -133,8 +156,9 @@ def postgres() -> Iterator[Cluster]:
 
 @pytest.fixture
 def postgres_url(postgres: Cluster) -> str:
-    """The URL of an empty database."""
-    return postgres.database()
+    """The URL of an empty database: one for all tests of the process, emptied before each."""
+    postgres.empty()
+    return postgres.url("tests")
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def _show(found: Backtest, session: Session) -> None:
         style = "red" if change.breaks else "yellow"
         output.show(f"{change.run_id}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
         output.show(f"  {shortened(as_text(change.args), 400)}")
-        why = clean(change.reason) + (f" ({', '.join(change.sources)})" if change.sources else "")
-        output.show(f"  {why}{' It succeeded.' if change.breaks else ''}".rstrip())
+        why = clean(change.reason or "no reason given") + (f" ({', '.join(change.sources)})" if change.sources else "")
+        output.show(f"  {why}{'; it succeeded' if change.breaks else ''}")
     for run_id, why in found.skipped.items():
         output.say(f"skipped {run_id}: {clean(why)}", "yellow")
     if found.guessed:

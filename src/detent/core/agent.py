@@ -40,6 +40,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_deny: Literal["observe", "fail"] = "observe"
     on_reject: Literal["observe", "stop"] = "observe"
     on_unknown: Literal["wait", "tell"] = "wait"
+    wrap_up: bool = False
     profile: dict[str, Any] = {}
     rules: tuple[dict[str, Any], ...] = ()
     redact: tuple[str, ...] = ()

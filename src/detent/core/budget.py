@@ -17,7 +17,10 @@ CEILING = 1000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
-    """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not."""
+    """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not.
+
+    `max_calls_of` bounds single tools: {"fetch": 5}.
+    """
 
     max_iterations: int | None = None
     max_model_calls: int | None = None
@@ -33,13 +36,23 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     max_output_tokens: int | None = None
     max_total_tokens: int | None = None
     max_cost_usd: float | None = None
+    max_calls_of: dict[str, int] | tuple[tuple[str, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_calls_of, dict):  # a budget is hashed
+            msgspec.structs.force_setattr(self, "max_calls_of", tuple(sorted(self.max_calls_of.items())))
+
+    def calls_of(self, tool: str) -> int | None:
+        """Return how often `tool` may be called, None where that is not said."""
+        return dict(self.max_calls_of or ()).get(tool)
 
     def over(self, base: Budget) -> Budget:
         """Return this budget with every unset field taken from `base`."""
-        return Budget(**{f: (mine if (mine := getattr(self, f)) is not None else getattr(base, f)) for f in FIELDS})
+        return Budget(**{f: (mine if (mine := getattr(self, f)) is not None else getattr(base, f)) for f in Budget.__struct_fields__})
 
 
-FIELDS = Budget.__struct_fields__
+FIELDS = tuple(field for field in Budget.__struct_fields__ if field != "max_calls_of")
+"""The bounds that are one number."""
 UNBOUNDED = Budget()
 
 DEFAULT = Budget(
@@ -138,7 +151,8 @@ class Exhausted(msgspec.Struct, frozen=True):
     @property
     def option(self) -> str:
         """The option that raises the bound."""
-        return f"max_{self.dimension}"
+        kind, _, tool = self.dimension.partition(":")
+        return f"max_calls_of.{tool}" if tool else f"max_{kind}"
 
 
 def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
@@ -149,6 +163,9 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
             raise BudgetRefused(f"budget.{field} is {value!r}; a bound is a number")
         if value is not None and not value > 0:
             raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
+    for tool, most in tuple(budget.max_calls_of or ()):
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BudgetRefused(f"budget.max_calls_of.{tool} is {most!r}; a bound is a whole number above 0")
     if budget.max_iterations is not None and budget.max_iterations > ceiling:
         raise BudgetRefused(
             f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; ask for less, or start the engine with Engine(ceiling=...)"

@@ -164,10 +164,11 @@ class StrategySwitched(Event, frozen=True, kw_only=True):
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
-    """A turn of the kernel began; the only clock reading that bounds use."""
+    """A turn of the kernel began; the only clock reading that bounds use. `wrap_up`: why it is the last, in which no work is done."""
 
     iteration: int
     running_ms: float = 0.0
+    wrap_up: str = ""
 
 
 class StateChanged(Event, frozen=True, kw_only=True):

@@ -85,7 +85,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
         case e.Planned():
             return _planned(state, scope, event)
         case e.TurnStarted(iteration=iteration):
-            return _turn_started(state, scope, iteration, event.running_ms)
+            state = _turn_started(state, scope, iteration, event.running_ms)
+            return _with(state, replace(_pass(state, scope), wrapping_up=True, guidance=(event.wrap_up,))) if event.wrap_up else state
         case e.GuardBlocked(call=call):
             return _call(state, call, refused="guard_blocked", why=event.reason)
         case e.StateChanged():
@@ -566,7 +567,12 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
     now = replace(before, calls={**before.calls, event.call: started})
     if call.attempt:
         return _with(state, now)
-    return _with(replace(state, usage=_counted(state.usage)), replace(now, usage=_counted(now.usage)))
+    return _with(_called(state, call.tool), replace(now, usage=_counted(now.usage)))
+
+
+def _called(state: RunState, tool: str) -> RunState:
+    """Count a call of `tool`."""
+    return replace(state, usage=_counted(state.usage), calls_of={**state.calls_of, tool: state.calls_of.get(tool, 0) + 1})
 
 
 def _counted(usage: Usage, *, calls: int = 1, failures: int = 0) -> Usage:
@@ -614,9 +620,12 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
         if item.executed and call.tool not in before.tools_used:
             changes["tools_used"] = before.tools_used | {call.tool}
     failures = int(error is not None and error.code != "not_run")
+    if begun:
+        state = _called(state, call.tool)
     if begun or failures:
         changes["usage"] = _counted(before.usage, calls=int(begun), failures=failures)
-        state = replace(state, usage=_counted(state.usage, calls=int(begun), failures=failures))
+    if failures:
+        state = replace(state, usage=_counted(state.usage, calls=0, failures=failures))
     if error is not None or call.ends_turn or call.provenance == "text":
         changes.update(_ending(state, call, item, fatal=fatal))
     return _with(state, _observed(before, call, item, ok=error is None, work=True, changes=changes))

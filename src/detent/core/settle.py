@@ -73,7 +73,21 @@ class Wait(msgspec.Struct, frozen=True):
     status: str
 
 
-Verdict = Settled | Reflect | Wait | None
+class WrapUp(msgspec.Struct, frozen=True):
+    """A bound is reached, and the agent is granted one more turn, without tools, to answer with what is there."""
+
+    bound: Exhausted
+
+
+Verdict = Settled | Reflect | Wait | WrapUp | None
+
+WRAPPED_UP = ("iterations", "tool_calls", "failures")
+"""The bounds after which a last turn can be granted: those of work, not of time, tokens or money, which it would use itself."""
+
+
+def wraps_up(run: RunState, state: KernelState, bound: Exhausted) -> bool:
+    """Whether the pass is granted its last turn because of `bound`."""
+    return run.agent.wrap_up and not state.wrapping_up and bound.dimension.partition(":")[0] in WRAPPED_UP
 
 
 def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime | None, turn_over: bool) -> Verdict:
@@ -92,6 +106,8 @@ def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime
                 return Settled(reason="malformed_plan", error=f"{failed} turns in a row without a valid plan")
             return Settled(reason="failure_threshold", error=f"{failed} turns in a row in which no call succeeded")
     bound = reached(run, state, running_s=running_s, now=now, turn_over=turn_over)
+    if bound is not None and turn_over and wraps_up(run, state, bound):
+        return WrapUp(bound)
     if bound is not None:
         reason = "max_iterations" if bound.dimension == "iterations" else "budget_exhausted"
         return Settled(reason=reason, error=f"{bound.option} is {bound.limit:g}, used {bound.used:g}", bound=bound)

@@ -160,6 +160,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     guidance: tuple[str, ...] = ()
     memory: tuple[Any, ...] = ()
     recalled: bool = False
+    wrapping_up: bool = False
     compacted: int = 0
     summary: str = ""
     partial: str = ""
@@ -270,6 +271,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     usage: Usage = NOTHING
     running_ms: float = 0.0
     openings: int = 0
+    calls_of: dict[str, int] = {}
     passes: dict[str, KernelState] = {}
     approvals: dict[str, ApprovalRequested] = {}
     asks: dict[str, Ask] = {}

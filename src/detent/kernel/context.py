@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, Usage, remaining
+from detent.core.budget import Budget, Exhausted, Usage, remaining
 from detent.core.errors import UnknownName, UnrecordedChange
 from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
@@ -120,6 +120,13 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         if bound is not None:
             raise BoundReached(bound)
 
+    def refuse_past_calls_of(self, tool: str, *, begun: int) -> None:
+        """Raise `BoundReached` when the tool has been called as often as it may be; `begun` calls of it are not counted yet."""
+        state = self.run.journal.state
+        limit = state.budget.calls_of(tool) if state.budget.max_calls_of else None
+        if limit is not None and (used := state.calls_of.get(tool, 0) + begun) >= limit:
+            raise BoundReached(Exhausted(f"tool_calls:{tool}", limit, used))
+
     def time_left(self) -> float | None:
         """Seconds of running and total time that are left (the smaller), None without such a bound."""
         state = self.run.journal.state
@@ -154,7 +161,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             variables=fresh(self.input.variables),
             transcript=transcript,
             results=state.results,
-            tools=self.specs,
+            tools=self.specs if not state.wrapping_up else tuple(spec for spec in self.specs if spec.ends_turn),
             memory=tuple(fresh(state.memory)),
             budget_remaining=remaining(run.budget, reduce(Usage.plus, run.reserved.values(), run.usage), running_s=run.running_ms / 1000),
             scratchpad=dict(state.scratchpad),

@@ -64,6 +64,9 @@ def _decide(call: CallState, context: KernelContext) -> str:
     except InvalidArguments as error:
         _refuse(call, context, error.error_code, str(error), error.details)
         return ""
+    if context.state.wrapping_up and not frozen.tool.ends_turn:
+        _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
+        return frozen.digest
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
         block = _guarded(guard, frozen, context)
         if block is not None:
@@ -241,6 +244,7 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
         try:
             if call.attempt == 0:
                 context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
+                context.refuse_past_calls_of(call.tool, begun=sum(1 for one, quiet in ready if quiet and one.tool == call.tool))
             else:
                 context.run.world.proceed()
         except BoundReached as error:
@@ -372,6 +376,14 @@ def _is_blank(result: msgspec.Raw) -> bool:
     if isinstance(value, dict):
         value = cast("dict[str, Any]", value).get("answer", value)
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def give_up(context: KernelContext, why: str) -> bool:
+    """Give every call of the turn that has not begun its observation; say whether none is left open."""
+    for call in list(context.state.calls.values()):
+        if call.status in ("planned", "allowed"):
+            _refuse(call, context, "budget_exhausted", f"not run: {why}")
+    return all(call.status == "finished" for call in context.state.calls.values())
 
 
 # In doubt ---------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import logging
 
 from detent.core import events as e
 from detent.core.errors import DetentError, Divergence, RunError, StoreError
-from detent.core.settle import Reflect, Settled, Verdict, reached, settle, waits
+from detent.core.settle import Reflect, Settled, Verdict, WrapUp, reached, settle, waits, wraps_up
 from detent.core.state import CLOSED, KernelState, RunState
 from detent.kernel.context import KernelContext, Run
+from detent.kernel.execution import give_up
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
 from detent.kernel.outside import BoundReached
@@ -26,6 +27,8 @@ REFLECTION = (
     "You have made no progress for {turns} turns: no new successful observation. Look at what was tried, do something different, "
     "or say honestly what is missing."
 )
+
+WRAP_UP = "This is your last turn: {option} is {limit:g} and it is used up. Answer now with what you have; say honestly what is missing."
 
 
 class Turns:
@@ -55,17 +58,21 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue
-        if verdict is not None:
+        last = WRAP_UP.format(option=verdict.bound.option, limit=verdict.bound.limit) if isinstance(verdict, WrapUp) else ""
+        if verdict is not None and not last:
             return verdict
         if turn_over:
             if not turns.take():
                 await run.journal.commit()
                 return None
-            context.run.record(context.scope, e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms()))
+            turn = e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms(), wrap_up=last)
+            context.run.record(context.scope, turn)
             if (late := _time(run, context.state)) is not None:
                 return late
         before = run.state.seq
         verdict = await _turn(kernel, context)
+        if isinstance(verdict, Settled) and verdict.bound and wraps_up(run.state, context.state, verdict.bound):
+            verdict = None if give_up(context, verdict.error) else verdict
         if verdict is not None:
             return verdict
         await run.journal.commit()

@@ -96,7 +96,7 @@ class Exchange:
             raise
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
             raise failure_of(error, model=self.name) from error
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)

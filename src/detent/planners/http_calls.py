@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -151,7 +152,7 @@ def _messages(value: Any) -> Iterator[str]:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; a date counts from the header's own clock only when it is in the future."""
+    """Return the seconds that a Retry-After header asks for, given as such or as a date; None for one that cannot be read."""
     if not retry_after:
         return None
     try:
@@ -159,10 +160,7 @@ def _seconds(retry_after: str | None) -> float | None:
     except ValueError:
         pass
     try:
-        import datetime
-
         at = parsedate_to_datetime(retry_after)
-        now = datetime.datetime.now(at.tzinfo or datetime.UTC)
-        return max(0.0, (at - now).total_seconds()) if at.tzinfo else None
     except (TypeError, ValueError):
         return None
+    return max(0.0, (at - datetime.now(at.tzinfo)).total_seconds()) if at.tzinfo else None

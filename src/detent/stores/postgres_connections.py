@@ -8,8 +8,11 @@ appends too; group commit makes that cheap.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import os
+import socket
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -75,6 +78,25 @@ def target_of(url: str) -> Target:
     return Target(conninfo=make_conninfo("", **{**_DEFAULTS, **given}), shown=shown, schema=schema)
 
 
+@contextlib.contextmanager
+def given_until(db: Connection, deadline: float) -> Generator[None]:
+    """Break the connection off when the loop's time is `deadline`: what waits on it then fails as if the server had gone.
+
+    A cancellation would not do: the driver asks the server to cancel, and waits for its answer.
+    """
+    timer = asyncio.get_running_loop().call_at(deadline, break_off, db)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def break_off(db: Connection) -> None:
+    """Shut a connection's socket down."""
+    with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(db.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
 class Connections:
     """Opens connections to one target; one that cannot be had is tried again until `patience_s` seconds have passed."""
 
@@ -82,6 +104,7 @@ class Connections:
         self.target, self.patience_s, self._most = target, patience_s, most
         self._failed: psycopg.Error | None = None
         self._pool: AsyncConnectionPool[Connection] | None = None
+        self._uses: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         """Make the pool; the first connection is opened when it is needed."""
@@ -112,7 +135,9 @@ class Connections:
         await self._pool.open()
 
     async def close(self) -> None:
-        """Close the pool and its connections."""
+        """Close the pool and its connections, when what uses them has ended."""
+        if self._uses:
+            await asyncio.wait(self._uses)
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -133,12 +158,13 @@ class Connections:
             try:
                 async with asyncio.timeout_at(deadline):
                     db = await psycopg.AsyncConnection.connect(self.target.conninfo, autocommit=True)
-                    try:
+                try:
+                    with given_until(db, deadline):
                         await self._configure(db)
-                    except BaseException:
-                        await db.close()
-                        raise
-                    return db
+                except BaseException:
+                    await db.close()
+                    raise
+                return db
             except (psycopg.Error, TimeoutError) as error:
                 self._refuse(error)
                 if loop.time() + pause >= deadline:
@@ -158,24 +184,31 @@ class Connections:
         """
         if self._pool is None:
             raise StoreError(f"the store {self.target.shown} is not open; call open() first")
-        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(self._use(self._pool, work))
+        self._uses.add(task)
+        task.add_done_callback(self._uses.discard)
+        return await asyncio.shield(task)  # who is cancelled goes; what was sent ends by itself, for the driver would wait for the server
+
+    async def _use(self, pool: AsyncConnectionPool[Connection], work: Callable[[Connection], Awaitable[T]]) -> T:
+        loop, where = asyncio.get_running_loop(), self.target.shown
         deadline = loop.time() + self.patience_s
         self._failed = None
         while True:
             try:
-                async with asyncio.timeout_at(deadline), self._pool.connection(timeout=max(0.01, deadline - loop.time())) as db:
+                async with pool.connection(timeout=max(0.01, deadline - loop.time())) as db:
                     try:
-                        return await work(db)
+                        with given_until(db, deadline):
+                            return await work(db)
                     except psycopg.Error as error:
                         if not is_lost(error, db):
-                            raise translate(error, self.target.shown) from error
+                            raise translate(error, where) from error
                         self._failed = error
                         await db.close()
-            except (TimeoutError, PoolTimeout) as error:
+            except PoolTimeout as error:
                 self._refuse(self._failed)
-                raise unreachable(self.target.shown, self._failed or error, self.patience_s) from error
+                raise unreachable(where, self._failed or error, self.patience_s) from error
             if loop.time() >= deadline:
-                raise unreachable(self.target.shown, self._failed, self.patience_s)
+                raise unreachable(where, self._failed, self.patience_s)
 
     async def rows(self, statement: Any, values: Any = ()) -> list[Any]:
         """Return the rows of one statement, which bears to be repeated."""

@@ -30,7 +30,7 @@ from psycopg import sql
 
 from detent.core.errors import DetentError
 from detent.stores.locks import host_identity
-from detent.stores.postgres_connections import Connections
+from detent.stores.postgres_connections import Connections, break_off
 from detent.stores.postgres_schema import Connection
 
 log = logging.getLogger("detent.stores.postgres")
@@ -130,6 +130,7 @@ class Session:
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None]
         self._waiting: set[asyncio.Future[None]] = set()
+        self._db: Connection | None = None
 
     def begin(self) -> asyncio.Future[None]:
         """Begin to open the connection, unless that was done; return the future of the first time that it is open."""
@@ -148,7 +149,10 @@ class Session:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=1.0)
+            if not task.done() and self._db is not None:
+                break_off(self._db)
+                await asyncio.wait([task])
         self._wake()
 
     async def woken(self, timeout_s: float) -> None:
@@ -170,7 +174,7 @@ class Session:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                db = await self._connections.connect(loop.time() + self._connections.patience_s)
+                self._db = db = await self._connections.connect(loop.time() + self._connections.patience_s)
             except DetentError as error:
                 if not ready.done():
                     ready.set_exception(error)

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from detent.core.errors import DetentError, StoreBusy
-from detent.stores.postgres_connections import Connections
+from detent.stores.postgres_connections import Connections, given_until
 from detent.stores.postgres_errors import concerns_all, is_lost, translate, unreachable
 from detent.stores.postgres_operations import Operation, by_kind, register
 from detent.stores.postgres_schema import Connection
@@ -51,9 +51,9 @@ class Writer:
             await asyncio.wait([self._task])
         if self._db is not None:
             try:
-                async with asyncio.timeout(LAST_S):
+                with given_until(self._db, asyncio.get_running_loop().time() + LAST_S):
                     await last(self._db)
-            except (psycopg.Error, TimeoutError) as error:
+            except psycopg.Error as error:
                 log.debug("the claims held here were not given up, others will find that their holder is gone: %s", error)
             await self._drop()
 
@@ -125,12 +125,9 @@ class Writer:
         while True:
             db = await self._connection(deadline)
             try:
-                async with asyncio.timeout_at(deadline):
+                with given_until(db, deadline):
                     await self._apply(db, group)
                 return
-            except TimeoutError as error:
-                await self._drop()
-                raise unreachable(self._connections.target.shown, None, patience) from error
             except (psycopg.Error, UnicodeError) as error:
                 if isinstance(error, (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)) and loop.time() < deadline:
                     continue

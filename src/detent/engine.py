@@ -37,9 +37,9 @@ from detent.core.errors import (
     RunErased,
     RunNotFound,
 )
-from detent.core.events import RunReopened, RunStarted
+from detent.core.events import BudgetChanged, RunReopened, RunStarted
 from detent.core.records import Record, RunHead
-from detent.core.state import RunState
+from detent.core.state import WAITING, RunState
 from detent.gateway import Traffic
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
@@ -381,15 +381,55 @@ class Engine:
         self._advancing.add(task)
         task.add_done_callback(self._advancing.discard)
 
-    async def resume(self, run_id: str, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> Result:
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        budget: Budget | None = None,
+        by: str = "",
+        host: Host | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Result:
         """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
+
+        `budget` changes the bounds that it names from here on, recorded as changed `by` somebody; what was used stays used. Raises
+        `NotAllowedNow` for a run that has finished (`reopen` takes a budget).
 
         With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
         workspace or principal.
         """
         await self._open()
         await self._same_host(run_id, host)
-        return await self._resume(run_id, observers=observers)
+        if budget is None:
+            return await self._resume(run_id, observers=observers)
+        bounds = checked(budget, ceiling=self.ceiling)
+        if (state := await self.load(run_id)).terminal:
+            why = f"run {run_id!r} is {state.status}: its bounds change when it is opened again, `detent reopen {run_id} --budget ...`"
+            raise NotAllowedNow(run_id, why, reason_code="run_finished")
+        return await self._resume(run_id, BudgetChanged(budget=bounds, by=by), observers=observers)
+
+    async def due(self, *, host: Host | None = None) -> list[str]:
+        """Return the waiting runs that can move: a timer or an approval's time is over, or an answer is there. Oldest first."""
+        await self._open()
+        tenant = host.tenant if host else None
+        heads = await self.store.list_runs(RunQuery(status=WAITING, tenant=tenant))
+        news = await self.store.signals([head.run_id for head in heads])
+        found: list[str] = []
+        for head in reversed(heads):
+            if head.run_id in news:
+                found.append(head.run_id)
+            elif head.status in ("waiting_for_schedule", "waiting_for_approval"):
+                with contextlib.suppress(RunErased):
+                    found += [head.run_id] if due(await load_run(self.store, head.run_id), self._parts.clock) else []
+        return found
+
+    async def wake(self, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> list[Result]:
+        """Take on every waiting run that can move (`due`), one after the other; one that another worker has is left to it."""
+        results: list[Result] = []
+        for run_id in await self.due(host=host):
+            with contextlib.suppress(RunBusy):
+                results.append(await self._resume(run_id, observers=observers))
+        return results
 
     async def reopen(
         self,

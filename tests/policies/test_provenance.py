@@ -170,7 +170,9 @@ def test_keys_that_are_no_names_are_values_too() -> None:
     assert decided({"to": {"mallory@example.org": True}}, run_of(MAIL)).decision == "require_approval"
     assert decided({"to": {"alice@example.com": True}}, run_of(MAIL)).decision == "allow"
     assert decided({"when": {"mallory@example.org": None}}, run_of(MAIL)).decision == "require_approval"
-    assert decided({"to.x": "mallory@example.org", "to": {"x": None}}, run_of(MAIL)).decision == "require_approval"
+    for collides in ({"to.x": "mallory@example.org", "to": {"x": None}}, {"to": {"x": None}, "to.x": "mallory@example.org"}):
+        verdict = decided(collides, run_of(MAIL))
+        assert (verdict.decision, verdict.facts["args"]["to.x"]["label"]) == ("require_approval", "untrusted")
 
 
 def test_a_tool_that_nobody_declared_is_untrusted() -> None:

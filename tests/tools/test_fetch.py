@@ -7,14 +7,19 @@ import base64
 import contextlib
 import gzip
 import ipaddress
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from detent import Host, ToolContext
+from detent.capabilities import FunctionSecrets
 from detent.core.errors import ConfigError, ToolFailed
 from detent.ports import ToolOutcome
 from detent.tools import addresses
@@ -51,9 +56,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Reply, *, address: str = "127.0.0.1") -> AsyncIterator[Server]:
+async def serving(answer: Reply, *, address: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server(answer, address)
-    listening = await asyncio.start_server(server.serve, address, 0)
+    listening = await asyncio.start_server(server.serve, address, 0, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server
@@ -345,6 +350,65 @@ def test_a_redirect_within_the_list_is_followed_and_headers_stay_with_their_orig
             assert got["redirects"] == [f"http://127.0.0.1:{here.port}/b", f"http://127.0.0.1:{there.port}/c"]
             assert [headers.get("x-api-key") for _, headers, _ in here.asked] == ["k", "k"]
             assert "x-api-key" not in there.asked[0][1]
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for tls.example.com, with its key, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("TLS is NOT TESTED here: openssl is not installed")
+    both = tmp_path / "both.pem"
+    options = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=t",
+        "-addext",
+        "subjectAltName=DNS:tls.example.com",
+    ]
+    command = ["openssl", "req", "-x509", *options, "-days", "2", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_text((tmp_path / "key").read_text() + (tmp_path / "cert").read_text())
+    return both
+
+
+def test_tls_is_for_the_name_and_neither_leads_out_of_it_nor_takes_secrets_along(
+    names: dict[str, list[list[str]]], certificate: Path
+) -> None:
+    """The certificate is checked against the name, not the address; a redirect to http is refused; a secret goes to its own place only."""
+    names |= {"tls.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]}
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    vault = Vault(FunctionSecrets(lambda name, host: "s3cret-token", names=("api",)), Host(credential_refs=("api",)))
+
+    async def main() -> None:
+        async with serving(lambda *_: reply(b"open")) as plain:
+
+            def answer(path: str, *_: Any) -> bytes:
+                return (
+                    reply(b"closed")
+                    if path == "/"
+                    else reply(status="302 Found", headers=f"Location: http://tls.example.com:{plain.port}/\r\n")
+                )
+
+            async with serving(answer, tls=tls) as server:
+                here = f"https://tls.example.com:{server.port}"
+                allow = [here, f"https://other.example.com:{server.port}", f"tls.example.com:{plain.port}"]
+                secrets = (HeaderSecret(to=here, secret="api"),)
+                tool = fetch_tool(allow, allow_private=LOOPBACK, verify=trust, secrets=secrets)
+                assert value(await call(tool, vault=vault, url=f"{here}/"))["text"] == "closed"
+                assert server.asked[0][1]["authorization"] == "Bearer s3cret-token"
+                assert (await call(tool, vault=vault, url=f"{here}/out")).error_code == "insecure_redirect"
+                other = await call(tool, vault=vault, url=f"https://other.example.com:{server.port}/")
+                assert (other.kind, other.error_code) == ("not_executed", "connection_failed") and "certificate" in other.message.lower()
+                assert value(await call(tool, vault=vault, url=f"http://tls.example.com:{plain.port}/"))["text"] == "open"
+            assert len(plain.asked) == 1 and "authorization" not in plain.asked[0][1]
 
     asyncio.run(main())
 

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import governance, looking, moving, removing, running, starting
+from detent.cli import governance, looking, moving, removing, running, starting, waking
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
-    "Run": {"run": running.run, "resume": running.resume, "reopen": running.reopen, "cancel": running.cancel},
+    "Run": {"run": running.run, "resume": running.resume, "wake": waking.wake, "reopen": running.reopen, "cancel": running.cancel},
     "Answer": {
         "approvals": looking.approvals,
         "approve": running.approve,

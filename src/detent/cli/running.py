@@ -71,6 +71,8 @@ def resume(
     run: o.RunArgument,
     *,
     agent: o.AgentFile = None,
+    budget: o.Bounds = None,
+    by: o.By = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
@@ -79,10 +81,11 @@ def resume(
 ) -> int:
     """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
     session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    bounds = parse_budget(budget) if budget else None
 
     async def work(engine: Engine, progress: Progress) -> Result:
         state = await session.outfit(run, agent_file=agent)
-        return await engine.resume(state.run_id, observers=[progress])
+        return await engine.resume(state.run_id, budget=bounds, by=by or operator(), observers=[progress])
 
     return advance(session, work)
 
@@ -247,7 +250,7 @@ def reply(
 
 def advance(session: Session, work: Work) -> int:
     """Do `work` with live progress, ask for approvals on a terminal, report, and return the exit code."""
-    result = _watched(session, work)
+    result = watched(session, work)
     while result.status == "waiting_for_approval" and _attended(session) and (answers := _ask(session, result)):
 
         async def answered(engine: Engine, progress: Progress, answers: dict[str, bool] = answers) -> Result:
@@ -256,12 +259,13 @@ def advance(session: Session, work: Work) -> int:
                 await decide(session.run_id, call, by=operator(), resume=False)
             return await engine.resume(session.run_id, observers=[progress])
 
-        result = _watched(session, answered)
+        result = watched(session, answered)
     report(result, session)
     return code_of_status(result.status)
 
 
-def _watched(session: Session, work: Work) -> Result:
+def watched(session: Session, work: Work) -> Result:
+    """Do `work` with live progress."""
     shown = session.config.output.progress is not False
     with Progress(session.output, verbosity=session.verbosity, shown=shown) as progress:
         return session.drive(lambda engine: work(engine, progress))

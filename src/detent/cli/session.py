@@ -181,10 +181,14 @@ class Session:
             self._register(load_tool(path, f"run {state.run_id!r}") for path in imports)
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
         self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
-        file = Path(meta.get("agent_file", ""))
-        if file.is_file() and any(name not in self.engine.tools for name in state.agent.tools):
-            self._add_servers(load_servers(file), root)
+        if any(name not in self.engine.tools for name in state.agent.tools):
+            self._add_remembered_servers(Path(meta.get("agent_file", "")), root)
         return state
+
+    def _add_remembered_servers(self, agent_file: Path, root: str) -> None:
+        """Add the MCP servers of the agent file that a run was started from, where it is still there."""
+        if agent_file.is_file():
+            self._add_servers(load_servers(agent_file), root)
 
     def _add_servers(self, servers: dict[str, McpServer], root: str) -> None:
         self.engine.servers.work_in(root)

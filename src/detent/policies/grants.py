@@ -124,8 +124,6 @@ def _gave(item: Item, field: str, value: Any) -> bool:
         return any(field in (p.split("[", 1)[0] for p in path.split(".")) and _same(leaf, value) for path, leaf in leaves(result))
     if any(_same(leaf, value) for _, leaf in leaves(result)):
         return True
-    if isinstance(value, bool):
-        return False
     evidence = Evidence()
     for _, leaf in leaves(result):
         if isinstance(leaf, str):

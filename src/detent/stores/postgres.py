@@ -16,8 +16,8 @@ from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, St
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
-from detent.stores.postgres_connections import Connections, target_of
-from detent.stores.postgres_errors import translate
+from detent.stores.postgres_connections import Connections, given_until, target_of
+from detent.stores.postgres_errors import is_lost, translate
 from detent.stores.postgres_operations import (
     Append,
     Claim,
@@ -90,20 +90,30 @@ class PostgresStore:
         """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
         if self._writer is not None:
             return
-        db = await self._connections.connect(asyncio.get_running_loop().time() + self._connections.patience_s)
-        writer = Writer(self._connections)
-        try:
-            await prepare(db, self._target.schema, self.url)
-            await writer.start(db)
-        except BaseException as error:
-            await db.close()
-            raise translate(error, self.url) from error
+        writer = await self._begin()
         host, lease_s, now = self._lease
         self._holder = Holder(host=host, lease_s=lease_s, now=now)
         self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
         self._follower = Session(self._connections, self._channels[1])
         await self._connections.open()
         self._writer = writer
+
+    async def _begin(self) -> Writer:
+        """Return a writer on a connection to tables of this version; again when the connection breaks."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connections.patience_s
+        while True:
+            db = await self._connections.connect(deadline)
+            writer = Writer(self._connections)
+            try:
+                with given_until(db, deadline):
+                    await prepare(db, self._target.schema, self.url)
+                    await writer.start(db)
+                return writer
+            except BaseException as error:
+                await db.close()
+                if not is_lost(error, db) or loop.time() >= deadline:
+                    raise translate(error, self.url) from error
 
     async def close(self) -> None:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""

@@ -24,7 +24,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from detent.core.errors import ConfigError, StoreError
 from detent.stores.postgres_errors import in_one_line, is_lost, refuses_for_good, translate, unreachable
 
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
+logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]

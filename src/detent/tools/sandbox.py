@@ -307,6 +307,8 @@ async def _released(process: Process, status: FileIO, release: int, limits: Sand
     first: int = msgspec.json.decode(said.splitlines()[0])["child-pid"]
     try:
         _limit(first, limits)
+    except ProcessLookupError:
+        return 0  # bwrap could not make the sandbox and says why
     except OSError as error:
         raise NotExecuted(f"nothing was started: the sandbox could not be limited ({error})", error_code="sandbox_failed") from error
     os.write(release, b"1")

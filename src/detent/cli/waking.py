@@ -1,0 +1,44 @@
+"""The command that takes on every run that can move: what a timer of the operating system calls."""
+
+from __future__ import annotations
+
+from detent.cli import options as o
+from detent.cli.output import code_of_status
+from detent.cli.progress import Progress
+from detent.cli.running import watched
+from detent.cli.session import Session
+from detent.cli.standing import document, report
+from detent.engine import Engine
+from detent.results import Result
+
+
+def wake(
+    *,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Take on every waiting run that can move: its time has come, or an answer is there. Meant to be called every minute or so.
+
+    The exit code is that of the run that fared worst: 0 where all completed or wait again for something else.
+    """
+    first = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    due = first.drive(lambda engine: engine.due()) if first.there else []
+    results: list[Result] = []
+    for run_id in due:
+        session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+
+        async def work(engine: Engine, progress: Progress, session: Session = session, run_id: str = run_id) -> Result:
+            state = await session.outfit(run_id)
+            return await engine.resume(state.run_id, observers=[progress])
+
+        results.append(watched(session, work))
+        if not json_wanted:
+            report(results[-1], session)
+    if json_wanted:
+        first.output.document([document(result, first) for result in results])
+    elif not due:
+        first.output.say("no run is due")
+    return max((code_of_status(r.status) for r in results if not r.status.startswith("waiting")), default=0)

@@ -43,8 +43,8 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
     models = config.models
     options |= {"model_limits": models.limits, "model_prices": models.prices, "model_retries": models.retries}
-    return {**made, **options, "budget": config.budget,
-        "mcp": config.mcp or {}, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+    options["mcp"] = config.mcp or {}
+    return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
 
 
 def _store(config: Config) -> Any:

@@ -111,8 +111,9 @@ class PostgresStore:
                     await writer.start(db)
                 return writer
             except BaseException as error:
+                lost = is_lost(error, db)
                 await db.close()
-                if not is_lost(error, db) or loop.time() >= deadline:
+                if not lost or loop.time() >= deadline:
                     raise translate(error, self.url) from error
 
     async def close(self) -> None:

@@ -1,0 +1,239 @@
+"""Approvals as people meet them: several approvers, what they saw, what has changed since, and the policy's last word."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.errors import NotAllowedNow
+from detent.core.state import RunState
+from detent.ports import Call, ToolSpec, Verdict
+from detent.stores.ram import RamStore
+from detent.testing.clocks import EPOCH, FakeClock
+
+
+class Asking:
+    """A policy that says what it is told to say; `asked` counts how often it was."""
+
+    version = "asking-1"
+
+    def __init__(self, **verdict: Any) -> None:
+        self.verdict = Verdict(**{"decision": "require_approval", "rule": "big", "reason": "it is much", **verdict})
+        self.asked = 0
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        self.asked += 1
+        return self.verdict
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        return True
+
+
+class Bank:
+    """Pays, and keeps what it paid."""
+
+    def __init__(self) -> None:
+        self.paid: list[Any] = []
+
+    def tool(self) -> Any:
+        @tool(side_effect="write")
+        async def pay(amount: int) -> str:
+            """Pay the amount."""
+            self.paid.append(amount)
+            return f"paid {amount}"
+
+        return pay
+
+
+class Once:
+    """A planner that asks for the payments once and then is done."""
+
+    def __init__(self, amounts: tuple[int, ...]) -> None:
+        self.calls = tuple(ToolCall(tool="pay", args={"amount": n}) for n in amounts)
+
+    async def plan(self, view: View) -> Plan:
+        """Return the plan of this turn."""
+        return Plan(actions=(FinalAnswer(content="done"),) if view.results else self.calls)
+
+
+def engine_of(bank: Bank, policy: Any, *, store: Any = None, calls: tuple[int, ...] = (5,), **options: Any) -> Engine:
+    return Engine(store=store or RamStore(), planner=Once(calls), tools=[bank.tool()], policy=policy, approver="caller", **options)
+
+
+AGENT = Agent(name="clerk", tools=["pay"])
+CALL = "main.1.0"
+
+
+async def refusal(work: Any) -> str:
+    with pytest.raises(NotAllowedNow) as caught:
+        await work
+    return caught.value.reason_code
+
+
+def test_two_different_people_must_approve_and_each_only_once() -> None:
+    """Nothing runs before the second; the same person again is told so; then exactly the stored call runs, without a new plan."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        result = await engine.run(AGENT, "pay", run_id="r")
+        (asked,) = await engine.approvals(run_id="r")
+        assert (asked.approvers, asked.approved_by, asked.rule, asked.policy, asked.args) == (2, (), "big", "asking-1", {"amount": 5})
+        result = await engine.approve("r", CALL, by="ann")
+        assert result.status == "waiting_for_approval" and bank.paid == []
+        assert (await engine.approvals(run_id="r"))[0].approved_by == ("ann",)
+        assert await refusal(engine.approve("r", CALL, by="ann")) == "approval_already_decided"
+        result = await engine.approve("r", CALL, by="bob")
+        assert (result.status, bank.paid, result.usage.tool_calls) == ("completed", [5], 1)
+        decisions = [(r.event.decision, r.event.rule) for r in await engine.records("r") if isinstance(r.event, e.PolicyDecided)]
+        assert decisions == [("require_approval", "big"), ("allow", "approval_granted")]
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_one_of_two_may_deny_and_that_is_final() -> None:
+    """The reason is told to the planner; nothing ran."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        await engine.run(AGENT, "pay", run_id="r")
+        await engine.approve("r", CALL, by="ann")
+        result = await engine.deny("r", CALL, by="bob", reason="too much")
+        assert (result.status, bank.paid) == ("completed", [])
+        assert result.tool_calls[0].error.code == "approval_rejected" and "too much" in result.tool_calls[0].error.message
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("choice", "status"), [("stop", "stopped"), ("observe", "completed"), ("", "completed")])
+def test_a_rule_says_what_a_rejection_does(choice: Any, status: str) -> None:
+    """`stop` ends the run as approval_rejected, whatever the agent says; "" leaves it to the agent."""
+
+    async def main() -> None:
+        engine = engine_of(Bank(), Asking(on_reject=choice))
+        await engine.run(AGENT, "pay", run_id="r")
+        result = await engine.deny("r", CALL, by="ann")
+        assert result.status == status and (result.reason == "approval_rejected") == (status == "stopped")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("decision", "status"), [("deny", "completed"), ("stop", "stopped"), ("allow", "completed"), ("require_approval", "completed")])
+def test_the_current_policy_decides_once_more_before_an_approved_call_runs(decision: Any, status: str) -> None:
+    """A deny or stop of the policy as it is now wins; otherwise the approval holds."""
+
+    async def main() -> None:
+        store, bank = RamStore(), Bank()
+        await engine_of(bank, Asking(), store=store).run(AGENT, "pay", run_id="r")
+        stricter = engine_of(bank, Asking(decision=decision, rule="new"), store=store)
+        result = await stricter.approve("r", CALL, by="ann")
+        assert (result.status, bank.paid) == (status, [] if decision in ("deny", "stop") else [5])
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_now_wants_more_approvers_asks_again_and_counts_those_it_has() -> None:
+    """One approved; the new policy wants two; the second settles it."""
+
+    async def main() -> None:
+        store, bank = RamStore(), Bank()
+        await engine_of(bank, Asking(), store=store).run(AGENT, "pay", run_id="r")
+        stricter = engine_of(bank, Asking(approvers=2), store=store)
+        result = await stricter.approve("r", CALL, by="ann")
+        assert (result.status, bank.paid) == ("waiting_for_approval", [])
+        result = await stricter.approve("r", CALL, by="bob")
+        assert (result.status, bank.paid) == ("completed", [5])
+
+    asyncio.run(main())
+
+
+def test_edited_arguments_are_a_decision_of_their_own_and_are_authorised_again() -> None:
+    """What runs is what the approver wrote; under a rule for two people the edit counts as the first approval of the new arguments."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        await engine.run(AGENT, "pay", run_id="r")
+        await engine.approve("r", CALL, by="ann")
+        result = await engine.approve("r", CALL, by="bob", args={"amount": 3})
+        assert (result.status, bank.paid) == ("waiting_for_approval", []), "ann approved other arguments"
+        (asked,) = await engine.approvals(run_id="r")
+        assert (asked.args, asked.approved_by) == ({"amount": 3}, ("bob",))
+        result = await engine.approve("r", CALL, by="ann")
+        assert (result.status, bank.paid) == ("completed", [3]) and result.tool_calls[0].edited
+        assert [type(r.event).__name__ for r in await engine.records("r")].count("ApprovalEdited") == 1
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_does_not_fit_says_in_which_way() -> None:
+    """Unknown call, one that never asked, other arguments than the person saw, nobody named, a second decision, an expired request."""
+
+    async def main() -> None:
+        clock = FakeClock()
+        engine = engine_of(Bank(), Asking(expires_s=60), clock=clock)
+        await engine.run(AGENT, "pay", run_id="r")
+        (asked,) = await engine.approvals(run_id="r")
+        assert asked.expires_at is not None and asked.expires_at - EPOCH <= timedelta(seconds=61)
+        assert await refusal(engine.approve("r", "main.1.9", by="ann")) == "approval_unknown"
+        assert await refusal(engine.approve("r", CALL, by="ann", digest="0" * 32)) == "approval_changed"
+        assert await refusal(engine.approve("r", CALL, by=" ")) == "approver_missing"
+        await engine.deny("r", CALL, by="ann", digest=asked.digest, resume=False)
+        assert await refusal(engine.approve("r", CALL, by="bob")) == "approval_already_decided"
+        done = await engine.resume("r")
+        assert done.status == "completed" and await refusal(engine.approve("r", CALL, by="bob")) == "approval_not_pending"
+
+        late = engine_of(Bank(), Asking(expires_s=60), clock=clock)
+        await late.run(AGENT, "pay", run_id="late")
+        clock.advance(61)
+        assert await refusal(late.approve("late", CALL, by="ann")) == "approval_expired"
+        assert await late.due() == ["late"]
+        (result,) = await late.wake()
+        assert (result.status, result.reason) == ("stopped", "approval_expired") and (await late.replay("late")).identical
+
+    asyncio.run(main())
+
+
+def test_an_approval_of_arguments_that_were_edited_meanwhile_is_dropped() -> None:
+    """It is bound to the digest that its giver saw, also when it waits in the inbox."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        await engine.run(AGENT, "pay", run_id="r")
+        await engine.approve("r", CALL, by="bob", resume=False)
+        left = (await engine.store.signals(["r"]))["r"]
+        await engine.approve("r", CALL, by="ann", args={"amount": 3})
+        await engine.signal("r", left[0])
+        result = await engine.resume("r")
+        assert (result.status, bank.paid) == ("waiting_for_approval", [])
+        assert (await engine.approvals(run_id="r"))[0].approved_by == ("ann",)
+
+    asyncio.run(main())
+
+
+def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
+    """Each has its own id; the order of execution is that of the plan."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(), calls=(1, 2, 3))
+        result = await engine.run(AGENT, "pay", run_id="r")
+        assert len(await engine.approvals(run_id="r")) == 3
+        await engine.approve("r", "main.1.2", by="ann")
+        await engine.deny("r", "main.1.1", by="ann")
+        assert bank.paid == []
+        result = await engine.approve("r", "main.1.0", by="ann")
+        assert (result.status, bank.paid) == ("completed", [1, 3]) and [i.ok for i in result.tool_calls] == [True, False, True]
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())

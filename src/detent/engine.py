@@ -244,6 +244,8 @@ class Engine:
         await self._open()
         agent = await self._with_servers(agent)
         spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+        from detent.planners.attachments import inlined
+
         started = RunStarted(
             goal=goal,
             agent=spec,
@@ -251,7 +253,7 @@ class Engine:
             host=host or Host(credential_refs=self._all_secrets()),
             variables={**agent.variables, **(variables or {})},
             seed_memory=tuple(seed_memory),
-            attachments=tuple(attachments),
+            attachments=tuple(inlined(one) for one in attachments),
             output_schema=output_schema or spec.output_schema,
             strategy=spec.strategy,
             strategy_version=version_of(self.strategies.get(spec.strategy)),

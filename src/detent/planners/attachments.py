@@ -63,6 +63,22 @@ def checked_attachment(value: Any, where: str) -> dict[str, Any]:
     )
 
 
+def inlined(value: Any) -> Any:
+    """Return an attachment of the goal with the content of the file that it names; anything else as it is. Raise `ConfigError`.
+
+    What a run was given stands in its log: a file that changes later changes nothing, and another host can take the run on.
+    """
+    if not is_attachment(value) or "path" not in value:
+        return value
+    said = cast("dict[str, Any]", value)
+    try:
+        data, media_type = _bytes_of(said, paths=True)
+    except ValueError as error:
+        raise ConfigError(f"attachment {said['path']!r}: {error}") from None
+    rest = {key: part for key, part in said.items() if key != "path"}
+    return {"name": Path(said["path"]).name, **rest, "media_type": media_type, "data": base64.b64encode(data).decode()}
+
+
 def content_of(attachment: dict[str, Any], *, paths: bool, urls: bool) -> list[Any]:
     """Return an attachment as pydantic-ai user content; `paths` and `urls` say whether it may name those.
 

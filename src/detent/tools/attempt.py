@@ -286,7 +286,7 @@ async def _translated(tool: Tool[..., Any], hook: Callable[..., Any], error: Bas
         answer = await _hook(hook, error, context)
     except ToolRaised as raised:
         return raised
-    except Exception as raised:  # a hook is code of the user's; the tool's own error stays the one that counts
+    except Exception as raised:  # noqa: BLE001 - a hook is code of the user's; the tool's own error stays the one that counts
         if raised is not error:
             log.warning("tool %s: its on_error hook raised\n%s", tool.name, _trace(raised, context))
         return None

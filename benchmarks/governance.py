@@ -78,7 +78,7 @@ def options(part: str, steps: int) -> tuple[dict[str, Any], dict[str, Any], Budg
     if part in ("guards", "rules and guards", "everything"):
         agent["guards"] = list(GUARDS)
     if part in ("budgets", "everything"):
-        large = {field: 10_000_000 for field in FIELDS if field not in ("max_iterations", "max_tool_calls", "max_cost_usd")}
+        large: dict[str, Any] = {field: 10_000_000 for field in FIELDS if field not in ("max_iterations", "max_tool_calls", "max_cost_usd")}
         bounds = Budget(max_iterations=steps + 5, max_tool_calls=steps + 5, **large)
     return engine, agent, bounds
 

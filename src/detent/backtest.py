@@ -207,8 +207,11 @@ class _Judge:
         if self._budget is None:
             return None
         siblings = state.passes[call.call_id.rsplit(".", 2)[0]].calls.values()
-        pending = sum(c.status == "allowed" and c.attempt == 0 for c in siblings)
-        used = msgspec.structs.replace(state.usage, tool_calls=state.usage.tool_calls + pending)
+        pending = [c.tool for c in siblings if c.status == "allowed" and c.attempt == 0]
+        limit, name = self._budget.calls_of(call.tool.name), call.tool.name
+        if limit is not None and (made := state.calls_of.get(name, 0) + pending.count(name)) >= limit:
+            return Verdict(decision="stop", rule="budget:max_calls_of", reason=f"max_calls_of {name} is {limit}, used {made}")
+        used = msgspec.structs.replace(state.usage, tool_calls=state.usage.tool_calls + len(pending))
         bound = exhausted(self._budget, used, only=("tool_calls", "cost_usd"))
         if bound is None:
             return None

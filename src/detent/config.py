@@ -22,7 +22,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """Who works on a goal. `tools` are names, or tools, which are then registered with the engine that runs the agent.
 
     Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
-    `model_settings` how they are asked (`planners.settings.ModelSettings`); `actions` are the control actions that a model may take:
+    `model_settings` how they are asked (`planners.settings.ModelSettings`), `planner` "on-device" that they are raw-text models of a server of
+    one's own (`planners.raw_text`); `actions` are the control actions that a model may take:
     `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `rules` (entries of a rule file) make the agent plan without a model.
     `wrap_up` grants one turn without tools to answer when a bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
     (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
@@ -32,6 +33,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     model: str = ""
     small_model: str = ""
+    planner: Literal["", "on-device"] = ""
     model_settings: dict[str, Any] = {}
     actions: Sequence[str] = ()
     strategy: str = "reactive"
@@ -61,6 +63,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"agent {self.name!r}: tools must be a list, not the text {self.tools!r}; write tools=[{self.tools!r}]")
         if isinstance(self.actions, str):
             raise ConfigError(f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]")
+        _check_raw_text(self)
         if self.model_settings or self.actions:
             from detent.planners.control_tools import offered
             from detent.planners.settings import read_settings
@@ -89,6 +92,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             instructions=self.instructions,
             model=self.model,
             small_model=self.small_model,
+            planner=self.planner,
             model_settings=self.model_settings,
             actions=tuple(self.actions),
             strategy=self.strategy,
@@ -109,6 +113,16 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             output_schema=self.output_schema,
             meta=self.meta,
         )
+
+
+def _check_raw_text(agent: Agent) -> None:
+    """Raise `ConfigError` for a planner that there is not, and for what fits only to another one."""
+    if agent.planner not in ("", "on-device"):
+        raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
+    if agent.planner and not agent.model:
+        raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
+    if not agent.planner and "on_device" in agent.model_settings:
+        raise ConfigError(f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" only; set that, or leave it out')
 
 
 # The engine -------------------------------------------------------------------------------------------------------------------

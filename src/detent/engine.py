@@ -138,6 +138,7 @@ class Engine:
         self.tools = Registry(tools)
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
         self._models: Any = None
+        self._raw_text: Any = None
         if workspace is not None:
             from detent.tools.workspace import workspace_tools
 
@@ -797,6 +798,12 @@ class Engine:
             from detent.planners.rules import RulePlanner
 
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
+        if self.planner is None and spec.model and spec.planner:
+            from detent.planners.raw_text import RawTextModels
+
+            self._raw_text = self._raw_text or RawTextModels()
+            self._raw_text.check(spec)
+            return self._raw_text
         if self.planner is None and spec.model:
             from detent.planners.model import ModelPlanner
 

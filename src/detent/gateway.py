@@ -154,6 +154,7 @@ class Gateway:
     async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
         """Wait for room in the bounds and at the provider; return the place taken there, and what the call may use."""
         while True:
+            await self._run.world.weigh(self._context)
             fits = self._fits(asked)
             if fits is None:
                 await self._room.changed()

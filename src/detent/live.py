@@ -258,6 +258,8 @@ class LiveWorld:
         """Run a tool once; an interruption leaves an effect in doubt."""
         context = self._context(tool, call, deadline_s)
         args = await self._resolved(call.args)
+        if self._chunk is not None:
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
         started = self._clock.monotonic()
         with self.control.during():
             try:
@@ -304,19 +306,7 @@ class LiveWorld:
         assert emit is not None  # noqa: S101 - only called where it is set
 
         def progress(event: Any) -> None:
-            scope, iteration, _ = call.call_id.rsplit(".", 2)
-            chunk = Chunk(
-                kind="progress",
-                run_id=state.run_id,
-                goal_id=state.goal_id,
-                agent=state.agent.name,
-                scope=scope,
-                iteration=int(iteration),
-                content=event,
-                call_id=call.call_id,
-                parent=state.parent,
-            )
-            loop.call_soon_threadsafe(emit, chunk)
+            loop.call_soon_threadsafe(emit, _piece("progress", call, state, event))
 
         return progress
 
@@ -417,6 +407,22 @@ class LiveWorld:
 def blob_of(placeholder: str) -> str:
     """Return the blob key under which a placeholder's value is kept."""
     return "secret-" + placeholder[8:-1]
+
+
+def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, content: Any) -> Chunk:
+    """Return what observers are told of a call while it runs."""
+    scope, iteration, _ = call.call_id.rsplit(".", 2)
+    return Chunk(
+        kind=kind,
+        run_id=state.run_id,
+        goal_id=state.goal_id,
+        agent=state.agent.name,
+        scope=scope,
+        iteration=int(iteration),
+        content=content,
+        call_id=call.call_id,
+        parent=state.parent,
+    )
 
 
 async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:

@@ -71,6 +71,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     model: str = ""
     small_model: str = ""
+    planner: Literal["", "on-device"] = ""
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"

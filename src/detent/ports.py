@@ -537,6 +537,30 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: dict[str, Any] = {}
 
 
+class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tenant has used on a `day` (such as 2026-03-01, UTC), or since then; `tokens` are those of input and output."""
+
+    tenant: str
+    day: str
+    runs: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        """Return the sum, for the tenant and day of this one."""
+        return Spent(
+            tenant=self.tenant,
+            day=self.day,
+            runs=self.runs + other.runs,
+            model_calls=self.model_calls + other.model_calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+            tokens=self.tokens + other.tokens,
+            cost_usd=self.cost_usd + other.cost_usd,
+        )
+
+
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs to list, newest first. `after` is the run id that ended the previous page."""
 
@@ -572,12 +596,17 @@ class EventStore(Protocol):
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
-        `head` is the run's listing entry from now on. `durable` survives power loss, otherwise process death. Raise `Conflict` when
+        In the same transaction `spent` is added to what its tenant has used on its day. `head` is the run's listing entry from now on. `durable` survives power loss, otherwise process death. Raise `Conflict` when
         the run does not have exactly `expected_seq` records (0 creates it).
         """
+        ...
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the appends of all runs have added for the tenant on the day `since` (UTC) and later; it is there also for deleted runs."""
         ...
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
@@ -668,9 +697,13 @@ async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = 
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Something streamed while it happens: immediate, best effort, never stored."""
+    """Something streamed while it happens: immediate, best effort, never stored.
 
-    kind: Literal["text", "thinking", "progress"]
+    `text` and `thinking` of a model, `progress` of a call as the tool tells it, and `tool` when an attempt of a call begins: its content has
+    `tool`, `args` and `attempt`. A reading call's start stands in no record.
+    """
+
+    kind: Literal["text", "thinking", "tool", "progress"]
     run_id: str
     goal_id: str
     agent: str

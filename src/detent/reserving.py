@@ -12,11 +12,15 @@ import msgspec
 
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage, exhausted
 from detent.core.errors import PlannerFailed
+from detent.core.events import TenantBalance
+from detent.core.settle import charged, tenants
 from detent.core.state import RunState
 from detent.kernel.outside import BoundReached
 from detent.pricing import Prices
 
 BOUNDS = ("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+Account = tuple[str | TenantBalance, Budget, Usage]
+"""Bounds and what is used of them; first whose they are: of the "run", of the "pass", or of a tenant."""
 TOKENS_AND_COST = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "max_cost_usd")
 
 
@@ -53,7 +57,7 @@ def allowed(asked: Asked, state: RunState, scope: str, prices: Prices) -> Allowe
 
 def bounded(state: RunState, scope: str) -> bool:
     """Whether tokens or cost are bounded for the pass."""
-    return any(getattr(budget, field) is not None for budget, _ in _accounts(state, scope, ()) for field in TOKENS_AND_COST)
+    return any(getattr(budget, field) is not None for _, budget, _ in _accounts(state, scope, ()) for field in TOKENS_AND_COST)
 
 
 def scope_of(call: str) -> str:
@@ -61,26 +65,37 @@ def scope_of(call: str) -> str:
     return call.rsplit(".", 2)[0]
 
 
-def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]]) -> list[tuple[Budget, Usage]]:
-    """Return the bounds that hold for the pass, each with what is used of it and `taken` by open calls."""
+def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]]) -> list[Account]:
+    """Return the bounds of the run, of the pass and of the tenant, each with what is used of it and `taken` by open calls."""
     own = state.passes.get(scope)
     run, mine = state.usage, own.usage if own is not None else NOTHING
     for call, reserved in taken:
         run = run.plus(reserved)
         mine = mine.plus(reserved) if scope_of(call) == scope else mine
-    return [(state.budget, run)] + ([(own.limits, mine)] if own is not None and own.limits != UNBOUNDED else [])
+    accounts: list[Account] = [("run", state.budget, run)]
+    if own is not None and own.limits != UNBOUNDED:
+        accounts.append(("pass", own.limits, mine))
+    if own is not None and own.balance is not None:
+        accounts.append((own.balance, own.balance.limits, charged(state, own, own.balance, run)))
+    return accounts
 
 
-def _clamped(asked: Asked, accounts: list[tuple[Budget, Usage]], prices: Prices) -> int | None:
+def _owned(bound: Exhausted, of: str | TenantBalance) -> Exhausted:
+    """Return the bound as one of the run, of the pass or of the tenant."""
+    return msgspec.structs.replace(bound, of=of) if isinstance(of, str) else tenants(bound, of) or bound
+
+
+def _clamped(asked: Asked, accounts: list[Account], prices: Prices) -> int | None:
     """Return how much output the call may ask for; raise `BoundReached` where there is no room for a token of it."""
     limit = asked.max_output_tokens
-    for budget, used in accounts:
+    for of, budget, used in accounts:
         bound = exhausted(budget, used, only=BOUNDS)
         if bound is not None:
-            raise BoundReached(bound)
+            raise BoundReached(_owned(bound, of))
         for dimension, room in _rooms(asked, budget, used, prices):
             if room < 1:
                 reached = Exhausted(dimension, getattr(budget, f"max_{dimension}"), getattr(used, dimension) or 0)
+                reached = _owned(reached, of)
                 raise BoundReached(reached, _too_little(reached, asked))
             limit = room if limit is None else min(limit, room)
     return limit
@@ -124,6 +139,6 @@ def _usage(asked: Asked, output: int, prices: Prices) -> Usage:
 
 def _too_little(bound: Exhausted, asked: Asked) -> str:
     return (
-        f"{bound.option} is {bound.limit:g}, used {bound.used:g}; what is left is too little for a call of {asked.model!r} "
+        f"{bound.said}; what is left is too little for a call of {asked.model!r} "
         f"with a prompt of about {asked.input_tokens} tokens"
     )

@@ -131,6 +131,7 @@ def test_an_agents_own_rules_are_combined_as_an_engine_would() -> None:
         (Budget(max_iterations=1), ["main.2.0", "main.2.1", "main.3.0"], "budget:max_iterations"),
         (Budget(max_iterations=2), ["main.3.0"], "budget:max_iterations"),
         (Budget(max_tool_calls=3), ["main.2.1", "main.3.0"], "budget:max_tool_calls"),
+        (Budget(max_calls_of={"put": 2}), ["main.2.1", "main.3.0"], "budget:max_calls_of"),
         (Budget(max_tool_calls=5), [], ""),
     ],
 )

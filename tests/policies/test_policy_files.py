@@ -42,6 +42,9 @@ max_tool_calls = 5
 id = "reads"
 tool = "get_*"
 decision = "allow"
+reason = """
+[[rules]]
+is no header inside a text"""
 
 [[rules]]
 id = "money"
@@ -74,7 +77,7 @@ def said(policy: Any, *args: Any) -> tuple[str, str]:
 def test_a_file_says_rules_and_stages_and_the_strongest_wins(tmp_path: Path) -> None:
     """Tables are stages where they are there; each rule knows file and line."""
     document = read_policy(write(tmp_path, FULL))
-    assert [(r.id, r.source) for r in document.rules] == [("reads", "policy.toml:20"), ("money", "policy.toml:25")]
+    assert [(r.id, r.source) for r in document.rules] == [("reads", "policy.toml:20"), ("money", "policy.toml:28")]
     money = document.rules[1]
     assert (money.tool, money.approvers, money.expires_s, money.on_reject) == (("pay", "refund"), 2, 7200.0, "stop")
     policy = load_policy(tmp_path / "policy.toml")

@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
@@ -236,6 +238,37 @@ def test_conditions_are_compiled_once_and_only_when_they_are_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+values = st.one_of(st.integers(-2, 9), st.sampled_from(["a", "args.n", ""]), st.booleans(), st.none(), st.just({"x": 1}), st.just([1, 2]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            "args.n == 1",
+            "args.n > 1 || args.m == 'args.n'",
+            "args.n.x == 1 && size(args) > 0",
+            "size(args.m) > 1 || args.n == 2",
+            "args.m.contains('a') && args . n == 1",
+            "args.list.exists(n, n == args.n) || args.n == 'args.m'",
+            "[1, 2].exists(i, i == args.n)",
+            '"args.n" == args.m',
+            "has(args.n) && args.n == 1",
+            'args["n"] == 1 || args.m == null',
+            "args.a_b == args.a.b",
+            "usage.tool_calls < args.n ? args.m == 'a' : host.tenant == ''",
+        ]
+    ),
+    st.dictionaries(st.sampled_from(["n", "m", "list", "a_b", "a"]), values, max_size=5),
+)
+def test_a_condition_over_paths_gives_what_the_condition_gives(when: str, args: dict[str, Any]) -> None:
+    """The quick way and the plain one agree: verdict, and the reason of a failure."""
+    quick, plain = RulePolicy([rule(when=when)]), RulePolicy([rule(when=when)])
+    ready = plain._prepare("put")
+    plain._ready["put"] = type(ready)(ready.rules, ready.reads, ready.calls, (), {})
+    assert quick.decide(call(**args), state()) == plain.decide(call(**args), state())
 
 
 def test_only_the_fields_that_rules_read_are_handed_to_cel() -> None:

@@ -19,7 +19,7 @@ from detent.core.errors import StoreError
 from detent.ports import RunQuery
 from detent.stores import open_store
 from postgres.cluster import Cluster
-from postgres.soak_worker import CALLS, engine_on, lines_of
+from postgres.soak_worker import CALLS, ENDED, engine_on, lines_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,7 +59,7 @@ def soak(
             alive = [n for n, worker in enumerate(workers) if worker.poll() is None]
             failed = [worker.returncode for worker in workers if worker.returncode not in (None, 0, -9)]
             assert not failed, f"workers ended with {failed}: {(directory / 'errors').read_text()[-4000:]}"
-            if not alive:
+            if not alive or _finished(url) == runs:
                 break
             if rng.random() < 0.25:
                 cluster.restart()
@@ -86,7 +86,7 @@ def _finished(url: str) -> int:
         store = open_store(url)
         try:
             await store.open()
-            return len(await store.list_runs(RunQuery(status=("completed", "failed", "stopped"))))
+            return len(await store.list_runs(RunQuery(status=ENDED)))
         except StoreError:
             return -1
         finally:

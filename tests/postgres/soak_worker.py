@@ -15,7 +15,7 @@ from typing import Any
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core.errors import Conflict, NotAllowedNow, RunBusy, StoreError, Suspended
 from detent.core.records import Record
-from detent.ports import Chunk, ToolContext
+from detent.ports import Chunk, RunQuery, ToolContext
 from detent.results import Result
 from detent.stores import open_store
 from detent.tools.settlement import Happened, NotHappened
@@ -23,6 +23,7 @@ from detent.tools.settlement import Happened, NotHappened
 CALLS = 8
 """How many calls a run makes: every third of each kind."""
 
+ENDED = ("completed", "failed", "stopped")
 KINDS = ("put", "file", "look")
 
 
@@ -132,10 +133,11 @@ async def take_on(engine: Engine, run_id: str, directory: Path) -> Result | None
 async def work(url: str, directory: Path, runs: int, seed: int) -> None:
     """Take all runs to their ends, four at a time."""
     rng = random.Random(seed)
-    left = [f"run-{n}" for n in range(runs)]
-    rng.shuffle(left)
     engine = engine_on(url, directory, rng)
     await engine.store.open()
+    ended = {head.run_id for head in await engine.store.list_runs(RunQuery(status=ENDED))}
+    left = [name for name in (f"run-{n}" for n in range(runs)) if name not in ended]
+    rng.shuffle(left)
 
     async def hand() -> None:
         while left:

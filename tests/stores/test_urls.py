@@ -38,7 +38,7 @@ def test_each_scheme_gives_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("postgresql://host/db", "PostgreSQL is not available"),
+        ("postgresql:host/db", "begins with postgresql://"),
         ("sqllite:///x.db", "did you mean sqlite:///PATH"),
         ("files:x", "did you mean file:DIR"),
         ("redis://x", "known: ram:, file:DIR, sqlite:///PATH"),

@@ -332,8 +332,13 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def left_of(workspace: Workspace, mark: str = "") -> list[str]:
-    """Return the command lines of living processes that work in the workspace, or hold `mark`."""
+def mark(number: int) -> str:
+    """Return seconds to sleep for that no other process sleeps for."""
+    return f"{86_400 + os.getpid()}.{number}"
+
+
+def left_of(workspace: Workspace, sign: str = "") -> list[str]:
+    """Return the command lines of living processes that work in the workspace, or hold `sign`."""
     found: list[str] = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -342,22 +347,22 @@ def left_of(workspace: Workspace, mark: str = "") -> list[str]:
                 inside = str((process / "cwd").readlink()).startswith(workspace.root)
             except OSError:
                 continue
-            if inside or (mark and mark in line):
+            if inside or (sign and sign in line):
                 found.append(line)
     return found
 
 
 def test_a_daemon_does_not_outlive_the_program(workspace: Workspace) -> None:
     """A session of its own, which escapes a process group, does not escape the sandbox: it is dead when the call has returned."""
-    assert run(workspace, DAEMON, "98765.1", "0").stdout == "left\n"
-    assert not left_of(workspace, "98765.1")
+    assert run(workspace, DAEMON, mark(1), "0").stdout == "left\n"
+    assert not left_of(workspace, mark(1))
 
 
 def test_the_time_limit_and_a_cancellation_end_everything(workspace: Workspace) -> None:
     """Both kill the whole sandbox; a cancellation is a typed failure with the output so far."""
-    done = run(workspace, DAEMON, "98765.2", "600", timeout_s=1.0)
+    done = run(workspace, DAEMON, mark(2), "600", timeout_s=1.0)
     assert (done.timed_out, done.success, done.sandboxed, done.stdout) == (True, False, True, "left\n")
-    assert not left_of(workspace, "98765.2")
+    assert not left_of(workspace, mark(2))
 
     async def cancelled() -> None:
         flag = Cancellation()
@@ -378,7 +383,7 @@ def test_an_interrupted_call_leaves_nothing_running(workspace: Workspace) -> Non
     """A task that is cancelled at any moment, also while the sandbox is being made."""
 
     async def interrupted(turns: int) -> None:
-        task = asyncio.create_task(execute(workspace, "sleep", ["98765.3"], sandbox=Sandbox()))
+        task = asyncio.create_task(execute(workspace, "sleep", [mark(3)], sandbox=Sandbox()))
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
@@ -388,7 +393,7 @@ def test_an_interrupted_call_leaves_nothing_running(workspace: Workspace) -> Non
     before = descriptors()
     for turns in (1, 2, 3, 5, 8, 20, 200):
         asyncio.run(interrupted(turns))
-    assert not left_of(workspace, "98765.3")
+    assert not left_of(workspace, mark(3))
     assert descriptors() == before
 
 
@@ -399,16 +404,16 @@ import asyncio, sys
 from detent.tools.confine import Workspace
 from detent.tools.process import execute
 from detent.tools.sandbox import Sandbox
-asyncio.run(execute(Workspace({workspace.root!r}), sys.executable, ["-c", {DAEMON!r}, "98765.4", "600"], sandbox=Sandbox()))
+asyncio.run(execute(Workspace({workspace.root!r}), sys.executable, ["-c", {DAEMON!r}, {mark(4)!r}, "600"], sandbox=Sandbox()))
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
-        while not left_of(workspace, "sleep 98765.4"):
+        while not left_of(workspace, f"sleep {mark(4)}"):
             assert parent.poll() is None
     finally:
         parent.kill()
         parent.wait()
-    while left_of(workspace, "98765.4"):
+    while left_of(workspace, mark(4)):
         os.sched_yield()
 
 

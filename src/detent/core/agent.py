@@ -30,6 +30,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     instructions: str = ""
     model: str = ""
     small_model: str = ""
+    planner: str = ""
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"

@@ -98,6 +98,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
             estimated=self.estimated,
         )
 
+    def since(self, earlier: Usage) -> Usage:
+        """Return what was used since `earlier` of what tenants are charged for: model calls, tool calls, tokens and cost."""
+        return Usage(
+            model_calls=self.model_calls - earlier.model_calls,
+            tool_calls=self.tool_calls - earlier.tool_calls,
+            input_tokens=self.input_tokens - earlier.input_tokens,
+            output_tokens=self.output_tokens - earlier.output_tokens,
+            cost_usd=(self.cost_usd or 0.0) - (earlier.cost_usd or 0.0) or None,
+        )
+
     def plus(self, other: Usage) -> Usage:
         """Return the sum; a cost is unknown only when both are, and estimated when either is."""
         if other is NOTHING or other == NOTHING:
@@ -141,18 +151,27 @@ _SPENT = DIMENSIONS[:-1]
 
 
 class Exhausted(msgspec.Struct, frozen=True):
-    """A bound that is reached: its `dimension` (the option's name without `max_`), the limit and the use; `of` the "run" or a "pass"."""
+    """A bound that is reached: its `dimension` (the option's name without `max_`), the limit and the use; `of` the "run" or a "pass".
+
+    One of the run's tenant has a dimension that begins with `tenant_`; `account` says whose it is, and of which window.
+    """
 
     dimension: str
     limit: float
     used: float
     of: str = "run"
+    account: str = ""
+
+    @property
+    def said(self) -> str:
+        """The bound, its limit and its use in words."""
+        return f"{self.option} is {self.limit:g}{self.account}, used {self.used:g}"
 
     @property
     def option(self) -> str:
         """The option that raises the bound."""
         kind, _, tool = self.dimension.partition(":")
-        return f"max_calls_of.{tool}" if tool else f"max_{kind}"
+        return f"max_calls_of.{tool}" if tool else f"max_{kind.removeprefix('tenant_')}"
 
 
 def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:

@@ -210,6 +210,19 @@ class MemoryRecalled(Event, frozen=True, kw_only=True):
     items: tuple[Any, ...] = ()
 
 
+class TenantBalance(Event, frozen=True, kw_only=True):
+    """What the run's tenant had used in the current window, in all its runs, as the store said; the run's own use since then comes on top.
+
+    `window` is `day` or `month`, `since` its first day in UTC. Only the bounds of `limits` that are set hold.
+    """
+
+    tenant: str
+    window: str
+    since: str
+    limits: Budget
+    used: Usage = NOTHING
+
+
 class ModelCallStarted(Event, frozen=True, kw_only=True):
     """A model call is about to be made; the reservation is charged if a crash leaves it open.
 
@@ -564,6 +577,7 @@ AnyEvent = (
     | EffectRecorded
     | ContextCompacted
     | MemoryRecalled
+    | TenantBalance
     | ModelCallStarted
     | ModelCallFinished
     | ModelCallFailed

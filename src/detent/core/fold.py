@@ -96,6 +96,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             guidance = before.guidance if event.guidance is None else event.guidance
             done = before.phases_done | {event.phase}
             return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
+        case e.TenantBalance():
+            return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
@@ -185,7 +187,8 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
-            return _charge_open_calls(replace(state, running_ms=max(ms, state.running_ms)))
+            passes = {scope: replace(known, balance=None) for scope, known in state.passes.items()}
+            return _charge_open_calls(replace(state, running_ms=max(ms, state.running_ms), passes=passes))
         case e.RunReopened():
             return _reopened(state, event)
         case e.RunWaiting(status=status, running_ms=ms):
@@ -327,6 +330,7 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             ended="",
             error="",
             output=None,
+            balance=None,
             turn_ok=0,
             turn_bad=0,
             rejected=0,

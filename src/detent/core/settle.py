@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.budget import UNBOUNDED, Budget, Exhausted, Usage, exhausted
-from detent.core.events import RunFinished
+from detent.core.events import RunFinished, TenantBalance
 from detent.core.state import KernelState, RunState
 
 Outcome = Literal["completed", "failed", "stopped"]
@@ -110,7 +110,7 @@ def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime
         return WrapUp(bound)
     if bound is not None:
         reason = "max_iterations" if bound.dimension == "iterations" else "budget_exhausted"
-        return Settled(reason=reason, error=f"{bound.option} is {bound.limit:g}, used {bound.used:g}", bound=bound)
+        return Settled(reason=reason, error=bound.said, bound=bound)
     if turn_over and (stalled := _stalled(run.budget, state)) is not None:
         return stalled
     waiting = waits(run, state)
@@ -135,10 +135,23 @@ def reached(
     only = only or (None if turn_over else ("running_s", "total_s"))
     used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
     bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
+    if bound is None and (balance := state.balance) is not None:
+        bound = tenants(exhausted(balance.limits, charged(run, state, balance, used), only=only), balance)
     if bound is not None or not turn_over or state.limits is UNBOUNDED:
         return bound
     bound = exhausted(state.limits, mine, only=only)
     return bound and msgspec.structs.replace(bound, of="pass")
+
+
+def charged(run: RunState, state: KernelState, balance: TenantBalance, used: Usage | None = None) -> Usage:
+    """Return what the run's tenant has used: what the store said, and what the run (`used`: also calls that have begun) has used since."""
+    return balance.used.plus((used or run.usage).since(state.balance_at))
+
+
+def tenants(bound: Exhausted | None, balance: TenantBalance) -> Exhausted | None:
+    """Return a bound of the tenant's account as one of the run."""
+    account = f" a {balance.window} for tenant {balance.tenant!r} (this one began on {balance.since}, UTC)"
+    return bound and msgspec.structs.replace(bound, dimension=f"tenant_{bound.dimension}", of="run", account=account)
 
 
 def _with_calls(usage: Usage, begun: int) -> Usage:

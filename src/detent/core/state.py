@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 from detent.core.errors import IllegalEvent
-from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, ToolError, Trust
+from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, TenantBalance, ToolError, Trust
 from detent.core.history import Map, Seq
 
 RunStatus = Literal[
@@ -161,6 +161,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     memory: tuple[Any, ...] = ()
     recalled: bool = False
     wrapping_up: bool = False
+    balance: TenantBalance | None = None
+    balance_at: Usage = NOTHING
     compacted: int = 0
     summary: str = ""
     partial: str = ""

@@ -237,6 +237,8 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
     ready: list[tuple[CallState, str]] = []
     refused: BoundReached | None = None
     unrecorded = 0
+    if any(call.attempt == 0 for call in calls):
+        await context.run.world.weigh(context)
     for call in calls:
         spec = context.tools[call.tool].spec
         digest = digests.get(call.call_id) or digest_of([call.tool, call.args])

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from detent.core.budget import Usage
 from detent.core.codec import decode_event, encode, read_log, seal, walk
 from detent.core.errors import Conflict
 from detent.core.events import (
@@ -36,7 +37,7 @@ from detent.core.events import (
 from detent.core.fold import evolve, fold
 from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
-from detent.ports import Clock, EventStore, Ids
+from detent.ports import Clock, EventStore, Ids, Spent
 
 replace = msgspec.structs.replace
 
@@ -49,6 +50,7 @@ class Journal:
     """The log of one run while it is being advanced here. `state` is the fold of everything recorded, committed or not."""
 
     __slots__ = (
+        "_charged",
         "_clock",
         "_committed",
         "_consumed",
@@ -66,7 +68,7 @@ class Journal:
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         self.state = state
         self._store, self._clock, self._ids, self._sinks = store, clock, ids, tuple(sinks)
-        self._committed = state.seq
+        self._committed, self._charged = state.seq, state.usage
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
@@ -114,14 +116,20 @@ class Journal:
                 return
             lines, consumed, state = self._lines, self._consumed, self.state
             self._lines, self._consumed = [], []
+            spent = self._spent(self._charged, state, lines)
+            also: dict[str, Any] = {} if spent is None else {"spent": spent}
             try:
-                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed)
+                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed, **also)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise
-            self._committed = state.seq
+            self._committed, self._charged = state.seq, state.usage
         if self._sinks and self._told:
             await self._tell()
+
+    def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
+        """Return what the run's tenant is to be charged with `lines`, which lead to `state`; `charged` was used before."""
+        return None
 
     async def _tell(self) -> None:
         async with self._telling:
@@ -151,7 +159,7 @@ class Journal:
         for _ in range(10):
             lines = await self._store.read(self.state.run_id)
             self.state = fold(read_log(self.state.run_id, lines))
-            self._committed, self._lines, self._told = self.state.seq, [], []
+            self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
             self.record(outcome, scope=event.call.rsplit(".", 2)[0])
             try:
                 await self.commit(durable=True)

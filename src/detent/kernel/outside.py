@@ -23,7 +23,7 @@ class BoundReached(Exception):
 
     def __init__(self, bound: Exhausted, said: str = "") -> None:
         self.bound = bound
-        super().__init__(said or f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
+        super().__init__(said or bound.said)
 
 
 class Interrupted(Exception):
@@ -54,6 +54,10 @@ class World(Protocol):
     async def breathe(self) -> None: ...
 
     async def pause(self, seconds: float) -> None: ...
+
+    async def weigh(self, context: Any) -> None:
+        """Put on record what the run's tenant has used, where that is bounded; what is decided next goes by it."""
+        ...
 
     def running_ms(self) -> float: ...
 

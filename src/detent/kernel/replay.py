@@ -25,8 +25,8 @@ from detent.core.state import CallState, Item, RunState
 from detent.kernel.outside import BRANCH, BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
 
-GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)
-"""Model calls are made outside of what is re-executed: their records are taken as they are, wherever they stand."""
+GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
+"""Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""
 
 
 STUCK = 10_000
@@ -173,6 +173,12 @@ class ReplayWorld:
         """A re-execution does not wait."""
         await self._journal.until()
 
+    async def weigh(self, context: Any) -> None:
+        """Take the account as it was read."""
+        await self._journal.until()
+        while isinstance(self._journal.next, GATEWAY):
+            self._journal.accept()
+
     async def reading(self, what: Literal["now", "random"]) -> float:
         """Never asked: what was recorded is found before."""
         raise self._journal.diverged(f"a reading of {what!r}")
@@ -185,7 +191,7 @@ class ReplayWorld:
         """Take the inputs that the log has here."""
         taken: list[e.AnyEvent] = []
         while isinstance(self._journal.next, e.INPUTS):
-            if _from_kernel(self._journal.next):
+            if _from_kernel(self._journal.next) or (BRANCH.get() and isinstance(self._journal.next, e.RunResumed)):
                 break
             taken.append(self._journal.accept())
         return taken

@@ -54,6 +54,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     while True:
         run.world.proceed()
         await absorb(run, fresh=False)
+        await run.world.weigh(context)
         verdict = _settle(run, context.state, turn_over=turn_over)
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))

@@ -29,6 +29,9 @@ EXTRAS = {
     "bedrock": "bedrock",
     "openrouter": "openrouter",
     "ollama": "openai",
+    "llamacpp": "openai",
+    "lmstudio": "openai",
+    "vllm": "openai",
 }
 """Provider -> the extra of Detent that brings its client; other providers of pydantic-ai speak OpenAI's protocol or need their own."""
 
@@ -51,7 +54,13 @@ VARIABLES = {
 }
 """Provider -> the environment variables of which one holds its key."""
 
-OLLAMA_URL = "http://localhost:11434/v1"
+LOCAL = {
+    "ollama": "http://127.0.0.1:11434",
+    "llamacpp": "http://127.0.0.1:8080",
+    "lmstudio": "http://127.0.0.1:1234",
+    "vllm": "http://127.0.0.1:8000",
+}
+"""Servers of one's own -> where they listen unless told otherwise; all of them speak OpenAI's chat completions below /v1."""
 _WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
 
 
@@ -90,8 +99,8 @@ def make_model(ref: ModelRef) -> Any:
     from pydantic_ai.models import infer_model
 
     try:
-        if ref.provider == "ollama" and not os.environ.get("OLLAMA_BASE_URL"):
-            return _compatible(msgspec.structs.replace(ref, base_url=OLLAMA_URL))
+        if ref.provider in LOCAL and not (ref.provider == "ollama" and os.environ.get("OLLAMA_BASE_URL")):
+            return _compatible(msgspec.structs.replace(ref, base_url=f"{LOCAL[ref.provider]}/v1"))
         if ref.provider == "bedrock":
             return _bedrock(ref)
         return infer_model(ref.name)

@@ -10,6 +10,18 @@ import msgspec
 from detent.core.errors import ConfigError
 
 
+class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `model_settings.on_device` may say for planner "on-device"; each is the option of `OnDevicePlanner` of that name."""
+
+    max_prompt_tokens: int = 3500
+    max_repairs: int = 2
+    max_observation_chars: int = 4000
+    tool_style: Literal["names", "names-and-types", "full"] = "names-and-types"
+    constrain: bool = True
+    plan_first: bool = False
+    prose: bool = True
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of an agent's model; None means "the provider's default". No key stands here, only the name of its variable.
 
@@ -20,7 +32,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     timeout_s     how long one request may take
     cache         false turns off what marks the prompt's stable part as cacheable, where a provider has such marks
     stream        false asks for whole answers; observers then see the text at once
-    extra         any other setting of pydantic-ai, as it is (such as "openai_reasoning_summary")
+    extra         any other setting of pydantic-ai, as it is (such as "openai_reasoning_summary"); with planner "on-device" of the server
+    on_device     settings for raw-text models (`OnDeviceSettings`), for planner "on-device" only
     """
 
     temperature: float | None = None
@@ -36,6 +49,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     base_url: str = ""
     api_key_env: str = ""
     extra: dict[str, Any] = {}
+    on_device: OnDeviceSettings | None = None
 
 
 def read_settings(said: dict[str, Any], where: str = "model_settings") -> ModelSettings:

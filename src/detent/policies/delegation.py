@@ -87,6 +87,13 @@ class DelegationPolicy:
                 over.append(("delegation_budget_exceeded", f"the child's {field} must be given, at most {limit:g}"))
             elif isinstance(value, bool) or not isinstance(value, int | float) or value > limit:
                 over.append(("delegation_budget_exceeded", f"the child's {field} is {value!r}, {limit:g} is allowed"))
+        calls: Any = given.get("max_calls_of")
+        asked_of: dict[str, Any] = dict(cast("Any", calls)) if isinstance(calls, dict | list | tuple) else {}
+        allowed_of: dict[str, int] = dict(self.limits.max_budget.max_calls_of or ())
+        for tool, limit in allowed_of.items():
+            value = asked_of.get(tool)
+            if isinstance(value, bool) or not isinstance(value, int) or value > limit:
+                over.append(("delegation_budget_exceeded", f"the child's max_calls_of {tool} is {value!r}, {limit} is allowed"))
         return over
 
     def decide(self, call: Call, state: RunState) -> Verdict:

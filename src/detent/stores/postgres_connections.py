@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote
 
 import msgspec
 import psycopg
@@ -23,6 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from detent.core.errors import ConfigError, StoreError
 from detent.stores.postgres_errors import in_one_line, is_lost, refuses_for_good, translate, unreachable
+from detent.stores.urls import without_password
 
 logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
 
@@ -58,19 +59,16 @@ def target_of(url: str) -> Target:
     """Return what a `postgresql://` URL says; `?schema=NAME` is Detent's own. Raise `ConfigError`; no message shows a password."""
     scheme, _, rest = url.partition("://")
     base, _, query = rest.partition("?")
-    user, at, host = rest.rpartition("@") if "@" in rest and "@" not in base else base.rpartition("@")
-    shown = f"{scheme}://{user.partition(':')[0]}{at}{host}"
-    options = parse_qsl(query, keep_blank_values=True)
-    schema = next((value for name, value in options if name == "schema"), SCHEMA)
+    shown = without_password(url)
+    options = [part for part in query.split("&") if part]
+    schema = next((unquote(part[7:]) for part in options if part.startswith("schema=")), SCHEMA)
     if not schema or len(schema.encode()) > 63 or "\x00" in schema:
         raise ConfigError(f"store URL {shown}: schema={schema[:80]!r} is no name of a schema; give 1 to 63 bytes, such as ?schema=detent")
-    plain = [(name, value) for name, value in options if name != "schema"]
-    told = [(name, value) for name, value in plain if "password" not in name] + ([("schema", schema)] if schema != SCHEMA else [])
-    shown += f"?{urlencode(told, safe='/')}" if told else ""
+    plain = "&".join(part for part in options if not part.startswith("schema="))
     try:
-        given = conninfo_to_dict(f"{scheme}://{base}" + (f"?{urlencode(plain)}" if plain else ""))
+        given = conninfo_to_dict(f"{scheme}://{base}" + (f"?{plain}" if plain else ""))
     except psycopg.Error as error:
-        why = "" if at else f" ({in_one_line(error)})"
+        why = "" if "@" in rest else f" ({in_one_line(error)})"
         raise ConfigError(
             f"store URL {shown} cannot be read{why}; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with special characters in"
             " user and password percent-encoded (@ as %40)"

@@ -54,12 +54,16 @@ def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
 
 
 def without_password(url: str) -> str:
-    """Return a store's URL as it may be shown: that of PostgreSQL without the password and whatever follows the database."""
+    """Return a store's URL as it may be shown: that of PostgreSQL without its passwords."""
     scheme, _, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres"):
         return url
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host.partition('?')[0]}"
+    base, _, query = rest.partition("?")
+    if "@" in rest and "@" not in base:  # a password with a question mark: then nothing after it is told from it
+        base, query = rest, ""
+    user, at, place = base.rpartition("@")
+    told = "&".join(part for part in query.split("&") if part and "password" not in part.partition("=")[0])
+    return f"{scheme}://{user.partition(':')[0]}{at}{place.partition('?')[0]}" + (f"?{told}" if told else "")
 
 
 def _directory(url: str, rest: str) -> Path:

@@ -1,0 +1,69 @@
+"""What the options of `detent run` say about the model: over an agent file, or as an agent of their own.
+
+What they say becomes part of the agent, and so of the log: `detent resume RUN` needs none of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.config import Agent
+from detent.core.errors import ConfigError
+from detent.loading import absolute_import, load_tool
+
+IMPLICIT = "assistant"
+"""The name of the agent that options alone make."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The options as they were given; None and () were not."""
+
+    model: str | None = None
+    small_model: str | None = None
+    planner: str | None = None
+    temperature: float | None = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+    no_stream: bool = False
+    tools: Sequence[str] | None = None
+
+    def over(self, agent: Agent) -> Agent:
+        """Return the agent with what these options say in place of what it says; a model takes the place of rules. Raise `ConfigError`."""
+        changes: dict[str, Any] = {}
+        if self.model is not None:
+            if not self.model.strip():
+                raise ConfigError("--model is empty; name one as PROVIDER:NAME, such as --model openai:gpt-5")
+            changes |= {"model": self.model, "rules": ()}
+        if self.small_model is not None:
+            changes["small_model"] = self.small_model
+        if self.planner is not None:
+            changes["planner"] = "" if self.planner == "model" else self.planner
+        said = {"temperature": self.temperature, "base_url": self.base_url, "api_key_env": self.api_key_env}
+        settings = {name: value for name, value in said.items() if value is not None} | ({"stream": False} if self.no_stream else {})
+        if settings:
+            changes["model_settings"] = {**agent.model_settings, **settings}
+        if self.tools is not None:
+            changes |= _tools(self.tools, agent)
+        if any(name != "tools" and name != "meta" for name in changes) and agent.rules and self.model is None:
+            raise ConfigError(f"agent {agent.name!r} plans by rules, so options about a model have no effect; give --model to let one plan")
+        return msgspec.structs.replace(agent, **changes)
+
+    def agent(self, workspace: str | None) -> Agent:
+        """Return an agent of these options alone; in a `workspace` that was named it has the tools of one unless `--tools` says which."""
+        from detent.tools.workspace import workspace_tools
+
+        names = tuple(tool.name for tool in workspace_tools(workspace)) if workspace is not None and Path(workspace).is_dir() else ()
+        return self.over(Agent(name=IMPLICIT, tools=names))
+
+
+def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
+    """Return the tools that `--tools` lists, names and import paths, and what a later process needs to import them."""
+    entries = [name for text in said for name in (part.strip() for part in text.split(",")) if name]
+    imports = [absolute_import(entry, Path.cwd()) for entry in entries if ":" in entry]
+    tools = [load_tool(absolute_import(entry, Path.cwd()), "--tools") if ":" in entry else entry for entry in entries]
+    meta = {name: value for name, value in agent.meta.items() if name != "tool_imports"}
+    return {"tools": tuple(tools), "meta": {**meta, **({"tool_imports": imports} if imports else {})}}

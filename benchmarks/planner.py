@@ -4,7 +4,10 @@
 
 The floor is pydantic-ai's own work inside the same call: preparing the messages for the model and asking a `FunctionModel`. It is measured
 where the planner calls it, so that what is left is the planner's own. Each call is on a transcript that is one turn longer than the last,
-as in a run. `--cold` adds a planner that has rendered nothing of the run yet, as after a resume. Nothing is asserted; see README.md for what each line means.
+as in a run.
+`alone` is the same work with a model that does nothing: beside a library that walks through thousands of messages the processor's caches are
+cold, and even what does not grow takes longer. `--cold` adds a planner that has rendered nothing of the run yet, as after a resume. Nothing
+is asserted; see README.md for what each line means.
 """
 
 from __future__ import annotations
@@ -135,11 +138,25 @@ class Clocked:
             self.spent += time.perf_counter() - began
 
 
-async def measure(turns: int, tools: tuple[Any, ...], calls: int) -> tuple[float, float, float]:
+class Idle(Clocked):
+    """A model that gives a ready answer and looks at nothing."""
+
+    def prepare_messages(self, *args: Any) -> Any:
+        """Return the messages as they are."""
+        return args[0]
+
+    async def request(self, *args: Any) -> Any:
+        """Return the ready answer."""
+        from pydantic_ai.messages import ModelResponse, ToolCallPart
+
+        return ModelResponse(parts=[ToolCallPart("tool_0", {"x": 1, "text": "some"}, "c0")])
+
+
+async def measure(turns: int, tools: tuple[Any, ...], calls: int, kind: type[Clocked] = Clocked) -> tuple[float, float, float]:
     """Return the medians in microseconds: the planner's own work in a call, the floor, and its own work when it has rendered nothing."""
     from detent.planners.model import ModelPlanner
 
-    model = Clocked(make_model())
+    model = kind(make_model())
     planner, run = ModelPlanner(model), Run(turns, tools)
     mine, floor, cold = [], [], []
     for number in range(calls + 20):
@@ -173,7 +190,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for turns in said.turns:
         mine, floor, cold = asyncio.run(measure(turns, make_tools(said.tools), said.calls))
-        row = {"turns": turns, "overhead_us": mine, "floor_us": floor, "of_floor": mine / floor, "cold_us": cold}
+        alone, _, _ = asyncio.run(measure(turns, make_tools(said.tools), said.calls, Idle))
+        row = {"turns": turns, "overhead_us": mine, "floor_us": floor, "of_floor": mine / floor, "alone_us": alone, "cold_us": cold}
         rows.append({name: round(value, 3) for name, value in row.items()})
         gc.collect()
     if said.json:
@@ -185,7 +203,7 @@ def main() -> None:
         ok = row["overhead_us"] <= TARGET_US * (1 if row is rows[0] else GROWTH)
         print(
             f"{row['turns']:>6} turns: overhead {row['overhead_us']:6.0f} µs, floor {row['floor_us']:8.0f} µs "
-            f"({row['of_floor']:.3f} of the floor, {grown:.2f} of that at {rows[0]['turns']} turns)  {'ok' if ok else 'miss'}"
+            f"({row['of_floor']:.3f} of the floor, {grown:.2f} of that at {rows[0]['turns']} turns), alone {row['alone_us']:.0f} µs  {'ok' if ok else 'miss'}"
             + (f"  cold {row['cold_us']:.0f} µs" if said.cold else "")
         )
 

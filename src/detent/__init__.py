@@ -23,6 +23,7 @@ from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspend
 from detent.engine import Engine
 from detent.ports import Plan, ToolContext, View
 from detent.results import Result
+from detent.tenants import TenantBudget
 from detent.tools.function import Tool, tool
 from detent.tools.mcp.settings import McpServer, ToolPins
 
@@ -50,6 +51,7 @@ __all__ = [
     "SpawnSubagent",
     "Stop",
     "Suspended",
+    "TenantBudget",
     "Thought",
     "Tool",
     "ToolCall",

@@ -47,6 +47,7 @@ from detent.ports import (
 )
 from detent.profile import compression_for, make_profile
 from detent.snapshots import SnapshotJournal, load_run
+from detent.tenants import Tenants
 from detent.watcher import Watcher
 
 
@@ -74,6 +75,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     grace_s: float = GRACE_S
     traffic: Traffic | None = None
+    tenants: Tenants | None = None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
@@ -173,6 +175,7 @@ class Advancing:
             chunk=self._chunk,
             secrets=parts.secrets,
             traffic=parts.traffic,
+            tenants=parts.tenants,
         )
         tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
         strategy, kernels = ways_of(journal.state, parts)
@@ -216,9 +219,9 @@ class Advancing:
 
 
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
-    """Return the run's strategy and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
+    """Return the strategy that the run began with and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
     usual = kernel_of(state.agent, parts)
-    return parts.strategies.get(state.strategy), lambda name: parts.kernels.get(name) if name else usual
+    return parts.strategies.get(state.agent.strategy), lambda name: parts.kernels.get(name) if name else usual
 
 
 def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:

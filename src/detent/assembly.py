@@ -44,6 +44,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     models = config.models
     options |= {"model_limits": models.limits, "model_prices": models.prices, "model_retries": models.retries}
     options["mcp"] = config.mcp or {}
+    options["tenant_budgets"] = config.tenants or {}
     return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
 
 

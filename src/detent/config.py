@@ -15,6 +15,7 @@ from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
 from detent.model_limits import ModelLimits, ModelRetries
 from detent.pricing import ModelPrice
+from detent.tenants import TenantBudget
 from detent.tools.mcp.settings import McpServer
 
 
@@ -24,7 +25,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
     `model_settings` how they are asked (`planners.settings.ModelSettings`), `planner` "on-device" that they are raw-text models of a server of
     one's own (`planners.raw_text`); `actions` are the control actions that a model may take:
-    `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `rules` (entries of a rule file) make the agent plan without a model.
+    `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `strategy` says when and how often the kernel runs (`detent.strategies`),
+    `strategy_options` are its options. `rules` (entries of a rule file) make the agent plan without a model.
     `wrap_up` grants one turn without tools to answer when a bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
     (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
     """
@@ -37,6 +39,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: dict[str, Any] = {}
     actions: Sequence[str] = ()
     strategy: str = "reactive"
+    strategy_options: dict[str, Any] = {}
     kernel: str = ""
     tools: Sequence[Any] = ()
     capabilities: Sequence[str] = ()
@@ -96,6 +99,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             model_settings=self.model_settings,
             actions=tuple(self.actions),
             strategy=self.strategy,
+            strategy_options=self.strategy_options,
             kernel=self.kernel,
             tools=self.tool_names(),
             capabilities=tuple(self.capabilities),
@@ -194,7 +198,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
     "module:attribute" or "./file.py:attribute"; a class is called without arguments. `policy` may also be the path of a policy file (.toml),
     or what would stand in it. `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that
-    declare the name may be given.
+    declare the name may be given. `tenants`: what all runs of a tenant may use in a day or a month; "*" for each that is not named.
     """
 
     store: StoreConfig = StoreConfig()
@@ -213,6 +217,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     mcp: dict[str, McpServer] | None = None
     redact: tuple[str, ...] | None = None
     secrets: dict[str, str] | None = None
+    tenants: dict[str, TenantBudget] | None = None
 
     def over(self, base: Config) -> Config:
         """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""

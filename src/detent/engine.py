@@ -28,7 +28,7 @@ from detent.backtest import Backtest, backtest
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import CEILING, Budget, checked, exhausted
+from detent.core.budget import CEILING, Budget, Exhausted, checked, exhausted
 from detent.core.errors import (
     ConfigError,
     Conflict,
@@ -46,7 +46,7 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.live import GRACE_S, KEY_BLOB, blob_of
 from detent.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
 from detent.names import Names
-from detent.passes import version_of
+from detent.passes import check_options, version_of
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -68,6 +68,7 @@ from detent.redact import Redactor, redacted_start
 from detent.replaying import replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.snapshots import load_run
+from detent.tenants import TenantBudget, Tenants
 from detent.tools.mcp.settings import McpServer
 from detent.watcher import Watcher
 
@@ -88,7 +89,7 @@ class Engine:
     credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
     run needs them, and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or
     limits by provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried
-    again.
+    again. `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Engine:
         model_limits: Mapping[str, ModelLimits] | ProviderLimits | None = None,
         model_prices: Mapping[str, ModelPrice] | None = None,
         model_retries: ModelRetries | None = None,
+        tenant_budgets: Mapping[str, TenantBudget] | None = None,
     ) -> None:
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
@@ -147,6 +149,7 @@ class Engine:
         self.prices = Prices(model_prices)
         self.servers = Servers(self.tools, mcp, workspace=workspace)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
+        self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock or SystemClock())
         self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
@@ -170,6 +173,7 @@ class Engine:
             grace_s=grace_s,
             worker=f"{socket.gethostname()}:{os.getpid()}",
             digest=schema_digest,
+            tenants=self.tenants,
             traffic=Traffic(prices=self.prices, limits=limits_of(model_limits), retries=model_retries),
         )
         self._advancing: set[asyncio.Task[Any]] = set()
@@ -271,6 +275,7 @@ class Engine:
         if run_id is not None and await self.store.head(run_id) is not None:
             await admission.same_context(self.store, run_id, started, (*self._parts.redact, *spec.redact))
             return await self._resume(run_id, turns=turns, observers=observers)
+        await self.tenants.refuse_start(started.host.tenant)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
         return await self._advance(run_id, lambda a: self._start(a, started, turns), observers, turns=turns)
@@ -456,10 +461,14 @@ class Engine:
         merged = checked(budget or Budget(), ceiling=self.ceiling).over(state.budget)
         total_s = (self._parts.clock.now() - state.started_at).total_seconds() if state.started_at else 0.0
         bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
+        tool = state.dimension.partition(":")[2]
+        if bound is None and tool and (most := merged.calls_of(tool)) is not None and state.calls_of.get(tool, 0) >= most:
+            bound = Exhausted(state.dimension, most, state.calls_of[tool])
         if bound is not None:
+            more = f"max_calls_of={{{tool!r}: ...}}" if ":" in bound.dimension else f"{bound.option}=..."
             raise NotAllowedNow(
                 run_id,
-                f"run {run_id!r} has used {bound.used:g} of {bound.option}={bound.limit:g}; raise it with Budget({bound.option}=...) "
+                f"run {run_id!r} has used {bound.used:g} of {bound.option}={bound.limit:g}; raise it with Budget({more}) "
                 f"or `detent reopen {run_id} --budget {bound.option}=...`",
                 reason_code="bound_exhausted",
             )
@@ -766,8 +775,9 @@ class Engine:
         """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
         kernel = self.kernels.get(agent.kernel) if agent.kernel else self._parts.kernel
-        self.strategies.get(agent.strategy)
+        strategy = self.strategies.get(agent.strategy)
         spec = admission.checked_spec(agent, goal, [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)])
+        check_options(strategy, spec)
         policy = self._parts.policy_of(spec)
         self._parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -123,7 +123,12 @@ class Gateway:
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
         """See `ports.Models.emit`."""
-        if self._chunk is None or not content:
+        if content:
+            self._tell(kind, content)
+
+    def _tell(self, kind: Literal["text", "thinking", "model"], content: Any) -> None:
+        """Hand a chunk to whoever watches."""
+        if self._chunk is None:
             return
         state = self._run.state
         self._chunk(
@@ -159,9 +164,11 @@ class Gateway:
             if fits is None:
                 await self._room.changed()
                 continue
+            seq = self._run.state.seq
             entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
             try:
-                fits = self._fits(asked)  # others may have reserved while this one waited
+                if self._closed or self._run.state.seq != seq:
+                    fits = self._fits(asked)  # others may have reserved while this one waited
             except BaseException:
                 entry.leave(0)
                 raise
@@ -179,6 +186,7 @@ class Gateway:
         """Make one request and put it on record; raise what it raised."""
         call, began, sent = started.call, self._run.world.running_ms(), False
         self._run.record(self._scope, started)
+        self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
         self._open[call] = started.reserved
         try:
             if self._bounded():

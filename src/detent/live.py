@@ -42,6 +42,7 @@ from detent.ports import (
     View,
 )
 from detent.redact import Redactor, placeholders, resolve
+from detent.tenants import Tenants
 from detent.vault import Vault
 
 GRACE_S = 5.0
@@ -145,6 +146,7 @@ class LiveWorld:
         "_since",
         "_source",
         "_store",
+        "_tenants",
         "_traffic",
         "_vault",
         "control",
@@ -162,8 +164,9 @@ class LiveWorld:
         chunk: Callable[[Chunk], None] | None = None,
         secrets: SecretSource | None = None,
         traffic: Traffic | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
-        self._traffic, self._room = traffic or Traffic(), Room()
+        self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         self._source = secrets
         self._vault: Vault | None = None
         self._run, self._planner, self._store, self._clock = run, planner, store, clock
@@ -213,6 +216,11 @@ class LiveWorld:
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
+
+    async def weigh(self, context: KernelContext) -> None:
+        """Read what the run's tenant has used, where that is bounded."""
+        if self._tenants:
+            await self._tenants.weigh(context)
 
     async def signals(self, *, fresh: bool) -> list[Signal]:
         """Return the signals that came; `fresh` reads the inbox instead of relying on the watcher."""

@@ -35,7 +35,7 @@ CONFIG_FILE = "detent.toml"
 def load_config(path: str | Path) -> Config:
     """Return what a `detent.toml` says; paths in it are relative to it. Raise `ConfigError`."""
     from detent.mcp_tables import take_servers
-    from detent.model_tables import take_models
+    from detent.model_tables import take_models, take_tenants
 
     file = Path(path)
     table = read_toml(file, "config file")
@@ -50,9 +50,10 @@ def load_config(path: str | Path) -> Config:
         table["policy"] = policy_in_file(table["policy"], file)
     servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
     models = take_models(table.pop("models", {}), str(path))
+    tenants = take_tenants(table.pop("tenants", {}), str(path))
     config = take(table, Config, str(path))
     _check_budget(config.budget, str(path))
-    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models)
+    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models, tenants=tenants or None)
 
 
 def find_config(directory: str | Path = ".") -> Path | None:
@@ -75,6 +76,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
+    strategy_options: dict[str, Any] = {}
     kernel: str = ""
     tools: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ def load_agent(path: str | Path) -> Agent:
     if not said.name.strip():
         raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
     _check_budget(said.budget, where)
-    for key in ("variables", "profile", "meta", "output_schema", "model_settings"):
+    for key in ("variables", "profile", "meta", "output_schema", "model_settings", "strategy_options"):
         _check_json(getattr(said, key), f"{where}: {key}")
     try:
         Redactor(said.redact, b"")
@@ -366,11 +368,15 @@ def parse_text(text: str, kind: Any, where: str) -> Any:
 
 
 def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
-    """Return the budget that `K=V` texts say: `max_iterations=20`, or without `max_`. Raise `ConfigError`, `BudgetRefused`."""
+    """Return the budget that `K=V` texts say: `max_iterations=20`, or without `max_`; `max_calls_of.TOOL=5`. Raise `ConfigError`, `BudgetRefused`."""
     types = {f.name: f.type for f in msgspec.structs.fields(Budget)}
     said: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
+        of, dot, tool = key.strip().partition(".")
+        if dot and tool and of.replace("-", "_") in ("max_calls_of", "calls_of"):
+            said.setdefault("max_calls_of", {})[tool] = parse_text(text.strip(), int, f"{where} {key.strip()}")
+            continue
         name = key.strip().replace("-", "_")
         name = name if name in types else f"max_{name}"
         if not equals or name not in types:

@@ -1,4 +1,5 @@
-"""The tables `[models.*]` of `detent.toml`: limits by provider, prices by model, how failed calls are tried again.
+"""The tables `[models.*]` and `[tenants.*]` of `detent.toml`: limits by provider, prices by model, how failed calls are tried again, and what
+all runs of a tenant may use.
 
     [models.limits.openai]
     concurrent = 8
@@ -10,6 +11,10 @@
 
     [models.retries]
     retries = 2
+
+    [tenants.acme]
+    window = "month"
+    max_cost_usd = 100
 
 Every mistake is a `ConfigError` that names the file and the key.
 """
@@ -25,6 +30,7 @@ from detent.core.errors import ConfigError
 from detent.loading import take
 from detent.model_limits import ModelLimits, ModelRetries
 from detent.pricing import ModelPrice
+from detent.tenants import TenantBudget, checked_tenants
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -44,6 +50,15 @@ def take_models(said: Any, where: str) -> ModelsConfig:
     prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
     retries = None if tables.retries is None else _one(tables.retries, ModelRetries, where, "models.retries")
     return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries)
+
+
+def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:
+    """Return the tables `[tenants.NAME]`; raise `ConfigError` beginning with `where`."""
+    budgets = {name: _one(table, TenantBudget, where, f"tenants.{name}") for name, table in _table(said, f"{where}: tenants").items()}
+    try:
+        return checked_tenants(budgets)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _one(said: Any, kind: type[T], where: str, key: str) -> T:

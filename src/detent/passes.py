@@ -18,21 +18,21 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import FinalAnswer
+from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, remaining, shared
 from detent.core.codec import digest_of
-from detent.core.errors import DetentError, Divergence, PassFailed, RunError, StoreError
+from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import REASONS, Settled, Wait, finish
-from detent.core.state import CLOSED, WAITING, KernelState
+from detent.core.state import CLOSED, WAITING, Item, KernelState
 from detent.kernel.act import act
-from detent.kernel.context import Pass, Run, make_context
+from detent.kernel.context import KernelContext, Pass, Run, make_context
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.outside import BRANCH
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
-from detent.ports import Branch, Passed, Strategy, ToolSpec
+from detent.ports import Branch, OptionsT, Passed, Plan, Strategy, ToolSpec
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -146,6 +146,10 @@ class StrategyPasses:
         """The tools that the agent lists."""
         return tuple(tool.spec for tool in self._run.tools.values())
 
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
+        return _options(self.agent, kind)
+
     @property
     def budget_remaining(self) -> Budget:
         """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
@@ -159,10 +163,12 @@ class StrategyPasses:
         branch = Branch(label=label, **options)
         return await self._pass(branch, self._scope(label), branch.limits)
 
-    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None) -> Any:
+    async def ask(
+        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
+    ) -> Any:
         """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
         branch = Branch(
-            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=True
+            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small
         )
         passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
         if passed.status != "done":
@@ -173,10 +179,11 @@ class StrategyPasses:
         """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
         pairs = [(branch, self._scope(branch.label)) for branch in branches]
         share = shared(self.budget_remaining, len(branches))
-        for branch, scope in pairs:
-            if scope not in self._run.state.passes:
-                self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
-        await self._run.journal.commit()
+        new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
+        for branch, scope in new:
+            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
+        if new:
+            await self._run.journal.commit()
         return self._together(await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True))
 
     async def _branch(self, branch: Branch, scope: str) -> Passed:
@@ -234,6 +241,8 @@ class StrategyPasses:
         )
 
     def _chosen(self, branch: Branch) -> Kernel:
+        if branch.calls:
+            return carrying_out(branch.calls)
         return ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
@@ -257,6 +266,10 @@ class StrategyPasses:
             run.journal.record(e.EffectRecorded(label=label, occurrence=count, value=value))
             await run.journal.commit()
         return run.state.effects[key]
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item; see `ports.StrategyRun.full`."""
+        return await self._run.world.full(item)
 
     async def now(self) -> float:
         """Return the recorded time, in seconds since 1970."""
@@ -282,9 +295,12 @@ class StrategyPasses:
         return await self._run.world.reading("now") + max(0.0, seconds)
 
     async def switch(self, name: str, why: str = "") -> None:
-        """Put on record that the strategy `name` takes over, once."""
-        if self._run.state.strategy != name:
-            self._run.journal.record(e.StrategySwitched(old=self._run.state.strategy, new=name, why=why))
+        """Put on record that the strategy `name` takes over, once; what runs after a restart is still the strategy that the run began with."""
+        run, count = self._run, self._seen.get("switch", 0)
+        self._seen["switch"] = count + 1
+        if f"-1:switch:{count}" not in run.state.effects:
+            run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
+            run.journal.record(e.EffectRecorded(label="switch", occurrence=count, value=name))
 
 
 def _given(branch: Branch) -> Pass:
@@ -325,6 +341,46 @@ def passed(state: KernelState, label: str) -> Passed:
         tools_used=state.tools_used,
         results=state.results,
     )
+
+
+def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
+    """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked."""
+
+    async def plan(state: KernelState, context: KernelContext) -> KernelState:
+        if state.plan is None:
+            world = context.run.world
+            hidden = await world.hide(Plan(actions=calls), {name: tool.spec for name, tool in context.tools.items()})
+            await world.breathe()  # passes beside this one go on here, live and in replay alike
+            context.run.record(context.scope, e.Planned(actions=hidden.actions))
+        return context.state
+
+    async def conclude(state: KernelState, context: KernelContext) -> KernelState:
+        if all(call.item is not None for call in state.calls.values()) and not state.ended:
+            await context.run.world.breathe()
+            failed = [f"{item.tool}: {item.error.code}: {item.error.message}" for item in state.results if item.error is not None]
+            end = {"status": "failed", "reason": "failure_threshold", "error": "; ".join(failed)} if failed else {"status": "done"}
+            context.run.record(context.scope, e.PassFinished(**{"reason": "done_tool", **end}))  # type: ignore[arg-type]
+        return context.state
+
+    return make_kernel(phases=(plan, act, conclude), name="calls")
+
+
+def check_options(strategy: Strategy, agent: AgentSpec) -> None:
+    """Raise `ConfigError` for an option that the strategy does not have, or a value that does not fit it."""
+    kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
+    if kind is not None:
+        _options(agent, kind)
+    elif agent.strategy_options:
+        raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
+
+
+def _options(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:
+    from detent.loading import take
+
+    try:
+        return take(agent.strategy_options, kind, f"agent {agent.name!r}: strategy_options")
+    except ValueError as error:
+        raise ConfigError(f"agent {agent.name!r}: strategy_options: {error}") from None
 
 
 def version_of(strategy: Strategy) -> int:

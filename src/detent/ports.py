@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from detent.core.actions import AnyAction
+from detent.core.actions import AnyAction, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import StoreError, ToolFailed
@@ -434,7 +434,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`
     bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
     `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the
-    small model will do, `meta` the strategy's own data.
+    small model will do, `meta` the strategy's own data. With `calls` no planner is asked: the pass carries these calls out as one batch and is
+    `done` when all of them succeeded, without an output; its `results` are theirs, in this order.
     """
 
     label: str
@@ -448,6 +449,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_schema: dict[str, Any] | None = None
     small: bool = False
     meta: dict[str, Any] = {}
+    calls: tuple[ToolCall, ...] = ()
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
@@ -468,6 +470,9 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     tools_used: frozenset[str] = frozenset()
     results: Sequence[Item] = ()
     bound: Any = None
+
+
+OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class StrategyRun(Protocol):
@@ -498,8 +503,18 @@ class StrategyRun(Protocol):
         """Run one pass; `options` are the fields of `Branch`. A pass that has ended is not run again."""
         ...
 
-    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None) -> Any:
-        """Make one model call (the small model's, where there is one) and return its answer; raise `PassFailed`."""
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """Return the agent's `strategy_options` as a `kind`; raise `ConfigError` naming the option that does not fit."""
+        ...
+
+    async def ask(
+        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
+    ) -> Any:
+        """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`."""
+        ...
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item, also where its `content` is only a preview."""
         ...
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
@@ -522,7 +537,20 @@ class StrategyRun(Protocol):
 
 
 Strategy = Callable[[StrategyRun], Awaitable[Any]]
-"""An async function that decides which passes run; it returns a `Passed`, or the run's output. An attribute `version` (1) stands in the log."""
+"""An async function that decides which passes run; it returns a `Passed`, or the run's output. See `strategy`."""
+
+
+def strategy(*, options: type[msgspec.Struct] | None = None, version: int = 1) -> Callable[[Strategy], Strategy]:
+    """Declare what options a strategy takes (none) and its version (1), which stands in the log; a decorator.
+
+    `options` is a struct whose fields all have defaults: agents give them as `strategy_options`, and they are checked before a run starts.
+    """
+
+    def declared(function: Strategy) -> Strategy:
+        vars(function).update(options=options, version=version)
+        return function
+
+    return declared
 
 
 # Log ------------------------------------------------------------------------------------------------------------------------
@@ -699,11 +727,12 @@ async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Something streamed while it happens: immediate, best effort, never stored.
 
-    `text` and `thinking` of a model, `progress` of a call as the tool tells it, and `tool` when an attempt of a call begins: its content has
-    `tool`, `args` and `attempt`. A reading call's start stands in no record.
+    `text` and `thinking` of a model, `progress` of a call as the tool tells it. `tool` when an attempt of a call begins (content: `tool`, `args`,
+    `attempt`; a reading call's start stands in no record), `model` when a model is asked (`model`, `attempt`, `purpose`; the record of
+    that is often committed with the answer).
     """
 
-    kind: Literal["text", "thinking", "tool", "progress"]
+    kind: Literal["text", "thinking", "model", "tool", "progress"]
     run_id: str
     goal_id: str
     agent: str

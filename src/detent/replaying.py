@@ -18,7 +18,7 @@ async def replay(records: Sequence[Record], parts: Parts) -> Replay:
     """Return whether the log comes out again, record by record, or where it first does not; raise `ToolsMissing`."""
     journal = ReplayJournal(records)
     run_id = journal.state.run_id
-    world = ReplayWorld(journal)
+    world = ReplayWorld(journal, lambda key: parts.store.get_blob(run_id, key))
     tools = tools_of(journal.state, parts)
     try:
         while journal.next is not None:

@@ -6,7 +6,8 @@ for, so that a hard limit is passed by no more than the error of the last call's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 
 import msgspec
 
@@ -46,13 +47,14 @@ def allowed(asked: Asked, state: RunState, scope: str, prices: Prices) -> Allowe
 
     Raise `BoundReached` where it cannot fit, `PlannerFailed` where a bound on cost meets a model without a price.
     """
-    limit = _clamped(asked, _accounts(state, scope, ()), prices)
+    use = _priced(asked, prices)
+    limit = _clamped(asked, _accounts(state, scope, ()), use)
     if state.reserved:
         try:
-            limit = _clamped(asked, _accounts(state, scope, state.reserved.items()), prices)
+            limit = _clamped(asked, _accounts(state, scope, state.reserved.items()), use)
         except BoundReached:
             return None
-    return Allowed(limit=limit, reserved=_usage(asked, limit or 0, prices))
+    return Allowed(limit=limit, reserved=use(limit or 0))
 
 
 def bounded(state: RunState, scope: str) -> bool:
@@ -85,14 +87,14 @@ def _owned(bound: Exhausted, of: str | TenantBalance) -> Exhausted:
     return msgspec.structs.replace(bound, of=of) if isinstance(of, str) else tenants(bound, of) or bound
 
 
-def _clamped(asked: Asked, accounts: list[Account], prices: Prices) -> int | None:
+def _clamped(asked: Asked, accounts: list[Account], use: Callable[[int], Usage]) -> int | None:
     """Return how much output the call may ask for; raise `BoundReached` where there is no room for a token of it."""
     limit = asked.max_output_tokens
     for of, budget, used in accounts:
         bound = exhausted(budget, used, only=BOUNDS)
         if bound is not None:
             raise BoundReached(_owned(bound, of))
-        for dimension, room in _rooms(asked, budget, used, prices):
+        for dimension, room in _rooms(asked, budget, used, use):
             if room < 1:
                 reached = Exhausted(dimension, getattr(budget, f"max_{dimension}"), getattr(used, dimension) or 0)
                 reached = _owned(reached, of)
@@ -101,7 +103,7 @@ def _clamped(asked: Asked, accounts: list[Account], prices: Prices) -> int | Non
     return limit
 
 
-def _rooms(asked: Asked, budget: Budget, used: Usage, prices: Prices) -> Iterable[tuple[str, int]]:
+def _rooms(asked: Asked, budget: Budget, used: Usage, use: Callable[[int], Usage]) -> Iterable[tuple[str, int]]:
     """Yield each dimension that is bounded, with the tokens of output that it leaves; 0 where the prompt alone is too much."""
     wanted = asked.input_tokens
     if budget.max_input_tokens is not None and used.input_tokens + wanted > budget.max_input_tokens:
@@ -111,15 +113,15 @@ def _rooms(asked: Asked, budget: Budget, used: Usage, prices: Prices) -> Iterabl
     if budget.max_total_tokens is not None:
         yield "total_tokens", budget.max_total_tokens - used.total_tokens - wanted
     if budget.max_cost_usd is not None:
-        affordable = _affordable(asked, budget.max_cost_usd - (used.cost_usd or 0.0), prices)
+        affordable = _affordable(asked, budget.max_cost_usd - (used.cost_usd or 0.0), use)
         if affordable is not None:
             yield "cost_usd", affordable
 
 
-def _affordable(asked: Asked, left_usd: float, prices: Prices) -> int | None:
+def _affordable(asked: Asked, left_usd: float, use: Callable[[int], Usage]) -> int | None:
     """Return how many tokens of output `left_usd` pays for beside the prompt; None where output costs nothing."""
     many = asked.max_output_tokens or 1_000_000
-    prompt, whole = _usage(asked, 0, prices).cost_usd, _usage(asked, many, prices).cost_usd
+    prompt, whole = use(0).cost_usd, use(many).cost_usd
     if prompt is None or whole is None:
         raise PlannerFailed(
             f"no price is known for model {asked.model!r}, and the run has max_cost_usd: nothing was sent. Give its price with "
@@ -131,14 +133,16 @@ def _affordable(asked: Asked, left_usd: float, prices: Prices) -> int | None:
     return None if each <= 0 else int((left_usd - prompt) / each + 1e-9)
 
 
-def _usage(asked: Asked, output: int, prices: Prices) -> Usage:
-    """Return the use of a call with the estimated prompt and `output` tokens."""
-    used = Usage(input_tokens=asked.input_tokens, output_tokens=output)
-    return msgspec.structs.replace(used, cost_usd=prices.cost(asked.model, asked.provider, used))
+def _priced(asked: Asked, prices: Prices) -> Callable[[int], Usage]:
+    """Return what gives the use of a call with the estimated prompt and so many tokens of output; each price is looked up once."""
+
+    @cache
+    def use(output: int) -> Usage:
+        used = Usage(input_tokens=asked.input_tokens, output_tokens=output)
+        return msgspec.structs.replace(used, cost_usd=prices.cost(asked.model, asked.provider, used))
+
+    return use
 
 
 def _too_little(bound: Exhausted, asked: Asked) -> str:
-    return (
-        f"{bound.said}; what is left is too little for a call of {asked.model!r} "
-        f"with a prompt of about {asked.input_tokens} tokens"
-    )
+    return f"{bound.said}; what is left is too little for a call of {asked.model!r} with a prompt of about {asked.input_tokens} tokens"

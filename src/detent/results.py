@@ -28,6 +28,21 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
 
     @property
+    def steps(self) -> tuple[Item, ...]:
+        """The transcript of all passes, in the order in which they began (row S0-16)."""
+        return tuple(item for p in self.state.passes.values() for item in p.steps)
+
+    @property
+    def tools_used(self) -> frozenset[str]:
+        """The tools of which a call succeeded."""
+        return frozenset(name for p in self.state.passes.values() for name in p.tools_used)
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of all model calls."""
+        return self.usage.total_tokens
+
+    @property
     def tool_calls(self) -> tuple[Item, ...]:
         """The observed calls of all passes."""
         return tuple(item for p in self.state.passes.values() for item in p.results if not item.meta)

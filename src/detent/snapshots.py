@@ -17,13 +17,15 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import ToolCall, snake
+from detent.core.budget import Usage
 from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, dump_state, links, load_state, read_log
 from detent.core.errors import RunNotFound
 from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
-from detent.ports import Clock, EventStore, Ids
+from detent.ports import Clock, EventStore, Ids, Spent
+from detent.tenants import spent_between
 
 replace = msgspec.structs.replace
 
@@ -130,6 +132,7 @@ _UNTOUCHED = tuple(
         *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.MemoryRecalled, e.ModelCallFailed),
         *(e.RunStarted, e.RunResumed, e.RunReopened, e.RunWaiting, e.RunFinished, e.BudgetChanged, e.StrategySwitched, e.PassFinished),
         *(e.GuardBlocked, e.ApprovalRequested, e.ApprovalResolved, e.ApprovalExpired, e.ToolInDoubt, e.ContextCompacted, e.CancelRequested),
+        e.TenantBalance,
     )
 )
 """How the events begin that leave all histories as they are, in any state; the most frequent first."""
@@ -177,6 +180,12 @@ class SnapshotJournal(Journal):
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
         self._due = state.seq + EVERY
+
+    def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
+        """Charge the run's tenant; see `detent.tenants`."""
+        if state.usage == charged and self._committed:
+            return None
+        return spent_between(charged, state, lines, first=not self._committed)
 
     async def commit(self, *, durable: bool = False) -> None:
         """See `Journal.commit`."""

@@ -283,6 +283,34 @@ def metered() -> Log:
     return log
 
 
+def accounted() -> Log:
+    """A run of a tenant whose account is read twice; the second reading says that it is used up."""
+    log = Log("20260101-000000-count-gggggg").add(
+        e.RunStarted(goal="count", agent=AgentSpec(name="counter", tools=("look",)), budget=DEFAULT, host=Host(tenant="acme")),
+        e.PassStarted(key="main", kernel="react"),
+        e.TenantBalance(tenant="acme", window="day", since="2026-01-01", limits=Budget(max_tool_calls=3, max_cost_usd=1.0)),
+    )
+    turn(log).add(
+        calls(0, 1),
+        e.PolicyDecided(call="main.1.0", decision="allow", rule="tier:read", policy="tiers-1"),
+        e.PolicyDecided(call="main.1.1", decision="allow", rule="tier:read", policy="tiers-1"),
+        begun("main.1.0"),
+        ended("main.1.0", 0),
+        begun("main.1.1"),
+        ended("main.1.1", 1),
+        e.TenantBalance(
+            tenant="acme",
+            window="day",
+            since="2026-01-01",
+            limits=Budget(max_tool_calls=3, max_cost_usd=1.0),
+            used=Usage(model_calls=4, tool_calls=3, input_tokens=70, cost_usd=0.25),
+        ),
+        e.PassFinished(status="failed", reason="budget_exhausted", error="used up"),
+        e.RunFinished(status="stopped", reason="budget_exhausted", dimension="tenant_tool_calls", limit=3, used=3, error="used up"),
+    )
+    return log
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
@@ -290,6 +318,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "waited": waited,
     "embedded": embedded,
     "metered": metered,
+    "accounted": accounted,
 }
 
 

@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "backtest", "wake"}
+ABOUT_MANY = {"list_runs", "approvals", "backtest", "due", "wake"}
 """Public methods that look at runs without naming one; each has a test below. `approvals` does both."""
 
 ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc"}
@@ -180,6 +180,11 @@ def test_looking_at_many_runs_shows_a_host_its_own(host: Host) -> None:
         assert await engine.approvals(host=host) == []
         assert [head.run_id for head in await engine.list_runs(host=OWNER)] == ["r"]
         assert [request.run_id for request in await engine.approvals(host=OWNER)] == ["r"]
+        await engine.signal("r", Signal(id="s", kind="cancel"), host=OWNER)
+        before = await stored(engine)
+        assert (await engine.due(host=host), await engine.wake(host=host)) == ([], [])
+        assert await stored(engine) == before
+        assert await engine.due(host=OWNER) == ["r"]
         assert (await engine.backtest(host=host)).runs == 0
         assert (await engine.backtest(host=OWNER)).runs == 1
         await engine.close()

@@ -66,12 +66,16 @@ class Planner:
         return Plan(actions=(action,), usage=given_.usage, model=given_.model)
 
 
+REPLAYS_CLOSED_RUNS = False
+"""Whether the log of parallel passes that a bound of the run has ended can be re-executed."""
+
+
 async def go(strategy: Any, planner: Planner, budget: Budget) -> tuple[Any, list[Any]]:
     """Run the strategy; replay and sums must be right."""
     store = RamStore()
     async with engine(planner, store=store, strategies={"mine": strategy}) as made:
         result = await made.run(Agent(name="a", strategy="mine"), "go", budget=budget)
-        await check(made, result)
+        await check(made, result, replays=REPLAYS_CLOSED_RUNS or result.reason != "budget_exhausted")
         state = result.state
         sum_ = NOTHING
         for one in state.passes.values():

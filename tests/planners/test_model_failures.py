@@ -119,6 +119,14 @@ def test_a_refused_key_names_the_variable_and_never_the_key() -> None:
     assert "sk-abc" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["sk-abcdefghijklmnop", "Bearer abcdefghijklmnop", "AIzaSyAbcdefghijklmnop"])
+def test_what_looks_like_a_key_is_left_out_of_any_message(key: str) -> None:
+    """Whatever the class of the failure: what a provider says ends up in the log."""
+    with pytest.raises(ModelCallFailure, match=r"\[key\]") as caught:
+        ask([fails(400, f"cannot use {key} for this")])
+    assert "klmnop" not in str(caught.value)
+
+
 def test_an_unknown_model_is_answered_with_near_names() -> None:
     """A name that the provider does not know is a message with names that it may have been."""
     with pytest.raises(ModelCallFailure, match=r"'openai:gpt-5\.6-sol'"):

@@ -31,9 +31,9 @@ def programs() -> Path | None:
 class Cluster:
     """A PostgreSQL server in `directory`, reached over a socket there and, at `port`, over loopback."""
 
-    def __init__(self, bin_directory: Path, *, settings: tuple[str, ...] = ()) -> None:
+    def __init__(self, bin_directory: Path, *, settings: tuple[str, ...] = (), place: str = "") -> None:
         self._bin, self._settings = bin_directory, settings
-        self.directory = Path(tempfile.mkdtemp(prefix="detent-pg-", dir=_roomy()))
+        self.directory = Path(tempfile.mkdtemp(prefix="detent-pg-", dir=place or _roomy()))
         self._user = None
         if os.geteuid() == 0:
             self._user = next(name for name in ("postgres", "nobody") if _there(name))

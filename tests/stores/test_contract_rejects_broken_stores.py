@@ -11,7 +11,7 @@ import pytest
 
 from detent.core.errors import Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
-from detent.ports import EventStore, RunQuery, Signal
+from detent.ports import EventStore, RunQuery, Signal, Spent
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 
@@ -75,6 +75,43 @@ class ConsumesOnConflict(BrokenStore):
         for signal_id in consumed:
             self._run(run_id).inbox.pop(signal_id, None)
         await super().append(run_id, expected_seq, records, consumed=consumed, **options)
+
+
+class ChargesOnConflict(BrokenStore):
+    """Charges first and looks later."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, spent: Spent | None = None, **options: Any) -> None:
+        if spent is not None:
+            known = self._shelf.spent.get((spent.tenant, spent.day), Spent(tenant=spent.tenant, day=spent.day))
+            self._shelf.spent[spent.tenant, spent.day] = known.plus(spent)
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class ForgetsSpent(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, spent: Spent | None = None, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class LosesCharges(BrokenStore):
+    """Reads an account, and writes what it makes of it a moment later."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, spent: Spent | None = None, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+        if spent is not None:
+            known = self._shelf.spent.get((spent.tenant, spent.day), Spent(tenant=spent.tenant, day=spent.day))
+            await asyncio.sleep(0)
+            self._shelf.spent[spent.tenant, spent.day] = known.plus(spent)
+
+
+class ShowsOneDay(BrokenStore):
+    async def spent(self, tenant: str, since: str) -> Spent:
+        return self._shelf.spent.get((tenant, since), Spent(tenant=tenant, day=since))
+
+
+class RefundsDeletedRuns(BrokenStore):
+    async def delete(self, run_id: str) -> None:
+        await super().delete(run_id)
+        self._shelf.spent.clear()
 
 
 class FailsTogether(BrokenStore):
@@ -252,6 +289,11 @@ REJECTED = {
     ErasesAsItGoes: "test_erasing_that_fails_half_way_erases_nothing",
     LeavesBlobsBehind: "test_deleting_removes_the_run_and_all_that_belongs_to_it",
     CollectsTooMuch: "test_tidying_up_removes_nothing_that_is_in_use",
+    ChargesOnConflict: "test_an_append_that_is_refused_charges_nothing",
+    ForgetsSpent: "test_what_appends_spend_adds_up_by_tenant_and_day",
+    ShowsOneDay: "test_what_appends_spend_adds_up_by_tenant_and_day",
+    LosesCharges: "test_all_holders_charge_one_account",
+    RefundsDeletedRuns: "test_what_was_spent_outlives_its_run_and_the_store",
     WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
 }
 

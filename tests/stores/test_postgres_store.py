@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
-from detent.ports import RunQuery, Signal, Wakes, wait_for_news
+from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.stores import open_store
 from detent.stores.postgres import PostgresStore
 from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
@@ -235,6 +235,36 @@ def test_a_log_that_lost_records_is_not_continued_by_who_knew_them(postgres_url:
         await write(store, "run", range(4, 5))
 
     on(postgres_url, body)
+
+
+def test_what_tenants_use_is_counted_once_with_the_append(postgres: Cluster, postgres_url: str) -> None:
+    """Summed over a group, a day and later days; not by an append that was refused; once by one that was sent twice; kept when runs go."""
+
+    def used(tenant: str, day: str, tokens: int) -> Spent:
+        return Spent(tenant=tenant, day=day, runs=1, model_calls=2, tool_calls=3, tokens=tokens, cost_usd=0.25)
+
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            spends = [("a", "2026-03-01", 10), ("b", "2026-03-01", 100), ("a", "2026-03-01", 20), ("a", "2026-03-02", 40)]
+            await asyncio.gather(
+                *(store.append(f"run-{n}", 0, [line(1)], head=head_of(f"run-{n}", 1), spent=used(*spend)) for n, spend in enumerate(spends))
+            )
+            attempt = store.append("run-0", 5, [line(9)], head=head_of("run-0", 6), spent=used("a", "2026-03-01", 1000))
+            with pytest.raises(Conflict):
+                await attempt
+            proxy.lose(b'"marked"', "reply")
+            await store.append("run-0", 1, [line(2, "marked")], head=head_of("run-0", 2), spent=used("a", "2026-03-02", 80))
+            assert proxy.lost == 1
+            await store.delete("run-2")
+            assert await store.spent("a", "2026-03-01") == Spent(
+                tenant="a", day="2026-03-01", runs=4, model_calls=8, tool_calls=12, tokens=150, cost_usd=1.0
+            )
+            assert (await store.spent("a", "2026-03-02")).tokens == 120
+            assert (await store.spent("b", "2026-03-01")).tokens == 100
+            assert await store.spent("c", "2026-03-01") == Spent(tenant="c", day="2026-03-01")
+
+        on(proxy.url(postgres_url), body)
 
 
 # Claims -------------------------------------------------------------------------------------------------------------------------------

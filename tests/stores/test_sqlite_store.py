@@ -18,10 +18,10 @@ import pytest
 
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, StoreBusy, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery
+from detent.ports import RunQuery, Spent
 from detent.stores.sqlite import SqliteStore
 from detent.stores.sqlite_operations import Operation
-from detent.stores.sqlite_schema import microseconds
+from detent.stores.sqlite_schema import SCHEMA_VERSION, microseconds
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -287,6 +287,31 @@ def test_a_newer_store_and_foreign_files_are_refused_unchanged(tmp_path: Path) -
             assert path.read_bytes() == before
     with contextlib.closing(sqlite3.connect(foreign)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("mine",)]
+
+
+def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Its runs are as they were, and accounts can be kept from then on; two processes that open it at once do it once."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 4))
+        await store.close()
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("DROP TABLE spent")
+            db.execute("PRAGMA user_version=1")
+        one, two = SqliteStore(path), SqliteStore(path)
+        await asyncio.gather(one.open(), two.open())
+        assert await two.read("run") == [line(n) for n in range(1, 4)]
+        await write(one, "run", range(4, 5), spent=Spent(tenant="acme", day="2026-03-01", tool_calls=2))
+        assert (await two.spent("acme", "2026-03-01")).tool_calls == 2
+        await one.close()
+        await two.close()
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+    asyncio.run(test())
 
 
 def test_a_missing_row_is_named(tmp_path: Path) -> None:

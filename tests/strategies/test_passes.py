@@ -229,3 +229,20 @@ def test_two_runs_of_a_strategy_at_once_share_nothing() -> None:
         assert [r.output for r in both] == ["two", "two"] and [len(r.state.passes) for r in both] == [3, 3]
 
     asyncio.run(main())
+
+
+def test_a_result_says_what_a_kernel_run_came_to() -> None:
+    """S0-16: output, steps, total tokens, tools used, iterations."""
+
+    @tool(side_effect="read")
+    async def look() -> int:
+        """Look."""
+        return 7
+
+    async def once(run: StrategyRun) -> Passed:
+        return await run.kernel("main")
+
+    planner = Answers({"main": lambda view: "seven" if view.results else ToolCall(tool="look")})
+    result = run(engine_with(once, planner, look), "look")
+    assert (result.output, result.iterations, result.total_tokens, result.tools_used) == ("seven", 2, 20, {"look"})
+    assert [step.kind for step in result.steps] == ["user", "model", "tool", "model"]

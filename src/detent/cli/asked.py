@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             changes["model_settings"] = {**agent.model_settings, **settings}
         if self.tools is not None:
             changes |= _tools(self.tools, agent)
-        if any(name != "tools" and name != "meta" for name in changes) and agent.rules and self.model is None:
+        if any(name not in ("tools", "meta") for name in changes) and agent.rules and self.model is None:
             raise ConfigError(f"agent {agent.name!r} plans by rules, so options about a model have no effect; give --model to let one plan")
         return msgspec.structs.replace(agent, **changes)
 
@@ -56,7 +56,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """Return an agent of these options alone; in a `workspace` that was named it has the tools of one unless `--tools` says which."""
         from detent.tools.workspace import workspace_tools
 
-        names = tuple(tool.name for tool in workspace_tools(workspace)) if workspace is not None and Path(workspace).is_dir() else ()
+        names = tuple(tool.name for tool in workspace_tools(".")) if workspace is not None else ()
         return self.over(Agent(name=IMPLICIT, tools=names))
 
 

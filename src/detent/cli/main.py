@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import governance, looking, moving, removing, running, starting, waking
+from detent.cli import doctor, governance, looking, moving, removing, running, starting, waking
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
 
@@ -40,7 +40,7 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Govern": {"explain": governance.explain, "backtest": governance.backtest},
     "Move": {"copy": moving.copy, "archive": moving.archive, "import": moving.bring_back},
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
-    "Begin": {"init": starting.init, "demo": starting.demo},
+    "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor},
 }
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 

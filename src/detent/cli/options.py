@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]
 Store = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: sqlite:///.detent/runs.db")
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: sqlite:///.detent/runs.db"
+    ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
 Workspace = Annotated[Path | None, typer.Option("--workspace", metavar="DIR", help="The directory that workspace tools are confined to.")]
@@ -24,3 +27,30 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 NoResume = Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not take the run on here.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans, such as openai:gpt-5, anthropic:..., ollama:qwen3."),
+]
+SmallModel = Annotated[
+    str | None, typer.Option("--small-model", metavar="PROVIDER:NAME", help="The model for titles, critiques and classifications.")
+]
+Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="How much chance there is in answers.", min=0.0)]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option("--base-url", metavar="URL", help="Ask the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
+]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option("--api-key-env", metavar="NAME", help="The environment variable with the key for --base-url; no other key is sent there."),
+]
+PlannerKind = Annotated[
+    Literal["model", "on-device"] | None,
+    typer.Option(
+        "--planner", help="on-device: the model writes text, of which actions are read; for small models on a server of your own."
+    ),
+]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")]
+Tools = Annotated[
+    list[str] | None, typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name, with commas between. Repeatable.")
+]

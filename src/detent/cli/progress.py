@@ -1,23 +1,26 @@
-"""What is shown of a run while it is advanced: a line for each call that ended, and on a terminal a live line below them.
+"""What is shown of a run while it is advanced: a line for each call that ended, and on a terminal live lines below them.
 
-An observer like any other: it is told after the commit of each record, and what it shows is what is in the log.
+An observer like any other: it is told after the commit of each record, and the lines that stay are what is in the log. What streams (a
+model's text and thinking, calls in progress) stands in the live lines, which are gone when it is recorded; an answer goes to stdout then.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from detent.cli.live_lines import LiveLines
 from detent.cli.output import Output, as_text, clean, coloured, fault, shortened
 from detent.core import events as e
+from detent.core.actions import ToolCall
 from detent.core.records import Record
 from detent.core.state import Item, RunState
 from detent.ports import Chunk
 
 WIDTH = 160
+THOUGHT_LINES = 4
+"""How many lines of thinking stay on a terminal; with --verbose all."""
 
 
 class Progress:
@@ -25,13 +28,12 @@ class Progress:
 
     def __init__(self, output: Output, *, verbosity: int, shown: bool) -> None:
         self._output, self._verbosity, self._shown = output, verbosity, shown
-        self._live: Any = None
-        self._doing = "starting"
-        self._since = time.monotonic()
+        self._live: LiveLines | None = None
+        self._known: set[str] = set()
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            self._live = _live_line(self)
+            self._live = LiveLines()
             self._live.__enter__()
         return self
 
@@ -39,16 +41,6 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*error)
             self._live = None
-
-    def __rich__(self) -> Any:
-        from rich.text import Text
-
-        mark = "|/-\\"[int(time.monotonic() * 8) % 4]
-        return Text(
-            f"{mark} {self._doing} · {time.monotonic() - self._since:.1f} s",
-            style="cyan" if coloured(sys.stderr) else "",
-            overflow="ellipsis",
-        )
 
     # Observer ---------------------------------------------------------------------------------------------------------------------
 
@@ -62,8 +54,9 @@ class Progress:
         iteration = record.envelope.iteration
         match event:
             case e.RunStarted():
-                self._line(f"run {state.run_id}", "dim")
+                self._announce(state.run_id)
             case e.RunResumed():
+                self._known.add(state.run_id)
                 self._line(
                     f"run {state.run_id} goes on after {_steps(state)}"
                     + (f"; changed since: {', '.join(event.changed)}" if event.changed else ""),
@@ -71,32 +64,86 @@ class Progress:
                 )
             case e.TurnStarted():
                 self._now(f"iteration {iteration} · planning")
-            case e.ToolStarted(tool=tool):
-                self._now(f"iteration {iteration} · {clean(tool)}" + (f" (attempt {event.attempt})" if event.attempt > 1 else ""))
+            case e.Planned():
+                self._planned(event)
+            case e.ToolStarted(tool=tool, call=call, attempt=attempt):
+                self._begun(call, tool, _gist(_args(state, call)), attempt)
             case e.PlanRejected(problem=problem):
+                self._silence()
                 self._line(f"{iteration:>4}  plan rejected: {shortened(clean(problem), WIDTH)}", "yellow")
             case e.ModelCallFailed(error=error, kind=kind):
+                self._silence()
                 self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(clean(error), WIDTH)}", "yellow")
             case e.Reflected():
                 self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
             case e.ToolFinished(call=call) | e.ToolReconciled(call=call):
                 self._call(call, iteration, state)
             case e.ToolInDoubt(call=call, why=why):
+                self._ended(call)
                 self._line(f"{iteration:>4}  in doubt: call {call}: {shortened(clean(why), WIDTH)}", "magenta")
             case _:
                 pass
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Show a tool's own report of its progress."""
-        if chunk.kind == "progress":
-            self._doing = f"iteration {chunk.iteration} · {shortened(as_text(chunk.content), 60)}"
+        """Show what a model says, which calls are running, and a tool's own report of its progress; on a terminal only."""
+        if self._live is None:
+            return
+        self._announce(chunk.run_id)
+        match chunk.kind:
+            case "model":
+                self._asking(chunk.iteration, chunk.content["model"], chunk.content["attempt"])
+            case "text" | "thinking":
+                self._live.say(chunk.kind, (chunk.run_id, chunk.scope), clean(str(chunk.content)))
+            case "tool":
+                self._begun(chunk.call_id, chunk.content["tool"], _gist(chunk.content["args"]), chunk.content["attempt"])
+            case "progress":
+                self._live.report(chunk.call_id, shortened(as_text(chunk.content), 60))
 
     # Lines ------------------------------------------------------------------------------------------------------------------------
 
+    def _announce(self, run_id: str) -> None:
+        """Say which run it is, once."""
+        if run_id not in self._known:
+            self._known.add(run_id)
+            self._line(f"run {run_id}", "dim")
+
+    def _asking(self, iteration: int, model: str, attempt: int) -> None:
+        self._silence()
+        self._now(f"iteration {iteration} · asking {clean(model)}" + (f" (attempt {attempt})" if attempt > 1 else ""))
+
     def _now(self, doing: str) -> None:
-        self._doing, self._since = doing, time.monotonic()
+        if self._live is not None:
+            self._live.now(doing)
+
+    def _begun(self, call: str, tool: str, gist: str, attempt: int) -> None:
+        if self._live is not None:
+            said = f"{clean(tool)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
+            self._live.begin(call, said)
+
+    def _ended(self, call: str) -> None:
+        if self._live is not None:
+            self._live.end(call)
+
+    def _silence(self) -> None:
+        if self._live is not None:
+            self._live.silence()
+
+    def _planned(self, event: e.Planned) -> None:
+        """Show what a model thought, dimmed, and what it said beside its calls; an answer is shown when the run has ended."""
+        self._silence()
+        thinking, calls = event.thinking.strip(), isinstance(event.actions[0], ToolCall)
+        if thinking and (self._live is not None or self._verbosity > 0):
+            lines = clean(thinking).split("\n")
+            most = len(lines) if self._verbosity > 0 else THOUGHT_LINES
+            more = [f"… {len(lines) - most} more lines, shown with -v"] if len(lines) > most else []
+            for line in [*lines[:most], *more]:
+                self._line(f"      {line}", "dim")
+        if calls and event.text.strip() and (self._live is not None or self._verbosity > 0):
+            for line in clean(event.text.strip()).split("\n"):
+                self._line(f"      {line}")
 
     def _call(self, call_id: str, iteration: int, state: RunState) -> None:
+        self._ended(call_id)
         call = state.call(call_id)
         item = call.item if call is not None else None
         if call is None or item is None:
@@ -114,19 +161,9 @@ class Progress:
 
     def _line(self, text: str, style: str = "") -> None:
         if self._live is not None:
-            from rich.text import Text
-
-            self._live.console.print(Text(text, style=style if coloured(sys.stderr) else ""), soft_wrap=True)
+            self._live.print(text, style if coloured(sys.stderr) else "")
         else:
             self._output.say(text, style)
-
-
-def _live_line(progress: Progress) -> AbstractContextManager[Any]:
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True, highlight=False, markup=False, no_color=not coloured(sys.stderr))
-    return Live(progress, console=console, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
 def _fields(event: Any) -> str:
@@ -135,6 +172,11 @@ def _fields(event: Any) -> str:
 
 def _steps(state: RunState) -> str:
     return f"{state.usage.iterations} iterations, {state.usage.tool_calls} calls"
+
+
+def _args(state: RunState, call_id: str) -> Any:
+    call = state.call(call_id)
+    return call.args if call is not None else None
 
 
 def _gist(args: Any) -> str:

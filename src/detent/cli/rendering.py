@@ -9,6 +9,7 @@ from detent.cli.output import Output, as_text, clean, shortened, style_of
 from detent.cli.session import Session
 from detent.cli.standing import next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
+from detent.core.budget import Exhausted
 from detent.core.state import RunState
 
 SHORT = 240
@@ -97,10 +98,11 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "how it stands", "bold")
     out.show(f"  status    {audit.status.replace('_', ' ')}" + (f" · {audit.reason}" if audit.reason else ""), style_of(audit.status))
     if audit.dimension:
+        option = Exhausted(audit.dimension, 0, 0).option + (" of the tenant" if audit.dimension.startswith("tenant_") else "")
         out.show(
-            f"  bound     max_{audit.dimension}: limit {audit.limit:g}, used {audit.used:g}"
+            f"  bound     {option}: limit {audit.limit:g}, used {audit.used:g}"
             if audit.limit is not None and audit.used is not None
-            else f"  bound     max_{audit.dimension}"
+            else f"  bound     {option}"
         )
     if audit.error:
         out.show(f"  error     {shortened(clean(audit.error), limit)}")

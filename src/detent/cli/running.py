@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from detent.cli import options as o
+from detent.cli.asked import Asked
 from detent.cli.output import as_text, clean, code_of_status, shortened
 from detent.cli.progress import Progress
 from detent.cli.session import Session, operator
@@ -32,6 +33,14 @@ def run(
     ] = None,
     *,
     agent: o.AgentFile = None,
+    model: o.Model = None,
+    small_model: o.SmallModel = None,
+    temperature: o.Temperature = None,
+    base_url: o.BaseUrl = None,
+    api_key_env: o.KeyVariable = None,
+    planner: o.PlannerKind = None,
+    no_stream: o.NoStream = False,
+    tools: o.Tools = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
@@ -46,17 +55,32 @@ def run(
     json_wanted: o.Json = False,
     verbose: o.Verbose = 0,
 ) -> int:
-    """Work on a goal until it is reached, or the run stops, or waits for somebody."""
+    """Work on a goal until it is reached, or the run stops, or waits for somebody.
+
+    The agent is that of --agent, or ./agent.toml; options about the model go before what it says. With --model and no agent file an agent
+    of its own works, without tools, with those of --tools, or with all tools of the directory that --workspace names.
+    """
     session = Session(store=store, config=config, workspace=workspace, agent=agent, verbose=verbose, json_wanted=json_wanted)
     text = " ".join(goal or ()).strip()
     if not text:
-        raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] GOAL...")
+        raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] [--model PROVIDER:NAME] GOAL...")
     if run_id is not None and not run_id.strip():
         raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
     bounds = parse_budget(budget or ()).over(session.budget)
     if max_iterations is not None:
         bounds = parse_budget([f"max_iterations={max_iterations}"], "--max-iterations").over(bounds)
-    worker = session.agent()
+    worker = session.agent(
+        Asked(
+            model=model,
+            small_model=small_model,
+            planner=planner,
+            temperature=temperature,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            no_stream=no_stream,
+            tools=tools,
+        )
+    )
     variables = parse_variables(var or [], worker)
     session.run_id = run_id or new_run_id(_public(text, worker, session), SystemClock().now(), RandomIds().token(6))
     session.creates = True

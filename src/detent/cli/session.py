@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.assembly import made_workspace
+from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.output import Output
 from detent.config import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.core.budget import Budget
@@ -39,6 +40,7 @@ from detent.tools.mcp.settings import McpServer
 T = TypeVar("T")
 replace = msgspec.structs.replace
 AGENT_FILE = "agent.toml"
+NOT_ASKED = Asked()
 
 
 class Session:
@@ -218,16 +220,21 @@ class Session:
             raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
         return path
 
-    def agent(self) -> Agent:
-        """Return the agent to run, its tools registered, its workspace recorded; raise `ConfigError`."""
+    def agent(self, asked: Asked = NOT_ASKED) -> Agent:
+        """Return the agent to run, its tools registered, its workspace recorded; raise `ConfigError`.
+
+        It is that of the agent file with what the options ask in its place, and without a file one of the options alone.
+        """
         named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
-        if named is None:
-            raise ConfigError(
-                f"no agent was given, and there is no {AGENT_FILE} here\n"
-                "name one with --agent FILE, or let `detent init` write one to begin with"
-            )
-        path = self._agent_path(named)
-        agent = load_agent(path)
+        if asked.model is not None and self.engine.planner is not None:
+            raise ConfigError(f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out")
+        if named is not None:
+            path: Path | str = self._agent_path(named)
+            agent = asked.over(load_agent(path))
+        elif asked.model is not None:
+            path, agent = "options", asked.agent(self.said.workspace.root)
+        else:
+            raise ConfigError(_no_agent())
         root = self.said.workspace.root or agent.meta.get("workspace") or self.config.workspace.root or "."
         try:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
@@ -239,6 +246,8 @@ class Session:
             if name not in self.engine.tools and not self.engine.servers.claims(name):
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
         self._check_planner(agent, path)
+        if agent.name == IMPLICIT and named is None and not agent.tools:
+            return agent
         return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
 
     def tool_specs(self) -> list[ToolSpec]:
@@ -269,12 +278,12 @@ class Session:
 
         return sorted({*self.engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
 
-    def _check_planner(self, agent: Agent, path: Path) -> None:
+    def _check_planner(self, agent: Agent, path: Path | str) -> None:
         if agent.rules or agent.model or self.engine.planner is not None:
             return
         raise ConfigError(
             f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
-            'give it rules = "rules.yaml"; `detent init` writes an example'
+            'give it model = "openai:gpt-5" (`detent doctor` shows what is at hand), or rules = "rules.yaml" (`detent init` writes an example)'
         )
 
     @property
@@ -297,6 +306,21 @@ def _suffix(store: str | None, config: Path | None) -> str:
 def _config_of_environment() -> Path | None:
     named = os.environ.get("DETENT_CONFIG")
     return Path(named) if named else None
+
+
+def _no_agent() -> str:
+    """Return the two lines for a `run` that says neither who works nor which model."""
+    from detent.planners.providers import SUGGESTED, providers_with_key
+
+    ready = providers_with_key()
+    what = f"no agent was given, there is no {AGENT_FILE} here, and no --model"
+    if ready:
+        model = SUGGESTED[ready[0]]
+        return f"{what}\na key is set, so: detent run --model {model} GOAL; without a model: rules, see `detent init`; more: `detent doctor`"
+    return (
+        f"{what}; no key of a provider is set either\n"
+        "without a key: rules plan (`detent init` writes an example), or a local model does; `detent doctor` shows what is at hand and what to do"
+    )
 
 
 def operator() -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from detent.cli.model_calls import spent
 from detent.cli.output import as_text, clean, shortened, style_of
 from detent.cli.session import Session
+from detent.core.budget import Exhausted
 from detent.core.state import RunState
 from detent.results import Result
 
@@ -44,6 +46,9 @@ def report(result: Result, session: Session) -> None:
         output.show(as_text(result.output).rstrip("\n"))
     usage = result.usage
     counts = f"{usage.iterations} iterations, {usage.tool_calls} calls" + (f", {usage.failures} failed" if usage.failures else "")
+    if usage.model_calls:
+        told = f": {spent(usage)}" if usage.total_tokens else ", no tokens reported"
+        counts += f" · {usage.model_calls} model call{'s' if usage.model_calls > 1 else ''}{told}"
     output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(clean(result.partial), 200)}")
@@ -92,8 +97,9 @@ def next_commands(state: RunState, session: Session) -> list[str]:
         return []
     if state.terminal:
         again = command("reopen", run)
-        if state.dimension and state.reason in ("max_iterations", "budget_exhausted"):
-            again = command("reopen", run, "--budget", f"max_{state.dimension}={_more(state)}")
+        tenants = state.dimension.startswith("tenant_")  # nothing of the run raises that
+        if state.dimension and not tenants and state.reason in ("max_iterations", "budget_exhausted"):
+            again = command("reopen", run, "--budget", f"{Exhausted(state.dimension, 0, 0).option}={_more(state)}")
         return [command("show", run), again]
     found: list[str] = []
     for call in state.in_doubt:

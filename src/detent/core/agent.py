@@ -34,6 +34,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_settings: dict[str, Any] = {}
     actions: tuple[str, ...] = ()
     strategy: str = "reactive"
+    strategy_options: dict[str, Any] = {}
     kernel: str = ""
     tools: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()

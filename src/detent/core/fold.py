@@ -96,8 +96,6 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             guidance = before.guidance if event.guidance is None else event.guidance
             done = before.phases_done | {event.phase}
             return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
-        case e.TenantBalance():
-            return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
@@ -184,6 +182,8 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             before = _pass(state, scope)
             now = transition(before, status=status, ended=reason or before.ended, output=event.output, error=event.error or before.error)
             return _with(state, now)
+        case e.TenantBalance():
+            return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):

@@ -117,9 +117,9 @@ class Journal:
             lines, consumed, state = self._lines, self._consumed, self.state
             self._lines, self._consumed = [], []
             spent = self._spent(self._charged, state, lines)
-            also: dict[str, Any] = {} if spent is None else {"spent": spent}
+            options: dict[str, Any] = {"durable": durable, "consumed": consumed} | ({"spent": spent} if spent else {})
             try:
-                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed, **also)
+                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), **options)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise

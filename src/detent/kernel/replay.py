@@ -136,8 +136,9 @@ def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
 class ReplayWorld:
     """A world that holds nothing but the log."""
 
-    def __init__(self, journal: ReplayJournal) -> None:
-        self._journal = journal
+    def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes | None]] | None = None) -> None:
+        """`blob` reads an artifact of the run: strategies work with whole results."""
+        self._journal, self._blob = journal, blob
 
     @property
     def cancelled(self) -> Cancellation:
@@ -229,7 +230,10 @@ class ReplayWorld:
                 raise journal.diverged("a call of the planner")
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """What the log holds is redacted already."""
+        """What the log holds is redacted already; calls that a strategy makes are not, and are taken as they stand there."""
+        expected = self._journal.next
+        if isinstance(expected, e.Planned) and any(spec.sensitive for spec in specs.values()):
+            return msgspec.structs.replace(plan, actions=(*expected.actions, *expected.dropped))
         return plan
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
@@ -237,8 +241,9 @@ class ReplayWorld:
         return outcome
 
     async def full(self, item: Item) -> Any:
-        """Only the preview is in the log."""
-        return item.content
+        """Only the preview is in the log; the whole is beside it, unless it was erased."""
+        data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
+        return item.content if data is None else msgspec.json.decode(data)
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""

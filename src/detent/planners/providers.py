@@ -54,6 +54,17 @@ VARIABLES = {
 }
 """Provider -> the environment variables of which one holds its key."""
 
+SUGGESTED = {
+    "openai": "openai:gpt-5",
+    "anthropic": "anthropic:claude-sonnet-4-6",
+    "google": "google:gemini-2.5-pro",
+    "groq": "groq:llama-3.3-70b-versatile",
+    "mistral": "mistral:mistral-large-latest",
+    "openrouter": "openrouter:anthropic/claude-sonnet-4-6",
+    "bedrock": "bedrock:us.amazon.nova-pro-v1:0",
+}
+"""Provider -> a model to begin with, for messages; none is ever chosen by itself."""
+
 LOCAL = {
     "ollama": "http://127.0.0.1:11434",
     "llamacpp": "http://127.0.0.1:8080",
@@ -141,6 +152,11 @@ def missing_variables(provider: str) -> tuple[str, ...]:
     """Return the variables of which one must be set for a provider, none when one is or when none is known to be needed."""
     variables = VARIABLES.get(provider, ())
     return () if any(os.environ.get(variable, "").strip() for variable in variables) else variables
+
+
+def providers_with_key() -> list[str]:
+    """Return the providers of `SUGGESTED` of whose key variables one is set."""
+    return [provider for provider in SUGGESTED if not missing_variables(provider)]
 
 
 @cache

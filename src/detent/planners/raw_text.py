@@ -81,11 +81,17 @@ def make_generator(model: str, settings: ModelSettings) -> Any:
 
 def _options(ref: ModelRef, settings: ModelSettings) -> dict[str, Any]:
     """Return what all generators take; raise `ConfigError`."""
-    idle = [name for name, unused in (("parallel_tool_calls", settings.parallel_tool_calls is not None), ("cache", not settings.cache)) if unused]
+    idle = [
+        name
+        for name, unused in (("parallel_tool_calls", settings.parallel_tool_calls is not None), ("cache", not settings.cache))
+        if unused
+    ]
     if settings.thinking is not None and ref.provider != "ollama":
         idle.append("thinking")
     if idle:
-        raise ConfigError(f'model {ref.name!r}: model_settings: {", ".join(idle)} has no effect with planner = "on-device" here; leave it out')
+        raise ConfigError(
+            f'model {ref.name!r}: model_settings: {", ".join(idle)} has no effect with planner = "on-device" here; leave it out'
+        )
     key = os.environ.get(ref.api_key_env, "") if ref.api_key_env else ""
     if ref.api_key_env and not key:
         raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")

@@ -21,7 +21,7 @@ from typing import Any
 
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal
+from detent.ports import RunQuery, Signal, Spent
 from detent.stores.file_logs import Logs
 from detent.stores.file_parts import (
     TEMPORARY,
@@ -159,6 +159,7 @@ class FileStore:
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         self._file(run_id, ".jsonl")
@@ -167,9 +168,15 @@ class FileStore:
                 raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
 
         def action(wait_s: float) -> None:
-            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s)
+            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
 
         await self._do(run_id, action, threaded=durable)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used since that day, in all processes."""
+        self._file("_", "")
+        with self._errors():
+            return self._logs.ledger.sum(tenant, since)
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog`, `NewerVersion`."""

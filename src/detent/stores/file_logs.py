@@ -13,8 +13,10 @@ from pathlib import Path
 
 from detent.core.errors import Conflict, RunNotFound
 from detent.core.records import RunHead
+from detent.ports import Spent
 from detent.stores.file_log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
 from detent.stores.file_parts import replace_file, sync_directory, write_all
+from detent.stores.file_spent import Ledger
 from detent.stores.locks import lock_file, still_named
 
 log = logging.getLogger("detent.stores.file")
@@ -37,6 +39,7 @@ class Logs:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.ledger = Ledger(directory / ".spent")
         self._open: OrderedDict[str, _Log] = OrderedDict()
         self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
         self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
@@ -101,6 +104,7 @@ class Logs:
         durable: bool,
         consumed: Sequence[str],
         wait_s: float,
+        spent: Spent | None = None,
     ) -> None:
         """Add records and their commit line in one write; raise `Conflict`. On any failure the log is as it was."""
         with self.locked(run_id, wait_s, create=expected == 0) as entry:
@@ -116,6 +120,8 @@ class Logs:
                 seq = expected + len(records)
                 start = header_line(head) if tail is None else b""
                 data = start + b"\n".join([*records, commit_line(seq, base, head, consumed)])
+                if spent is not None:
+                    self.ledger.add(head, expected, spent, durable=durable)
                 write_all(entry.fd, data, end)
                 if durable:
                     self._sync(entry, end)

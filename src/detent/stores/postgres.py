@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal
+from detent.ports import RunQuery, Signal, Spent
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
 from detent.stores.postgres_connections import Connections, given_until, target_of
 from detent.stores.postgres_errors import is_lost, translate
@@ -49,7 +49,7 @@ _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, %s, %b FROM runs WHERE run_id=%s"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= snapshots.seq"
 )
-_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders")
+_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent")
 
 
 class PostgresStore:
@@ -155,10 +155,11 @@ class PostgresStore:
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed)
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent)
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)
@@ -166,6 +167,17 @@ class PostgresStore:
             holder.tips[run_id] = expected_seq + len(operation.records), operation.tip
         if self._tell is None:
             self._tell = asyncio.get_running_loop().call_later(TELL_S, self._tell_now)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used on the day `since` and later."""
+        rows = await self._rows(
+            "",
+            "SELECT coalesce(sum(runs), 0)::bigint, coalesce(sum(model_calls), 0)::bigint, coalesce(sum(tool_calls), 0)::bigint,"
+            " coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost_usd), 0)::float8 FROM spent WHERE tenant=%s AND day>=%s",
+            (tenant, since),
+        )
+        runs, model_calls, tool_calls, tokens, cost_usd = rows[0]
+        return Spent(tenant=tenant, day=since, runs=runs, model_calls=model_calls, tool_calls=tool_calls, tokens=tokens, cost_usd=cost_usd)
 
     def _tell_now(self) -> None:
         self._tell = None

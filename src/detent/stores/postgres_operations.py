@@ -21,7 +21,7 @@ from psycopg.pq import Format
 
 from detent.core.errors import Conflict, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Signal
+from detent.ports import Signal, Spent
 from detent.stores.postgres_schema import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -151,25 +151,36 @@ _BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, statu
     ON CONFLICT (run_id) DO NOTHING RETURNING id, run_id)"""
 _ADDED = """, added AS (INSERT INTO records (run, seq, data)
     SELECT d.id, l.seq, l.data FROM done d JOIN unnest(%b::text[], %b::bigint[], %b::bytea[]) AS l(run_id, seq, data) USING (run_id))"""
-_CONSUMED = """, spent AS (INSERT INTO inbox (run, id, signal)
+_CONSUMED = """, taken_up AS (INSERT INTO inbox (run, id, signal)
     SELECT d.id, c.id, NULL FROM done d JOIN (SELECT DISTINCT * FROM unnest(%b::text[], %b::text[]) AS u(run_id, id)) c USING (run_id)
     ON CONFLICT (run, id) DO UPDATE SET signal=NULL)"""
 
+_SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd)
+    SELECT u.tenant, u.day, sum(u.runs), sum(u.model_calls), sum(u.tool_calls), sum(u.tokens), sum(u.cost_usd)
+    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %s::float8[])
+        AS u(run_id, tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) USING (run_id) GROUP BY 1, 2 ORDER BY 1, 2
+    ON CONFLICT (tenant, day) DO UPDATE SET runs=spent.runs+excluded.runs, model_calls=spent.model_calls+excluded.model_calls,
+        tool_calls=spent.tool_calls+excluded.tool_calls, tokens=spent.tokens+excluded.tokens, cost_usd=spent.cost_usd+excluded.cost_usd)"""
+
 
 @cache
-def _append_statement(*, begins: bool, consumes: bool) -> LiteralString:
+def _append_statement(*, begins: bool, consumes: bool, spends: bool) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
-    return _GIVEN + (_BEGUN if begins else "") + done + _ADDED + (_CONSUMED if consumes else "") + " SELECT run_id FROM done"
+    more = (_CONSUMED if consumes else "") + (_SPENT if spends else "")
+    return _GIVEN + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
 
 class Append(Operation):
     """Add records to a run, fenced by the number of those that are there and, where it is known, by the last of them (`before`)."""
 
-    __slots__ = ("before", "consumed", "expected", "head", "records", "tip")
+    __slots__ = ("before", "consumed", "expected", "head", "records", "spent", "tip")
     alone = True
 
-    def __init__(self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, consumed: Sequence[str]) -> None:
+    def __init__(
+        self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, consumed: Sequence[str], spent: Spent | None
+    ) -> None:
         super().__init__(run_id)
+        self.spent = spent
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
         self.tip = tip_of(records[-1]) if records else None
@@ -204,7 +215,11 @@ class Append(Operation):
         consumed = [(o.run_id, signal_id) for o in operations for signal_id in o.consumed]
         if consumed:
             values += [Texts(run_id for run_id, _ in consumed), Texts(signal_id for _, signal_id in consumed)]
-        return _append_statement(begins=any(o.expected == 0 for o in operations), consumes=bool(consumed)), values
+        spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
+        if spent:
+            values += _columns(spent)
+        begins = any(o.expected == 0 for o in operations)
+        return _append_statement(begins=begins, consumes=bool(consumed), spends=bool(spent)), values
 
     @classmethod
     async def conclude(cls, operations: Sequence[Append], rows: Sequence[Any], db: Connection) -> None:
@@ -232,6 +247,20 @@ class Append(Operation):
                 "SELECT data FROM records WHERE run=%s AND seq>%s ORDER BY seq LIMIT %s", (run, self.expected, len(self.records))
             )
             return [data for (data,) in await cursor.fetchall()] == list(self.records)
+
+
+def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
+    """Return what tenants used, column by column."""
+    return [
+        Texts(run_id for run_id, _ in spent),
+        Texts(used.tenant for _, used in spent),
+        Texts(used.day for _, used in spent),
+        Numbers(used.runs for _, used in spent),
+        Numbers(used.model_calls for _, used in spent),
+        Numbers(used.tool_calls for _, used in spent),
+        Numbers(used.tokens for _, used in spent),
+        [float(used.cost_usd) for _, used in spent],
+    ]
 
 
 def microseconds(at: datetime) -> int:

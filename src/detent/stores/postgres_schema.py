@@ -48,7 +48,15 @@ VERSION_1: Sequence[LiteralString] = (
 VERSION_2: Sequence[LiteralString] = ("ALTER TABLE runs ADD COLUMN tip bigint",)
 """Appends are fenced by a hash of the last line, too; NULL where it is not known."""
 
-MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2)
+VERSION_3: Sequence[LiteralString] = (
+    """CREATE TABLE spent (
+        tenant text COLLATE "C" NOT NULL, day text COLLATE "C" NOT NULL, runs bigint NOT NULL, model_calls bigint NOT NULL,
+        tool_calls bigint NOT NULL, tokens bigint NOT NULL, cost_usd double precision NOT NULL, PRIMARY KEY (tenant, day)
+        ) WITH (fillfactor = 50)""",
+)
+"""What tenants use on each day is counted by the appends."""
+
+MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 _LOCK = 0x44544E54 << 32

@@ -94,12 +94,19 @@ class Writer:
                 except Exception as error:  # noqa: BLE001 - the worker loop: whoever waits is told, the writer lives on
                     for operation in group:
                         operation.error = translate(error, self._connections.target.shown)
-                for operation in group:
-                    self._leave(operation)
-                    operation.settle()
+                half = (len(group) + 1) // 2
+                self._tell(group[:half])
                 await asyncio.sleep(0)  # those who were told hand over what they have next
+                self._tell(group[half:])  # these do so while the server is at work on that
+                if not self._queue:
+                    await asyncio.sleep(0)
         finally:
             self._task = None
+
+    def _tell(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            self._leave(operation)
+            operation.settle()
 
     def _next(self) -> list[Operation]:
         """Take what can be one transaction: of operations that must stand alone, one a run."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal
+from detent.ports import RunQuery, Signal, Spent
 from detent.stores.selection import select
 
 
@@ -31,6 +32,7 @@ class _Shelf:
         self.runs: dict[str, _Run] = {}
         self.blobs: dict[str, dict[str, bytes]] = {}
         self.claims: dict[str, weakref.ref[RamStore]] = {}
+        self.spent: dict[tuple[str, str], Spent] = {}
 
 
 class RamStore:
@@ -82,6 +84,7 @@ class RamStore:
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
         runs = self._runs
@@ -98,6 +101,15 @@ class RamStore:
         for signal_id in consumed:
             run.inbox.pop(signal_id, None)
             run.consumed.add(signal_id)
+        if spent is not None:
+            known = self._shelf.spent.get((spent.tenant, spent.day))
+            self._shelf.spent[spent.tenant, spent.day] = spent if known is None else known.plus(spent)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used since that day."""
+        self._open_runs()
+        days = [spent for (who, day), spent in self._shelf.spent.items() if who == tenant and day >= since]
+        return reduce(Spent.plus, days, Spent(tenant=tenant, day=since))
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`."""

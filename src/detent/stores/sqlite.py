@@ -18,7 +18,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal
+from detent.ports import RunQuery, Signal, Spent
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
 from detent.stores.selection import check_query
 from detent.stores.sqlite_operations import (
@@ -46,6 +46,10 @@ _WAITING = "SELECT r.run_id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHE
 _WAITING_OF = (
     "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
+)
+_SPENT = (
+    "SELECT coalesce(sum(runs), 0), coalesce(sum(model_calls), 0), coalesce(sum(tool_calls), 0), coalesce(sum(tokens), 0), total(cost_usd)"
+    " FROM spent WHERE tenant=? AND day>=?"
 )
 _MANY_SIGNALS = 200
 _TURN_S = 0.01
@@ -164,9 +168,11 @@ class SqliteStore:
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
-        operation, db = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed), self._connection()
+        db = self._connection()
+        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent)
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
 
@@ -191,6 +197,11 @@ class SqliteStore:
         if operation.error is not None:
             raise operation.error
         return True
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used since that day, in all processes."""
+        (row,) = await self._rows("", _SPENT, (tenant, since))
+        return Spent(tenant=tenant, day=since, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
 
     # Reading ----------------------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Signal
+from detent.ports import Signal, Spent
 from detent.stores.locks import Holder
 from detent.stores.sqlite_schema import LAST_SEQ, SEQ_BITS, Db, microseconds
 
@@ -29,6 +29,12 @@ ADVANCE = (
 REPLACE = "UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND seq=? RETURNING id"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
+
+CHARGE = (
+    "INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (tenant, day) DO UPDATE SET runs=runs+excluded.runs, model_calls=model_calls+excluded.model_calls,"
+    " tool_calls=tool_calls+excluded.tool_calls, tokens=tokens+excluded.tokens, cost_usd=cost_usd+excluded.cost_usd"
+)
 
 
 class Operation:
@@ -60,13 +66,21 @@ class Operation:
 class Append(Operation):
     """Add records to a run, fenced by the number of those that are there."""
 
-    __slots__ = ("consumed", "expected", "head", "records")
+    __slots__ = ("consumed", "expected", "head", "records", "spent")
 
     def __init__(
-        self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, durable: bool, consumed: Sequence[str]
+        self,
+        run_id: str,
+        expected: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool,
+        consumed: Sequence[str],
+        spent: Spent | None = None,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
-        self.expected, self.records, self.head, self.consumed = expected, records, head, consumed
+        self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
 
     def apply(self, db: Db) -> None:
         run_id, expected, records, head = self.run_id, self.expected, self.records, self.head
@@ -89,6 +103,8 @@ class Append(Operation):
         db.executemany(ADD, zip(range(key, key + len(records)), records, strict=True))
         if self.consumed:
             db.executemany(CONSUME, [(run, signal_id) for signal_id in self.consumed])
+        if (said := self.spent) is not None:
+            db.execute(CHARGE, (said.tenant, said.day, said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd))
 
 
 class Claim(Operation):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x44544E54
 
 SEQ_BITS = 32
@@ -37,6 +37,13 @@ CREATE TABLE blobs (run_id TEXT NOT NULL, key TEXT NOT NULL, data BLOB NOT NULL,
 CREATE TABLE claims (run_id TEXT PRIMARY KEY, holder TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE holders (name TEXT PRIMARY KEY, host TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID
 """
+
+MIGRATIONS = {
+    2: """CREATE TABLE spent (
+        tenant TEXT NOT NULL, day TEXT NOT NULL, runs INTEGER NOT NULL, model_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
+        tokens INTEGER NOT NULL, cost_usd REAL NOT NULL, PRIMARY KEY (tenant, day)) WITHOUT ROWID""",
+}
+"""What later versions added: version -> statements. A new store is made of `TABLES` and all of them."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -69,6 +76,8 @@ def prepare(db: Db, path: Path) -> None:
         _create(db, path)
     elif _number(db, "PRAGMA application_id") != APPLICATION_ID:
         raise ConfigError(_foreign(path))
+    if version < SCHEMA_VERSION:
+        _migrate(db)
 
 
 def _create(db: Db, path: Path) -> None:
@@ -85,7 +94,21 @@ def _create(db: Db, path: Path) -> None:
             for statement in TABLES.split(";"):
                 db.execute(statement)
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            db.execute("PRAGMA user_version=1")
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _migrate(db: Db) -> None:
+    """Bring a store of an earlier version to this one, in one transaction; nothing happens where another process just did."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for version in range(_number(db, "PRAGMA user_version") + 1, SCHEMA_VERSION + 1):
+            for statement in MIGRATIONS[version].split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version={version}")
         db.execute("COMMIT")
     finally:
         if db.in_transaction:

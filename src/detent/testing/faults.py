@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from detent.core.records import RunHead
-from detent.ports import EventStore, RunQuery, Signal
+from detent.ports import EventStore, RunQuery, Signal, Spent
 
 T = TypeVar("T")
 When = Literal["before", "after"]
@@ -100,9 +100,18 @@ class CrashingStore:
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        spent: Spent | None = None,
     ) -> None:
         """See `EventStore.append`."""
-        await self._do("append", lambda: self.inner.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed))
+
+        def append() -> Awaitable[None]:
+            return self.inner.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent)
+
+        await self._do("append", append)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """See `EventStore.spent`."""
+        return await self._do("spent", lambda: self.inner.spent(tenant, since))
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """See `EventStore.read`."""

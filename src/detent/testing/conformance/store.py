@@ -16,6 +16,7 @@ Each test gets a place of its own. All stores that one place makes share the sam
 
 from __future__ import annotations
 
+from detent.testing.conformance.store_accounts import AccountContract
 from detent.testing.conformance.store_claims import ClaimContract
 from detent.testing.conformance.store_inboxes import InboxContract, ListingContract
 from detent.testing.conformance.store_lives import LifeContract
@@ -26,5 +27,5 @@ from detent.testing.conformance.store_places import Place, head_of, line
 __all__ = ["Place", "StoreContract", "head_of", "line"]
 
 
-class StoreContract(LogContract, InboxContract, ListingContract, ClaimContract, PartsContract, LifeContract):
+class StoreContract(LogContract, InboxContract, ListingContract, ClaimContract, PartsContract, AccountContract, LifeContract):
     """All that an `EventStore` promises. A subclass gives the fixture `place`."""

@@ -1,0 +1,263 @@
+"""`detent doctor`: what there is to run agents with, what is wrong, and what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from detent.cli import options as o
+from detent.cli import surroundings
+from detent.cli.output import FAILED, Output, clean, shortened
+from detent.cli.session import AGENT_FILE, Session
+from detent.cli.surroundings import Extra, Program, Provider, Server
+from detent.config import Agent
+from detent.core.errors import ConfigError, DetentError
+from detent.loading import CONFIG_FILE, find_config, load_agent
+from detent.ports import RunQuery
+from detent.stores.urls import without_password
+
+STORE_S = 5.0
+"""For how long a store may take to answer."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration or agent file; `plans_by` says what decides for an agent: a model's name, or "rules"."""
+
+    path: str
+    kind: str
+    plans_by: str = ""
+    problem: str = ""
+
+
+class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """The store that commands use here; `exists` is false where the first run will make it."""
+
+    url: str
+    exists: bool
+    problem: str = ""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was found; `ok` when a run can be made and nothing that is there is broken."""
+
+    ok: bool
+    version: str
+    providers: list[Provider]
+    servers: list[Server]
+    extras: list[Extra]
+    programs: list[Program]
+    files: list[File]
+    store: StoreCheck
+    next: list[str]
+
+
+def doctor(
+    *,
+    agent: o.AgentFile = None,
+    store: o.Store = None,
+    config: o.ConfigFile = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="A line also for each provider without a key and each server that is not running.")
+    ] = False,
+    json_wanted: o.Json = False,
+) -> int:
+    """Say which models can be asked from here, what is installed, whether files and store are sound, and what to do next.
+
+    Exit code 0 when a run can be made and nothing that is there is broken, else 1. Keys are looked for by the names of their variables;
+    no value is shown, and nothing is sent but a question for their models to servers on this machine.
+    """
+    found = examine(agent=agent, store=store, config=config)
+    output = Output(json_wanted=json_wanted)
+    output.document(found)
+    if not json_wanted:
+        _show(found, output, everything=everything)
+    return 0 if found.ok else FAILED
+
+
+def examine(*, agent: str | None, store: str | None, config: Path | None) -> Findings:
+    """Look at everything and return what was found; nothing raises, what is wrong is said."""
+    environment = dict(os.environ)
+    extras = surroundings.extras()
+    providers = surroundings.providers(environment, extras)
+    servers = surroundings.servers(surroundings.places(environment))
+    session, files = _files(agent, store, config)
+    checked = _store(session) if session is not None else StoreCheck(url=store or "", exists=False, problem="not looked at")
+    usable = [f for f in files if f.kind == "agent" and not f.problem]
+    broken = [f for f in files if f.problem]
+    planned = session is not None and session.config.planner is not None
+    can_run = any(p.usable for p in providers) or any(s.answers and s.models for s in servers) or planned or any(f.plans_by for f in usable)
+    return Findings(
+        ok=can_run and not broken and not (checked.problem and session is not None),
+        version=surroundings.version_of_this(),
+        providers=providers,
+        servers=servers,
+        extras=extras,
+        programs=surroundings.programs(),
+        files=files,
+        store=checked,
+        next=_next(providers, servers, extras, files, checked),
+    )
+
+
+# Files and store --------------------------------------------------------------------------------------------------------------------
+
+
+def _files(agent: str | None, store: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
+    """Return the session that these options and files make, if they make one, and what was found of each file."""
+    named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
+    files: list[File] = []
+    try:
+        session = Session(store=store, config=config, agent=agent)
+    except DetentError as error:
+        return None, [File(path=str(named or CONFIG_FILE), kind="config", problem=str(error))]
+    if named is not None:
+        files.append(File(path=str(named), kind="config"))
+    agents = dict(session.config.agents or {})
+    if session.config.agent is not None:
+        agents.setdefault(session.config.agent, session.config.agent)
+    elif Path(AGENT_FILE).is_file():
+        agents.setdefault(AGENT_FILE, AGENT_FILE)
+    files += [_agent(path) for path in dict.fromkeys(agents.values())]
+    return session, files
+
+
+def _agent(named: str) -> File:
+    path = Path(named).expanduser()
+    path = path / AGENT_FILE if path.is_dir() else path
+    try:
+        loaded = load_agent(path)
+        problem = _unaskable(loaded)
+    except DetentError as error:
+        return File(path=str(path), kind="agent", problem=str(error))
+    plans_by = "rules" if loaded.rules else "" if problem else loaded.model
+    return File(path=str(path), kind="agent", plans_by=plans_by, problem=problem)
+
+
+def _unaskable(agent: Agent) -> str:
+    """Return why the agent's model cannot be asked from here, or ""."""
+    if agent.rules or not agent.model:
+        return ""
+    try:
+        if agent.planner:
+            from detent.planners.raw_text import RawTextModels
+
+            RawTextModels().check(agent.spec())
+        else:
+            from detent.planners.model import ModelPlanner
+
+            ModelPlanner().check(agent.spec())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _store(session: Session) -> StoreCheck:
+    store = session.engine.store
+    url = without_password(store.url)
+    if not session.there:
+        return StoreCheck(url=url, exists=False)
+
+    async def look() -> None:
+        await store.open()
+        try:
+            await store.list_runs(RunQuery(limit=1))
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(look(), STORE_S))
+    except TimeoutError:
+        return StoreCheck(url=url, exists=False, problem=f"it did not answer within {STORE_S:g} s")
+    except Exception as error:  # noqa: BLE001 - foreign code: a driver may raise anything, and here it is a finding
+        return StoreCheck(url=url, exists=False, problem=without_password(str(error)) or type(error).__name__)
+    return StoreCheck(url=url, exists=True)
+
+
+# What to do -------------------------------------------------------------------------------------------------------------------------
+
+
+def _next(providers: list[Provider], servers: list[Server], extras: list[Extra], files: list[File], store: StoreCheck) -> list[str]:
+    """Return what to do, the most useful first: mend what is broken, then run."""
+    steps = [f"mend {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
+    if store.problem and store.url:
+        steps.append(f"the store {store.url} cannot be used: {store.problem.splitlines()[0]}; name another one with --store URL")
+    ready = [provider for provider in providers if provider.usable]
+    local = [server for server in servers if server.answers and server.models]
+    agents = [file for file in files if file.plans_by]
+    if agents:
+        steps.append(f"run the agent: detent run --agent {agents[0].path} GOAL")
+    if ready:
+        steps.append(f"ask a model: detent run --model {ready[0].model} GOAL")
+    if local:
+        steps.append(f"ask a model of this machine: detent run --model {local[0].name}:{local[0].models[0]} GOAL")
+        there = {extra.name for extra in extras if extra.version}
+        steps += [] if "openai" in there else ['its client is missing: pip install "detent[openai]"']
+    for provider in providers:
+        if provider.found and not provider.installed:
+            steps.append(f'{provider.name} has a key and no client: pip install "detent[{provider.name}]"')
+    if not (ready or local or agents):
+        steps.append("set the key of a provider, such as OPENAI_API_KEY, or start a local server, such as `ollama serve`")
+        steps.append("without a model: `detent init` writes an agent that plans by rules")
+    return steps
+
+
+# Showing ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Findings, output: Output, *, everything: bool) -> None:
+    output.show(found.version)
+    _part(output, "Models", [*_providers(found.providers, everything=everything), *_servers(found.servers, everything=everything)])
+    _part(output, "Installed", _extras(found.extras))
+    _part(output, "Programs", [(p.name, p.found or p.problem, not p.problem) for p in found.programs])
+    store = found.store
+    said = "not used" if not store.url else store.problem or ("there" if store.exists else "not there yet; the first run makes it")
+    files = [(f.path, f.problem or (f"plans by {f.plans_by}" if f.plans_by else "valid"), not f.problem) for f in found.files]
+    nothing = [(f"{CONFIG_FILE}, {AGENT_FILE}", "none here", True)]
+    _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem)])
+    output.show()
+    for line in found.next:
+        output.show(f"next: {clean(line)}", "" if found.ok else "yellow")
+
+
+def _providers(providers: Sequence[Provider], *, everything: bool) -> list[tuple[str, str, bool]]:
+    rows: list[tuple[str, str, bool]] = []
+    for provider in providers:
+        if provider.found:
+            client = "" if provider.installed else f'; its client is missing: pip install "detent[{provider.name}]"'
+            rows.append((provider.name, f"key in {', '.join(provider.found)}{client}", provider.usable))
+        elif everything:
+            rows.append((provider.name, f"no key ({' or '.join(provider.variables)})", True))
+    without = [provider.name for provider in providers if not provider.found]
+    return rows if everything or not without else [*rows, ("no key", ", ".join(without), True)]
+
+
+def _servers(servers: Sequence[Server], *, everything: bool) -> list[tuple[str, str, bool]]:
+    rows: list[tuple[str, str, bool]] = []
+    for server in servers:
+        if server.answers:
+            models = shortened(clean(", ".join(server.models)), 100) or "no model is loaded"
+            rows.append((server.name, f"{server.url} answers: {models}", bool(server.models)))
+        elif everything or server.problem:
+            rows.append((server.name, f"{server.url}: {clean(server.problem) or 'nothing listens there'}", True))
+    silent = [server.name for server in servers if not server.answers and not server.problem]
+    return rows if everything or not silent else [*rows, ("not running", ", ".join(silent), True)]
+
+
+def _extras(extras: Sequence[Extra]) -> list[tuple[str, str, bool]]:
+    there = [f"{extra.name} {extra.version}" for extra in extras if extra.version]
+    missing = [extra for extra in extras if not extra.version]
+    return [("extras", ", ".join(there) or "none", True), *((extra.name, f"missing: {extra.install}", True) for extra in missing)]
+
+
+def _part(output: Output, title: str, rows: Sequence[tuple[str, Any, bool]]) -> None:
+    width = max(len(name) for name, _, _ in rows) if rows else 0
+    output.show()
+    output.show(title, "bold")
+    for name, said, good in rows:
+        output.show(f"  {clean(name):<{width}}  {clean(str(said)).splitlines()[0] if said else ''}", "" if good else "yellow")

@@ -1,0 +1,28 @@
+"""Direct: one model call, and its answer is the answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError
+from detent.ports import Passed, StrategyRun, strategy
+
+MOST_TURNS = 3
+
+
+class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`turns`: how many model calls there may be, at most 3. With one no tool is offered: nobody could read what it gave."""
+
+    turns: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.turns <= MOST_TURNS:
+            raise ConfigError(f"strategy_options: turns is {self.turns}; direct takes 1 to {MOST_TURNS}; for more use reactive")
+
+
+@strategy(options=DirectOptions)
+async def direct(run: StrategyRun) -> Passed:
+    """Ask once."""
+    turns = run.options(DirectOptions).turns
+    return await run.kernel("main", tools=() if turns == 1 else None, limits=Budget(max_iterations=turns))

@@ -1,0 +1,64 @@
+"""Plan and execute: one call plans, steps run in waves, one call looks at what came of it, one gives the answer.
+
+Model calls: a plan, a reflection and a synthesis, one for each analysis and k for each step of work; a step that only calls a tool costs none.
+A plan whose only step is an analysis is answered by that step. Completed steps are never run again: a patch (one call) replaces what failed and
+what was waiting for it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import PassFailed
+from detent.ports import Passed, StrategyRun, strategy
+from detent.strategies.wording import CRITIC, VERDICT, section, verdict
+from detent.strategies.work import PlanExecuteOptions, Work
+
+
+@strategy(options=PlanExecuteOptions)
+async def plan_execute(run: StrategyRun) -> Passed:
+    """Plan, execute, reflect, answer."""
+    return await carry_through(run, run.options(PlanExecuteOptions))
+
+
+async def carry_through(run: StrategyRun, options: PlanExecuteOptions) -> Passed:
+    """Work with these options."""
+    work = Work(run, options)
+    unplanned = await work.plan("plan", f"Make a plan for this goal.{section('Goal', run.goal)}")
+    if unplanned is not None:
+        return unplanned
+    alone = len(work.todo) == 1 and work.todo[0].kind == "analysis" and run.output_schema is None
+    for left in range(options.refinements, -1, -1):
+        await work.carry_out()
+        if alone and work.last is not None and work.done:
+            return work.last
+        remark = work.problems() or await _reflect(run, work)
+        if not remark or not left or await work.plan("patch", _patch_prompt(run, work, remark)) is not None:
+            break
+    if not work.done:
+        nothing = Passed(
+            label="steps", scope="", status="failed", reason="failure_threshold", error=f"no step succeeded: {work.problems()}"
+        )
+        return msgspec.structs.replace(nothing, results=tuple(work.results))
+    task = f"{run.goal}{section('What was found out', work.report())}{section('What did not work', work.problems())}\n\nGive the answer now, from this alone."
+    answer = await run.kernel("answer", task=task, kernel="ask", tools=(), limits=Budget(max_iterations=1))
+    return msgspec.structs.replace(answer, results=tuple(work.results))
+
+
+async def _reflect(run: StrategyRun, work: Work) -> str:
+    """Return what is missing for the goal, "" when nothing is; a reflection that fails holds nothing up."""
+    prompt = f"Is this enough to achieve the goal?{section('Goal', run.goal)}{section('What the steps gave', work.report())}\n\n{VERDICT}"
+    try:
+        satisfied, remark = verdict(await run.ask("reflect", prompt, instructions=CRITIC))
+    except PassFailed:
+        return ""
+    return "" if satisfied else remark or "it is not enough"
+
+
+def _patch_prompt(run: StrategyRun, work: Work, remark: str) -> str:
+    return (
+        "The plan needs a patch. Give only the steps that are still to be done, in place of those that failed; steps that are done stay as "
+        "they are, are not run again, and can be referred to. Take new ids."
+        f"{section('Goal', run.goal)}{section('Done', work.report())}{section('What is wrong', remark)}"
+    )

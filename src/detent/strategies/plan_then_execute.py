@@ -1,0 +1,93 @@
+"""Plan, then execute: for small models. One call lists steps in words; each is then a small task of its own, in order; one call answers.
+
+A small model loses its way in a long transcript. Here it sees one step at a time, with the list and what the steps before gave.
+Model calls: 1 + the turns of each step + 1; a list of one step is answered by that step.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import PassFailed
+from detent.core.state import Item
+from detent.ports import Passed, StrategyRun, strategy
+from detent.strategies.wording import at_least, section, shown
+
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"steps": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
+    "required": ["steps"],
+}
+
+_NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*])\s+(\S.*)$", re.MULTILINE)
+
+
+class StepsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps` at most; `turns` that one step may take."""
+
+    steps: int = 8
+    turns: int = 3
+
+    def __post_init__(self) -> None:
+        at_least(1, steps=self.steps, turns=self.turns)
+
+
+@strategy(options=StepsOptions)
+async def plan_then_execute(run: StrategyRun) -> Passed:
+    """List the steps, do one after the other, answer."""
+    options = run.options(StepsOptions)
+    steps = await _steps(run, options)
+    if len(steps) < 2:
+        return await run.kernel("main")
+    gave: list[str] = []
+    passes: list[Passed] = []
+    results: list[Item] = []
+    for number, step in enumerate(steps, 1):
+        task = (
+            f"Step {number} of {len(steps)} towards a goal. Do this step and no other, then say what came of it.\n\nStep:\n{step}"
+            f"{section('Goal', run.goal)}{section('What the steps before gave', chr(10).join(gave))}"
+        )
+        marks = ["done" if n < number else "now" if n == number else "later" for n in range(1, len(steps) + 1)]
+        plan = "Your plan:\n" + "\n".join(f"{n}. {text} ({mark})" for n, (text, mark) in enumerate(zip(steps, marks, strict=True), 1))
+        limits = Budget(max_iterations=options.turns)
+        guards = ("side_effect_once",) if number > 1 else ()
+        passed = await run.kernel(f"step-{number}", task=task, guidance=(plan,), guards=guards, limits=limits, output_schema={})
+        passes.append(passed)
+        results += passed.results
+        gave.append(
+            f"{number}. {step}: {shown(passed.output) if passed.status == 'done' else 'FAILED: ' + (passed.error or passed.reason)}"
+        )
+    if all(passed.status == "failed" for passed in passes):
+        return msgspec.structs.replace(passes[-1], results=tuple(results))
+    task = f"{run.goal}{section('What the steps gave', chr(10).join(gave))}\n\nGive the answer now, from this alone; say what failed."
+    answer = await run.kernel("answer", task=task, kernel="ask", tools=(), limits=Budget(max_iterations=1))
+    return msgspec.structs.replace(answer, results=tuple(results))
+
+
+async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:
+    """Return the steps that the model lists, none where it lists none: the goal is then worked on as a whole."""
+    names = ", ".join(spec.name for spec in run.tools if not spec.ends_turn)
+    prompt = (
+        f"Do not act yet. List the steps that this goal needs, one short sentence for each, in order, at most {options.steps}."
+        f"{section('Goal', run.goal)}{section('Tools that the steps can use', names)}"
+    )
+    try:
+        said = await run.ask("plan", prompt, FORM, small=False)
+    except PassFailed:
+        return []
+    return listed(said)[: options.steps]
+
+
+def listed(said: Any) -> list[str]:
+    """Return the steps in what a model answered: as asked for, as a bare list, or as lines with numbers."""
+    if isinstance(said, str):
+        try:
+            said = msgspec.json.decode(said)
+        except msgspec.DecodeError:
+            return [found.strip() for found in _NUMBERED.findall(said)]
+    steps: Any = cast("dict[str, Any]", said).get("steps") if isinstance(said, dict) else said
+    return [step.strip() for step in cast("list[Any]", steps) if isinstance(step, str) and step.strip()] if isinstance(steps, list) else []

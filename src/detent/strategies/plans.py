@@ -1,0 +1,144 @@
+"""A plan as data: steps, what each needs of others, and `{{step_id}}` as what a step gave: the whole value, never a preview."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.ports import ToolSpec
+from detent.strategies.wording import shown
+
+MOST_STEPS = 20
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MOST_STEPS,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,40}$"},
+                    "kind": {"enum": ["tool", "analysis", "work"]},
+                    "task": {"type": "string"},
+                    "tool": {"type": "string"},
+                    "args": {"type": "object"},
+                    "after": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["id", "kind"],
+            },
+        }
+    },
+    "required": ["steps"],
+}
+"""The schema of a plan."""
+RULES = (
+    "Kinds of steps: `tool` calls one tool with `tool` and `args`; `analysis` answers `task` by thinking alone; `work` does `task` with tools, "
+    "where what to call is not known yet. Write {{ID}} where a step needs what the earlier step ID gave (whole), {{ID.field}} for a part of it; "
+    "list in `after` the steps that must come first for another reason. Steps that need nothing of each other run at the same time. "
+    "Use as few steps as will do."
+)
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_REFERENCE = re.compile(r"\{\{\s*([A-Za-z0-9_-]+)((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
+
+
+class Unresolved(Exception):
+    """A reference names something that its step did not give."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a plan; see `RULES`."""
+
+    id: str
+    kind: Literal["tool", "analysis", "work"]
+    task: str = ""
+    tool: str = ""
+    args: dict[str, Any] = {}
+    after: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The steps that come before this one."""
+        return references([self.task, self.args]) | set(self.after)
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    steps: tuple[Step, ...]
+
+
+def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ()) -> tuple[tuple[Step, ...], str]:
+    """Return (steps, "") of what a planner answered, or ((), what is wrong with it); `known` are the steps that are done already."""
+    try:
+        steps = msgspec.json.decode(said.strip().strip("`").removeprefix("json"), type=_Plan).steps if isinstance(said, str) else None
+        steps = msgspec.convert(said, _Plan).steps if steps is None else steps
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        return (), f"the plan has not the right form: {error}"
+    if not 1 <= len(steps) <= MOST_STEPS:
+        return (), f"the plan has {len(steps)} steps; give 1 to {MOST_STEPS}"
+    before = set(known)
+    for step in steps:
+        if problem := _problem(step, tools, before):
+            return (), f"step {step.id!r}: {problem}"
+        before.add(step.id)
+    return steps, ""
+
+
+def _problem(step: Step, tools: Collection[str], before: Collection[str]) -> str:
+    if not _ID.fullmatch(step.id):
+        return "its id must be letters, digits, '_' and '-', at most 40"
+    if step.id in before:
+        return "another step has this id"
+    if step.kind == "tool" and step.tool not in tools:
+        near = difflib.get_close_matches(step.tool, tools, n=1)
+        return f"there is no tool {step.tool!r}; {f'did you mean {near[0]!r}?' if near else 'there are: ' + (', '.join(tools) or 'none')}"
+    if step.kind != "tool" and not step.task.strip():
+        return "it says no task"
+    late = sorted(step.needs - set(before))
+    return f"it needs {late[0]!r}, which is no step before it" if late else ""
+
+
+def references(value: Any) -> frozenset[str]:
+    """Return the ids of the steps that texts in JSON data refer to."""
+    if isinstance(value, str):
+        return frozenset(found[1] for found in _REFERENCE.finditer(value))
+    parts: Sequence[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else ()
+    parts = cast("list[Any]", value) if isinstance(value, list) else parts
+    return frozenset[str]().union(*(references(part) for part in parts))
+
+
+def resolved(value: Any, done: Mapping[str, Any]) -> Any:
+    """Return JSON data with references replaced: alone by the value itself, inside a text by the value as text. Raise `Unresolved`."""
+    if isinstance(value, dict):
+        return {key: resolved(part, done) for key, part in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [resolved(part, done) for part in cast("list[Any]", value)]
+    if not isinstance(value, str):
+        return value
+    if whole := _REFERENCE.fullmatch(value.strip()):
+        return _value(whole, done)
+    return _REFERENCE.sub(lambda found: shown(_value(found, done)), value)
+
+
+def _value(found: re.Match[str], done: Mapping[str, Any]) -> Any:
+    value, way = done[found[1]], found[1]
+    for key in found[2].split(".")[1:]:
+        inner: Any = value
+        if isinstance(value, dict) and key in value:
+            value = inner[key]
+        elif isinstance(value, list) and key.isdigit() and int(key) < len(inner):
+            value = inner[int(key)]
+        else:
+            raise Unresolved(f"{way} has no {key!r}")
+        way += f".{key}"
+    return value
+
+
+def listed(tools: Sequence[ToolSpec]) -> str:
+    """Return the tools as a plan may use them, one a line."""
+    return "\n".join(f"- {t.name}: {' '.join(t.description.split())} args: {shown(t.input_schema)}" for t in tools)

@@ -1,0 +1,93 @@
+"""Reflexion: generate, let a critic look at it, improve; what had an effect is not done again.
+
+Model calls: k + n·(1 + k) for n rounds and k turns a pass; the round in which the critic is satisfied has only the critic's call. A critic that
+fails costs nobody the finished draft.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import PassFailed
+from detent.core.state import Item
+from detent.ports import Passed, StrategyRun, strategy
+from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, observed, section, shown, verdict
+
+SAME = 0.8
+"""Two critiques whose beginnings agree that far say the same thing: another round would change nothing."""
+
+
+class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`rounds` of critique and improvement at most; `turns` that one pass may take.
+
+    `block`: what a later pass may not do again. "tools": a tool that is not idempotent and had an effect is not called any more, whatever its
+    arguments; "calls": only the same call is not made again, so that another recipient can still be served.
+    """
+
+    rounds: int = 3
+    turns: int = 3
+    block: Literal["tools", "calls"] = "tools"
+
+    def __post_init__(self) -> None:
+        at_least(1, rounds=self.rounds, turns=self.turns)
+
+
+@strategy(options=ReflexionOptions)
+async def reflexion(run: StrategyRun) -> Passed:
+    """Generate, critique, improve."""
+    return await reflect(run, run.options(ReflexionOptions))
+
+
+async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
+    """Work with these options; the last pass that had an answer is what comes of it."""
+    last = await run.kernel("generate", limits=Budget(max_iterations=options.turns))
+    answer = last if last.status == "done" else None
+    results, critique = list(last.results), ""
+    for _ in range(options.rounds):
+        if answer is None:
+            if last.reason not in GIVEN_UP:
+                break
+            remark = f"There is no answer yet: {last.error or last.reason}."
+        else:
+            satisfied, remark = await _critique(run, answer, results)
+            if satisfied or same(critique, remark):
+                break
+        critique = remark
+        last = await _improve(run, options, answer, critique, results)
+        results += last.results
+        answer = last if last.status == "done" else answer
+    return msgspec.structs.replace(answer or last, results=tuple(results))
+
+
+async def _critique(run: StrategyRun, answer: Passed, results: list[Item]) -> tuple[bool, str]:
+    prompt = (
+        f"Is this answer what was asked for: complete, correct, and backed by what the tools gave?\n\nAsked for:\n{run.goal}"
+        f"{section('Answer', shown(answer.output))}{section('What the tools gave', await observed(run, results))}\n\n{VERDICT}"
+    )
+    try:
+        return verdict(await run.ask("critique", prompt, instructions=CRITIC))
+    except PassFailed:
+        return True, "[critique skipped]"
+
+
+async def _improve(run: StrategyRun, options: ReflexionOptions, answer: Passed | None, critique: str, results: list[Item]) -> Passed:
+    effects = {spec.name for spec in run.tools if not (spec.read_only or spec.idempotent)}
+    done = sorted({item.tool for item in results if item.ok and item.executed and item.tool in effects})
+    meta: dict[str, Any] = {"blocked_tools": done} if done and options.block == "tools" else {}
+    task = (
+        f"{run.goal}{section('Your earlier answer', shown(answer.output) if answer is not None else '')}{section('What is wrong with it', critique)}"
+        f"{section('What the tools gave; do not ask for it again', await observed(run, results))}\n\n"
+        "Give the whole answer again, with this put right."
+    )
+    limits = Budget(max_iterations=options.turns)
+    return await run.kernel("improve", task=task, limits=limits, guards=("blocked", "side_effect_once"), meta=meta)
+
+
+def same(before: str, now: str) -> bool:
+    """Whether a critique says what the one before it said: equal, or alike over 80 % of the longer one's beginning."""
+    longest = max(len(before), len(now))
+    agreeing = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
+    return bool(before) and agreeing >= SAME * longest

@@ -1,0 +1,58 @@
+"""What strategies share in words: values as text, one model call as a branch, the answer of a critic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError
+from detent.core.state import Item
+from detent.ports import Branch, StrategyRun
+
+CRITIC = "You check work against what was asked for. You are exact and fair, and you make nothing up."
+VERDICT = (
+    "Answer in this form. The first line is SATISFIED: or UNSATISFIED: with the reason in one sentence. After UNSATISFIED: say in a few lines "
+    "what is wrong or missing, most important first."
+)
+GIVEN_UP = ("max_iterations", "no_progress", "failure_threshold")
+"""How a pass ends that has tried and not come to an end: another pass may."""
+
+_VERDICT = re.compile(r"\W*(UNSATISFIED|SATISFIED)\b[:\s*]*(.*)", re.DOTALL)
+
+
+def shown(value: Any) -> str:
+    """Return a value as text: text as it is, the rest as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = False) -> Branch:
+    """Return the branch that is one model call without tools, for `run.parallel`."""
+    limits = Budget(max_iterations=1)
+    return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, small=small, limits=limits)
+
+
+def verdict(said: Any) -> tuple[bool, str]:
+    """Return whether a critic is satisfied, and what it said; who says neither is not."""
+    found = _VERDICT.match(shown(said))
+    return (found[1] == "SATISFIED", found[2].strip()) if found else (False, shown(said).strip())
+
+
+async def observed(run: StrategyRun, results: Sequence[Item]) -> str:
+    """Return what the calls of earlier passes gave, whole, one a line; "" when none succeeded."""
+    return "\n".join([f"{item.tool}({shown(item.args)}) -> {shown(await run.full(item))}" for item in results if item.ok])
+
+
+def section(title: str, text: str) -> str:
+    """Return a titled part of a prompt, "" without a text."""
+    return f"\n\n{title}:\n{text}" if text.strip() else ""
+
+
+def at_least(least: float, **given: float | None) -> None:
+    """Raise `ConfigError` for an option below `least`."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise ConfigError(f"strategy_options: {name} is {value}; give at least {least:g}")

@@ -1,0 +1,140 @@
+"""A plan on its way: getting one, running its steps in waves, and what came of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.actions import ToolCall
+from detent.core.budget import Budget
+from detent.core.errors import PassFailed
+from detent.core.state import Item
+from detent.ports import Branch, Passed, StrategyRun
+from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved
+from detent.strategies.wording import asking, at_least, section, shown
+
+REPAIRS = 2
+"""How often a plan that cannot be carried out is asked for again."""
+UNTOUCHED = ("timeout", "handler_error", "not_executed")
+"""Failures of a tool after which the same call may be made once more, where that is harmless."""
+
+
+class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time."""
+
+    refinements: int = 2
+    turns: int = 3
+    retries: int = 1
+    parallel: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(0, refinements=self.refinements, retries=self.retries)
+        at_least(1, turns=self.turns, parallel=self.parallel)
+
+
+class Work:
+    """A plan on its way: what is `todo`, what the steps that are `done` gave, why others `failed`, all `results` of tools so far."""
+
+    def __init__(self, run: StrategyRun, options: PlanExecuteOptions) -> None:
+        self.run, self.options = run, options
+        self.todo: tuple[Step, ...] = ()
+        self.done: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+        self.results: list[Item] = []
+        self.last: Passed | None = None
+        self._tries: dict[str, int] = {}
+        self._tools = {spec.name: spec for spec in run.tools if not spec.ends_turn}
+
+    async def plan(self, label: str, prompt: str) -> Passed | None:
+        """Get the steps that are to be done from here on; return how it failed where there is no plan to be had."""
+        problem = ""
+        known = section("Tools", listed(tuple(self._tools.values())))
+        for _ in range(1 + REPAIRS):
+            told = f"\n\nYour last plan cannot be carried out: {problem}. Give the whole plan again." if problem else ""
+            try:
+                said = await self.run.ask(label, f"{prompt}{known}\n\n{RULES}{told}", FORM, small=False)
+            except PassFailed as failed:
+                return failed.passed
+            steps, problem = read_plan(said, tools=self._tools, known=self.done)
+            if not problem:
+                self.todo, self.failed, self._tries = steps, {}, {}
+                return None
+        return Passed(label=label, scope=label, status="failed", reason="output_schema_failed", error=f"no plan: {problem}")
+
+    async def carry_out(self) -> None:
+        """Run the steps in waves until none can run any more."""
+        for _ in range(len(self.todo) * (1 + self.options.retries)):
+            ready = [step for step in self.todo if step.id not in self.failed and step.needs <= self.done.keys()]
+            if not ready:
+                break
+            for first in range(0, len(ready), self.options.parallel):
+                await self._wave(ready[first : first + self.options.parallel])
+            self.todo = tuple(step for step in self.todo if step.id not in self.done)
+
+    async def _wave(self, steps: Sequence[Step]) -> None:
+        """Run steps side by side; those that only call a tool are one batch, in which writing calls keep their order."""
+        batch: list[tuple[Step, ToolCall]] = []
+        thinking: list[tuple[Step, Branch]] = []
+        for step in steps:
+            try:
+                if step.kind == "tool":
+                    batch.append((step, ToolCall(tool=step.tool, args=resolved(step.args, self.done), reason=step.task)))
+                else:
+                    thinking.append((step, self._branch(step)))
+            except Unresolved as error:
+                self.failed[step.id] = f"a reference of it leads nowhere: {error}"
+        branches = [branch for _, branch in thinking]
+        if batch:
+            branches.insert(0, Branch(label="tools", task="; ".join(s.id for s, _ in batch), calls=tuple(call for _, call in batch)))
+        passes = list(await self.run.parallel(*branches)) if len(branches) > 1 else [await self.run.kernel(**_fields(b)) for b in branches]
+        self.results += [item for one in passes for item in one.results]
+        if batch:
+            items = passes.pop(0).results
+            for (step, _), item in zip(batch, items, strict=False):
+                await self._called(step, item)
+        for (step, _), one in zip(thinking, passes, strict=True):
+            self._thought(step, one)
+
+    def _branch(self, step: Step) -> Branch:
+        others = {name: self.done[name] for name in step.after}
+        context = section("What earlier steps gave", "\n".join(f"{name}: {shown(value)}" for name, value in others.items()))
+        task = f"{shown(resolved(step.task, self.done))}{context}{section('It is a step towards', self.run.goal)}"
+        if step.kind == "analysis":
+            return asking(f"step-{step.id}", task)
+        again = ("side_effect_once",) if self._tries.get(step.id) else ()
+        return Branch(label=f"step-{step.id}", task=task, guards=again, limits=Budget(max_iterations=self.options.turns), output_schema={})
+
+    async def _called(self, step: Step, item: Item) -> None:
+        if item.error is None:
+            self.done[step.id] = await self.run.full(item)
+            return
+        spec = self._tools[step.tool]
+        harmless = item.error.code == "not_executed" or (item.error.code in UNTOUCHED and (spec.read_only or spec.idempotent))
+        self._not_done(step, f"{item.error.code}: {item.error.message}", again=harmless)
+
+    def _thought(self, step: Step, passed: Passed) -> None:
+        self.last = passed
+        if passed.status == "done":
+            self.done[step.id] = passed.output
+        else:
+            self._not_done(step, passed.error or passed.reason, again=True)
+
+    def _not_done(self, step: Step, why: str, *, again: bool) -> None:
+        self._tries[step.id] = self._tries.get(step.id, 0) + 1
+        if not again or self._tries[step.id] > self.options.retries:
+            self.failed[step.id] = why
+
+    def report(self) -> str:
+        """Return what the completed steps gave, whole."""
+        return "\n".join(f"{name}: {shown(value)}" for name, value in self.done.items())
+
+    def problems(self) -> str:
+        """Return which steps failed or could not be begun, and why; "" when all are done."""
+        waiting = [f"{step.id}: not begun, it needs what failed" for step in self.todo if step.id not in self.failed]
+        return "\n".join([*(f"{name}: {why}" for name, why in self.failed.items()), *waiting])
+
+
+def _fields(branch: Branch) -> dict[str, Any]:
+    return {name: getattr(branch, name) for name in branch.__struct_fields__}

@@ -1,0 +1,204 @@
+"""One scenario a strategy: a goal, what a model answers in each pass, and what must come of it. Shared by the tests of all strategies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent.core import events as e
+from detent.stores.ram import RamStore
+
+GOAL = "Find out how many people live in Paris and in Lyon, send the sum to Ann, tell me what it is in words, and explain how you came to that number at all"
+"""Long enough that no strategy takes it for trivial."""
+TOKENS = 10
+"""What each plan uses."""
+
+
+class Model:
+    """Answers each pass by its scope, which is one plan or a list of plans by turn; keeps the views and charges ten tokens a plan.
+
+    It holds nothing of a run but what it was asked: a resumed run gets the same answers.
+    """
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.views: list[View] = []
+
+    @property
+    def asked(self) -> list[tuple[str, int]]:
+        return [(view.scope, view.iteration) for view in self.views]
+
+    async def plan(self, view: View) -> Plan:
+        self.views.append(view)
+        said = self.answers[view.scope]
+        if isinstance(said, list):
+            said = said[view.iteration - 1]
+        said = said(view) if callable(said) else said
+        actions = said if isinstance(said, tuple) else (said if isinstance(said, ToolCall) else FinalAnswer(content=said),)
+        await asyncio.sleep(0)
+        return Plan(actions=actions, usage=Usage(input_tokens=TOKENS), model="m")
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """`calls`: the exact number of model calls; `scopes`: the passes in order; `works`: a pass in which tools are offered, "" for none."""
+
+    strategy: str
+    answers: dict[str, Any]
+    output: Any
+    calls: int
+    scopes: list[str]
+    works: str = ""
+    sends: bool = True
+    goal: str = GOAL
+    options: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
+
+
+def look(city: str) -> ToolCall:
+    return ToolCall(tool="population", args={"city": city})
+
+
+SEND = ToolCall(tool="send", args={"to": "ann", "text": "2620000"})
+WORK = [(look("Paris"), look("Lyon")), SEND, "2,620,000"]
+PLAN = {
+    "steps": [
+        {"id": "p", "kind": "tool", "tool": "population", "args": {"city": "Paris"}},
+        {"id": "l", "kind": "tool", "tool": "population", "args": {"city": "Lyon"}},
+        {"id": "sum", "kind": "analysis", "task": "Add {{p}} and {{l}}."},
+        {"id": "mail", "kind": "work", "task": "Send {{sum}} to Ann."},
+    ]
+}
+
+
+def thoughts(*texts: str) -> dict[str, Any]:
+    return {"thoughts": list(texts)}
+
+
+def scores(*numbers: float) -> dict[str, Any]:
+    return {"scores": list(numbers)}
+
+
+PLANNED = {"plan": PLAN, "step-sum": "2620000", "step-mail": [SEND, "sent"], "reflect": "SATISFIED: all is there", "answer": "2,620,000"}
+
+SCENARIOS = {
+    s.strategy: s
+    for s in (
+        Scenario(strategy="direct", answers={"main": "2,620,000"}, output="2,620,000", calls=1, scopes=["main"], sends=False),
+        Scenario(strategy="reactive", answers={"main": WORK}, output="2,620,000", calls=3, scopes=["main"], works="main"),
+        Scenario(
+            strategy="reflexion",
+            answers={
+                "generate": [(look("Paris"), look("Lyon")), SEND, "about 2 million"],
+                "critique": "UNSATISFIED: it is not exact.",
+                "improve": [SEND, "2,620,000"],
+                "critique#2": "SATISFIED: exact",
+            },
+            output="2,620,000",
+            calls=3 + 1 + 2 + 1,
+            scopes=["generate", "critique", "improve", "critique#2"],
+            works="generate",
+            changed={"rounds": 2, "turns": 4},
+        ),
+        Scenario(
+            strategy="plan-execute",
+            answers=PLANNED,
+            output="2,620,000",
+            calls=3 + 1 + 2,
+            scopes=["plan", "tools", "step-sum", "step-mail", "reflect", "answer"],
+            works="step-mail",
+            changed={"turns": 2},
+        ),
+        Scenario(
+            strategy="plan-then-execute",
+            answers={
+                "plan": {"steps": ["find both numbers", "send the sum"]},
+                "step-1": [(look("Paris"), look("Lyon")), "2100000 and 520000"],
+                "step-2": [SEND, "sent"],
+                "answer": "2,620,000",
+            },
+            output="2,620,000",
+            calls=1 + 2 + 2 + 1,
+            scopes=["plan", "step-1", "step-2", "answer"],
+            works="step-1",
+            changed={"turns": 2},
+        ),
+        Scenario(
+            strategy="tree-of-thought",
+            answers={
+                "expand": thoughts("look both up", "guess"),
+                "score": scores(0.9, 0.1),
+                "expand-1": thoughts("one call each", "ask Ann"),
+                "score-1": scores(0.95, 0.7),
+                "main": WORK,
+            },
+            output="2,620,000",
+            calls=4 + 3,
+            scopes=["expand", "score", "expand-1", "score-1", "main"],
+            works="main",
+            options={"breadth": 2, "depth": 2},
+            changed={"breadth": 2, "depth": 2, "turns": 5},
+        ),
+        Scenario(
+            strategy="adaptive",
+            answers={"classify": {"strategy": "plan-execute"}, **PLANNED},
+            output="2,620,000",
+            calls=1 + 3 + 1 + 2,
+            scopes=["classify", "plan", "tools", "step-sum", "step-mail", "reflect", "answer"],
+            works="step-mail",
+            changed={"plan_execute": {"turns": 2}},
+        ),
+    )
+}
+
+
+class World:
+    """The tools of a scenario and what they did."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.looked: list[str] = []
+
+    def tools(self) -> list[Any]:
+        @tool(side_effect="read")
+        async def population(city: str) -> int:
+            """How many people live in a city."""
+            self.looked.append(city)
+            return {"Paris": 2_100_000, "Lyon": 520_000}[city]
+
+        @tool(side_effect="write")
+        async def send(to: str, text: str) -> str:
+            """Send a text."""
+            self.sent.append(f"{to}: {text}")
+            return "sent"
+
+        return [population, send]
+
+
+def agent_of(scenario: Scenario, **fields: Any) -> Agent:
+    given = {"strategy": scenario.strategy, "strategy_options": scenario.options, "tools": ["population", "send"], **fields}
+    return Agent(name="a", **given)
+
+
+def engine_of(scenario: Scenario, *, model: Model | None = None, world: World | None = None, store: Any = None, **options: Any) -> Engine:
+    planner = model or Model(scenario.answers)
+    return Engine(store=store or RamStore(), planner=planner, tools=(world or World()).tools(), approver="caller", **options)
+
+
+def run(engine: Engine, scenario: Scenario, *, fields: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Run the scenario as run "r"."""
+    return asyncio.run(engine.run(agent_of(scenario, **(fields or {})), scenario.goal, run_id="r", **options))
+
+
+def events(engine: Engine, kind: type[Any]) -> list[Any]:
+    return [record.event for record in asyncio.run(engine.records("r")) if isinstance(record.event, kind)]
+
+
+def passes(engine: Engine) -> list[str]:
+    return [event.key for event in events(engine, e.PassStarted)]
+
+
+Check = Callable[..., None]

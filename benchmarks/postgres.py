@@ -4,8 +4,9 @@
 
 Without `--url` a server of its own is started, with its data on the disk of /tmp and fsync on. One iteration is one turn: a scripted planner
 that costs nothing asks for one trivial async tool that reads, and the turn is one commit. Floors: one row with as many bytes as a turn writes,
-committed by itself; the same rows and bytes as the runs write, one transaction for one turn of every run, row by row (a pipeline of inserts,
-`executemany`) and as one statement over arrays. Nothing is asserted.
+committed by itself; the same rows and bytes as the runs write, one transaction for one turn of every run, in three ways: an INSERT a row, a
+pipeline of them (`executemany`), one statement over arrays. The last two floors are beyond what the loop itself does without any store, which
+is measured beside them. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "src"), str(HERE.pare
 
 from overhead import EVENTS, Counting, Row, agent_for, engine_for, iterations, prepare_resume, ready, warm_up  # noqa: E402 - from this folder
 
-TURNS = 10
+TURNS = 50
 """Iterations of each of the concurrent runs."""
 
 
@@ -45,7 +46,7 @@ async def bare_rows(url: str, n: int, size: int) -> float:
         return (time.perf_counter() - begun) / n * 1e6
 
 
-async def bare_groups(url: str, runs: int, size: int, *, arrays: bool) -> float:
+async def bare_groups(url: str, runs: int, size: int, *, how: str) -> float:
     """Insert what `runs` runs write, one transaction for each of their turns together; return iterations a second."""
     import psycopg
 
@@ -58,9 +59,12 @@ async def bare_groups(url: str, runs: int, size: int, *, arrays: bool) -> float:
         for turn in range(TURNS):
             rows = [(run, turn * EVENTS + k, data) for run in range(runs) for k in range(EVENTS)]
             async with db.transaction(), db.cursor() as cursor:
-                if arrays:
+                if how == "inserts":
+                    for row in rows:
+                        await cursor.execute("INSERT INTO bare VALUES (%s, %s, %b)", row, prepare=True)
+                elif how == "arrays":
                     columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-                    await cursor.execute("INSERT INTO bare SELECT * FROM unnest(%b::int[], %b::int[], %b::bytea[])", columns)
+                    await cursor.execute("INSERT INTO bare SELECT * FROM unnest(%s::int[], %s::int[], %b::bytea[])", columns)
                 else:
                     await cursor.executemany("INSERT INTO bare VALUES (%s, %s, %b)", rows)
         return runs * TURNS / (time.perf_counter() - begun)
@@ -101,8 +105,8 @@ def one(name: str, values: list[str]) -> Any:
                 return await bare_rows(values[0], int(values[1]), int(values[2]))
             case "alone":
                 return (await iterations_of(values[0], int(values[1])))["wall_us"]
-            case "grouped" | "arrays":
-                return await bare_groups(values[0], int(values[1]), int(values[2]), arrays=name == "arrays")
+            case "inserts" | "pipeline" | "arrays":
+                return await bare_groups(values[0], int(values[1]), int(values[2]), how=name)
             case "together":
                 return await concurrent(values[0], int(values[1]))
             case "prepare":
@@ -121,41 +125,35 @@ async def iterations_of(url: str, n: int) -> Row:
 
 
 def measure(url: str, asked: argparse.Namespace) -> Row:
-    """Measure floors and store by turns, so that both see the same machine; return medians and the ratio of each pair."""
+    """Measure floors and store by turns, so that both see the same machine; return medians, and of the ratios of each round."""
     size = asyncio.run(log_bytes(200))
-    names = ("row", "alone", "grouped", "arrays", "together")
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(asked.rounds):
-        found["row"].append(measured("row", url, asked.n, size))
-        found["alone"].append(measured("alone", url, asked.n))
-        found["grouped"].append(measured("grouped", url, asked.runs, size))
-        found["arrays"].append(measured("arrays", url, asked.runs, size))
-        found["together"].append(measured("together", url, asked.runs))
-    where = f"{url}{'&' if '?' in url else '?'}schema=resume"
-    measured("prepare", where, asked.resume)
-    middle = {name: statistics.median(values) for name, values in found.items()}
-    pairs = list(zip(*found.values(), strict=True))
-    return {
-        "bytes": size,
-        **middle,
-        "alone_ratio": statistics.median(alone / row for row, alone, *_ in pairs),
-        "together_of_grouped": statistics.median(together / grouped for _, _, grouped, _, together in pairs),
-        "together_of_arrays": statistics.median(together / arrays for *_, arrays, together in pairs),
-        "ready_ms": statistics.median(measured("ready", where, asked.resume) for _ in range(asked.rounds)),
-    }
+    rounds: list[Row] = []
+    for number in range(asked.rounds):
+        one_round = {"row": measured("row", url, asked.n, size), "alone": measured("alone", url, asked.n)}
+        for how in ("inserts", "pipeline", "arrays"):
+            one_round[how] = measured(how, url, asked.runs, size)
+        one_round |= {"together": measured("together", url, asked.runs), "loop": measured("together", "ram:", asked.runs)}
+        where = f"{url}{'&' if '?' in url else '?'}schema=resume_{number}_{time.time_ns()}"
+        measured("prepare", where, asked.resume)
+        one_round["ready"] = measured("ready", where, asked.resume)
+        one_round["alone_of_row"] = one_round["alone"] / one_round["row"]
+        one_round |= {f"of_{how}": one_round["together"] / one_round[how] for how in ("inserts", "pipeline", "arrays", "loop")}
+        rounds.append(one_round)
+    return {"bytes": size, **{name: statistics.median(found[name] for found in rounds) for name in rounds[0]}}
 
 
 def shown(row: Row, asked: argparse.Namespace) -> str:
     """Return the figures for people."""
+    names = {"inserts": "an INSERT a row", "pipeline": "a pipeline of INSERTs", "arrays": "one statement"}
+    alone, ready_ms = row["alone"], row["ready"]
     return "\n".join(
         [
-            f"one commit of one row ({row['bytes']} bytes)            {row['row']:9.0f} us",
-            f"one run alone, an iteration                   {row['alone']:9.0f} us   {row['alone_ratio']:.2f} times   (to reach: 3)",
-            f"grouped inserts, row by row, iterations       {row['grouped']:9.0f} /s",
-            f"grouped inserts, one statement, iterations    {row['arrays']:9.0f} /s",
-            f"{asked.runs} runs at once, iterations                  {row['together']:9.0f} /s   {row['together_of_grouped']:.0%} of row by row"
-            f" (to reach: 60 %), {row['together_of_arrays']:.0%} of one statement",
-            f"ready to step a run of {asked.resume} iterations        {row['ready_ms']:9.0f} ms   (to reach: 300)",
+            f"one commit of one row of {row['bytes']} bytes                 {row['row']:9.0f} us",
+            f"one run alone, an iteration                        {alone:9.0f} us   {row['alone_of_row']:.2f} times (to reach: 3)",
+            f"{asked.runs} runs at once, iterations                       {row['together']:9.0f} /s",
+            *(f"  grouped, {text:<41}{row[how]:9.0f} /s   {row[f'of_{how}']:.0%} of it is reached" for how, text in names.items()),
+            f"  the loop itself, without a store                 {row['loop']:9.0f} /s   {row['of_loop']:.0%} of it is reached",
+            f"ready to step a run of {asked.resume} iterations             {ready_ms:9.0f} ms   (to reach: 300)",
         ]
     )
 

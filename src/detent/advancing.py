@@ -19,6 +19,7 @@ from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspe
 from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.endings import objection
 from detent.gateway import Traffic
 from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
@@ -244,6 +245,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         profile=profile,
         compression=compression_for(profile),
         guard_named=lambda name: parts.guards_of(msgspec.structs.replace(state.agent, guards=(name,)), (), tools)[-1],
+        objection=objection,
     )
 
 

@@ -28,7 +28,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `strategy` says when and how often the kernel runs (`detent.strategies`),
     `strategy_options` are its options. `rules` (entries of a rule file) make the agent plan without a model.
     `wrap_up` grants one turn without tools to answer when a bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
-    (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
+    (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`). `required_tools`: how often which tool must have succeeded before an
+    answer counts; `deliverables`: what the work is to produce, each `{"file": PATH}` or `{"section": HEADING}` of the answer. `healing`: whether
+    calls with a wrong name, shape or type are repaired before they are checked (None: for agents with a model).
     """
 
     name: str
@@ -55,6 +57,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     grants: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
     guards: Sequence[str] = ()
+    required_tools: dict[str, int] = {}
+    deliverables: Sequence[dict[str, str]] = ()
+    healing: bool | None = None
     output_schema: dict[str, Any] | None = None
     mcp: dict[str, McpServer] = {}
     meta: dict[str, Any] = {}
@@ -67,6 +72,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.actions, str):
             raise ConfigError(f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]")
         _check_raw_text(self)
+        check_ending(self)
         if self.model_settings or self.actions:
             from detent.planners.control_tools import offered
             from detent.planners.settings import read_settings
@@ -114,9 +120,25 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             grants=tuple(self.grants),
             policy=self._policy(),
             guards=tuple(self.guards),
+            required_tools=self.required_tools,
+            deliverables=tuple(self.deliverables),
+            healing=bool(self.model) if self.healing is None else self.healing,
             output_schema=self.output_schema,
             meta=self.meta,
         )
+
+
+def check_ending(agent: Agent) -> None:
+    """Raise `ConfigError` for required tools that the agent does not list, and for a deliverable that is none."""
+    names = agent.tool_names()
+    for tool, count in agent.required_tools.items():
+        if tool not in names and not any(name.endswith("__*") and tool.startswith(name[:-1]) for name in names):
+            raise ConfigError(f"agent {agent.name!r}: required_tools: the agent does not list {tool!r}; add it to tools, or leave it out")
+        if count < 1:
+            raise ConfigError(f"agent {agent.name!r}: required_tools: {tool} = {count}; give at least 1")
+    for said in agent.deliverables:
+        if len(said) != 1 or next(iter(said)) not in ("file", "section") or not next(iter(said.values())).strip():
+            raise ConfigError(f"agent {agent.name!r}: deliverables: {said!r} is none; write {{'file': PATH}} or {{'section': HEADING}}")
 
 
 def _check_raw_text(agent: Agent) -> None:

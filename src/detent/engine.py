@@ -61,11 +61,12 @@ from detent.ports import (
     SecretSource,
     Signal,
     Strategy,
+    View,
     noop_hooks,
 )
 from detent.pricing import ModelPrice, Prices
 from detent.redact import Redactor, redacted_start
-from detent.replaying import replay
+from detent.replaying import Answer, plans_of, replay
 from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.snapshots import load_run
 from detent.tenants import TenantBudget, Tenants
@@ -688,6 +689,16 @@ class Engine:
         if self.servers:
             await self.servers.prepare((await self.load(run_id)).agent.tools, resuming=True)
         return await replay(records, self._parts)
+
+    async def plans(self, run_id: str, *, host: Host | None = None) -> list[tuple[View, Answer]]:
+        """Return each view that the run's planner had, in order, with the plan (or the `MalformedPlan`) that it answered.
+
+        As a re-execution of its log gives them; raises `Divergence` where this code does not come to the same.
+        """
+        records = await self.records(run_id, host=host)
+        if self.servers:
+            await self.servers.prepare((await self.load(run_id)).agent.tools, resuming=True)
+        return await plans_of(records, self._parts)
 
     async def backtest(
         self,

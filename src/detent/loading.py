@@ -94,6 +94,9 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[dict[str, Any], ...] = ()
     policy: str | list[dict[str, Any]] | dict[str, Any] = ""
     guards: tuple[str, ...] = ()
+    required_tools: dict[str, int] = {}
+    deliverables: tuple[dict[str, str], ...] = ()
+    healing: bool | None = None
     output_schema: dict[str, Any] | None = None
     mcp: dict[str, Any] = {}
     meta: dict[str, Any] = {}

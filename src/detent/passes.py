@@ -25,6 +25,7 @@ from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import REASONS, Settled, Wait, finish
 from detent.core.state import CLOSED, WAITING, Item, KernelState
+from detent.endings import answers_goal, clean, honest
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Pass, Run, make_context
 from detent.kernel.inbox import absorb
@@ -102,6 +103,7 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
 
 def _close(run: Run, settled: Settled) -> None:
     """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    settled = honest(run.state, settled)
     event = finish(run.state, settled)
     for scope, state in run.state.passes.items():
         for call in state.calls.values():
@@ -109,7 +111,7 @@ def _close(run: Run, settled: Settled) -> None:
                 run.record(scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
         if state.status not in CLOSED:
             run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
-    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt))
+    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))
 
 
 class StrategyPasses:
@@ -184,7 +186,14 @@ class StrategyPasses:
             self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
         if new:
             await self._run.journal.commit()
-        return self._together(await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True))
+        tasks = [asyncio.ensure_future(self._branch(*pair)) for pair in pairs]
+        try:
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            if not self._run.world.interrupted():
+                raise
+            ended = await asyncio.gather(*tasks, return_exceptions=True)  # the run was cancelled: each found that out for itself
+        return self._together(ended)
 
     async def _branch(self, branch: Branch, scope: str) -> Passed:
         BRANCH.set(scope)  # of this task alone
@@ -228,6 +237,7 @@ class StrategyPasses:
         if isinstance(verdict, Wait):
             raise Waits(verdict.status)
         assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
+        verdict = honest(run.state, verdict, only=None if answers_goal(context) else ())
         if verdict.ends_run:
             raise Ends(verdict)
         if context.state.status not in CLOSED:

@@ -337,7 +337,8 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: `ok` (with `result`: JSON bytes), `failed` (known failure), `not_executed` (it did not happen), `fatal` (the run must end),
     `in_doubt` (nobody knows). `full` is the whole result where `result` is only a preview; the kernel sets `artifact`
-    when it has stored it. `final`: not to be tried again whatever its kind.
+    when it has stored it. `final`: not to be tried again whatever its kind. `source`: nothing was executed, the outcome is one that a run
+    has on record that this one was branched from (`recorded`), or a `stub`.
     """
 
     kind: Literal["ok", "failed", "not_executed", "fatal", "in_doubt"]
@@ -345,6 +346,7 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     full: bytes | None = None
     artifact: ArtifactRef | None = None
     final: bool = False
+    source: Literal["", "recorded", "stub"] = ""
     error_code: str = ""
     message: str = ""
     details: dict[str, Any] | None = None

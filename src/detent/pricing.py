@@ -5,9 +5,10 @@ Without a price a cost is unknown (None), never zero, and that is said once a mo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
-from decimal import Decimal
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
@@ -100,44 +101,44 @@ class Prices:
         except ImportError:
             return None
         found = _PROVIDERS.get(named, named)
-        if found == "aws":
-            bare = next((bare[len(region) :] for region in _REGION if bare.startswith(region)), bare)
-        try:
-            provider_info, model_info = get_snapshot().find_provider_model(bare, None, found, None)
-        except LookupError:
-            return None
-        return _plain(model_info.prices) or (model_info, provider_info)
-
-
-def _plain(prices: object) -> ModelPrice | None:
-    """Return a listed price as three numbers where it is no more than that: not by date, length of the prompt or request."""
-    if isinstance(prices, list):
+        regional = [bare.removeprefix(region) for region in _REGION if found == "aws" and bare.startswith(region)]
+        for name in (bare, *regional):
+            with contextlib.suppress(LookupError):
+                provider_info, model_info = get_snapshot().find_provider_model(name, None, found, None)
+                return model_info, provider_info
         return None
-    named: dict[str, Any] = vars(prices)
-    into, out, cached = (named.get(key) for key in ("input_mtok", "output_mtok", "cache_read_mtok"))
-    if not isinstance(into, Decimal) or not isinstance(out, Decimal) or not isinstance(cached, Decimal | None):
-        return None
-    if named.get("requests_kcount") is not None:
-        return None
-    return ModelPrice(input_usd=float(into), output_usd=float(out), cached_usd=None if cached is None else float(cached))
 
 
 def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:
-    """Return what `usage` costs by the price list; None where the list has no price that fits."""
-    from datetime import UTC, datetime
+    """Return what `usage` costs by the price list; None where the list has no price that fits.
 
+    Most prices are rates by token, which this computes itself; the rest (by request, by second) is the library's.
+    """
+    model, provider = price
+    now = datetime.now(UTC)
+    prices: object = model.get_prices(now)
+    named: dict[str, Any] = vars(prices)
+    rates = [named.get(key) for key in ("input_mtok", "output_mtok", "cache_read_mtok")]
+    into, out, cached = (rate if rate is None else _rate(rate, usage.input_tokens) for rate in rates)
+    if into is None or out is None or named.get("requests_kcount") is not None:
+        return _by_library(model, provider, usage, now)
+    return ModelPrice(input_usd=into, output_usd=out, cached_usd=cached).of(usage)
+
+
+def _rate(price: Any, input_tokens: int) -> float:
+    """Return a price for a million tokens; that of a long prompt holds for all tokens of the call."""
+    tiers: list[Any] = getattr(price, "tiers", [])
+    base = getattr(price, "base", price)
+    return float(next((tier.price for tier in reversed(tiers) if input_tokens > tier.start), base))
+
+
+def _by_library(model: Any, provider: Any, usage: Usage, now: datetime) -> float | None:
     from genai_prices import Usage as Counted
 
-    model, provider = price
-    counted = Counted(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=min(usage.cached_tokens, usage.input_tokens) or None,
-    )
+    cached = min(usage.cached_tokens, usage.input_tokens) or None
+    counted = Counted(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, cache_read_tokens=cached)
     try:
-        found = model.calc_price(
-            counted, provider, genai_request_timestamp=datetime.now(UTC), auto_update_timestamp=None, price_context=None
-        )
+        found = model.calc_price(counted, provider, genai_request_timestamp=now, auto_update_timestamp=None, price_context=None)
     except (LookupError, ValueError):
         return None
     return float(found.total_price)

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from detent.advancing import Parts, make_run, tools_of, ways_of
 from detent.core import events as e
-from detent.core.errors import Divergence, IllegalEvent
+from detent.core.errors import Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
 from detent.passes import drive
+from detent.ports import Plan, View
 from detent.results import Difference, Replay
 
+Answer = Plan | MalformedPlan
+"""What a planner gave when it was asked: a plan, or an answer that is none."""
 
-async def replay(records: Sequence[Record], parts: Parts) -> Replay:
+
+Blob = Callable[[str], Awaitable[bytes | None]]
+MakeWorld = Callable[[ReplayJournal, Blob], ReplayWorld]
+
+
+class Listening(ReplayWorld):
+    """Keeps what the planner was shown, and what it answered."""
+
+    asked: list[tuple[View, Answer]]
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Answer as the planner did."""
+        try:
+            plan = await super().plan(view, deadline_s)
+        except MalformedPlan as error:
+            self.asked.append((view, error))
+            raise
+        self.asked.append((view, plan))
+        return plan
+
+
+async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, Answer]]:
+    """Return each view that the run's planner had, with what it answered; raise `Divergence` where the log does not come out again."""
+    asked: list[tuple[View, Answer]] = []
+
+    def world(journal: ReplayJournal, blob: Blob) -> ReplayWorld:
+        made = Listening(journal, blob)
+        made.asked = asked
+        return made
+
+    found = await replay(records, parts, make_world=world)
+    if found.divergence is not None:
+        raise Divergence(found.run_id, found.divergence.sequence, found.divergence.expected, found.divergence.actual)
+    return asked
+
+
+async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld) -> Replay:
     """Return whether the log comes out again, record by record, or where it first does not; raise `ToolsMissing`."""
     journal = ReplayJournal(records)
     run_id = journal.state.run_id
-    world = ReplayWorld(journal, lambda key: parts.store.get_blob(run_id, key))
+    world = make_world(journal, lambda key: parts.store.get_blob(run_id, key))
     tools = tools_of(journal.state, parts)
     try:
         while journal.next is not None:

@@ -115,7 +115,7 @@ class Histories:
         """Take an outcome; it becomes visible when those of all earlier calls are there."""
         call = self.calls[event.call]
         if event.digest and not call.attempt:
-            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust)
+            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
         item = item_of(call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
         if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
             self.seen = self.seen.put(fresh, True)
@@ -155,8 +155,8 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
                 passes[scope].finished(event, int(iteration))
             case e.ToolStarted():
                 begun = {"digest": event.digest, "attempt": event.attempt, "volatile": event.volatile, "trust": event.trust}
-                passes[event.call.rsplit(".", 2)[0]].change(event.call, **begun)
-            case e.Planned(embedded=None, dropped=()):
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, **begun, side_effect=event.side_effect)
+            case e.Planned(embedded=None, dropped=(), refused=""):
                 envelope = decode_envelope(head)
                 if not envelope.iteration:
                     return None

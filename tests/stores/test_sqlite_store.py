@@ -304,7 +304,8 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         one, two = SqliteStore(path), SqliteStore(path)
         await asyncio.gather(one.open(), two.open())
         assert await two.read("run") == [line(n) for n in range(1, 4)]
-        await write(one, "run", range(4, 5), spent=Spent(tenant="acme", day="2026-03-01", tool_calls=2))
+        spent = Spent(tenant="acme", day="2026-03-01", tool_calls=2)
+        await one.append("run", 3, [line(4)], head=head_of("run", 4), spent=spent)
         assert (await two.spent("acme", "2026-03-01")).tool_calls == 2
         await one.close()
         await two.close()

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, ToolContext, Usage, View, tool
 from detent.core import events as e
 from detent.stores.ram import RamStore
+from detent.tools.settlement import Happened, NotHappened
 
 GOAL = "Find out how many people live in Paris and in Lyon, send the sum to Ann, tell me what it is in words, and explain how you came to that number at all"
 """Long enough that no strategy takes it for trivial."""
@@ -68,6 +69,7 @@ PLAN = {
     "steps": [
         {"id": "p", "kind": "tool", "tool": "population", "args": {"city": "Paris"}},
         {"id": "l", "kind": "tool", "tool": "population", "args": {"city": "Lyon"}},
+        {"id": "words", "kind": "analysis", "task": "How are large numbers written?"},
         {"id": "sum", "kind": "analysis", "task": "Add {{p}} and {{l}}."},
         {"id": "mail", "kind": "work", "task": "Send {{sum}} to Ann."},
     ]
@@ -82,7 +84,7 @@ def scores(*numbers: float) -> dict[str, Any]:
     return {"scores": list(numbers)}
 
 
-PLANNED = {"plan": PLAN, "step-sum": "2620000", "step-mail": [SEND, "sent"], "reflect": "SATISFIED: all is there", "answer": "2,620,000"}
+PLANNED = {"plan": PLAN, "step-words": "with commas", "step-sum": "2620000", "step-mail": [SEND, "sent"], "reflect": "SATISFIED: all is there", "answer": "2,620,000"}
 
 SCENARIOS = {
     s.strategy: s
@@ -107,8 +109,8 @@ SCENARIOS = {
             strategy="plan-execute",
             answers=PLANNED,
             output="2,620,000",
-            calls=3 + 1 + 2,
-            scopes=["plan", "tools", "step-sum", "step-mail", "reflect", "answer"],
+            calls=3 + 2 + 2,
+            scopes=["plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
             works="step-mail",
             changed={"turns": 2},
         ),
@@ -130,14 +132,16 @@ SCENARIOS = {
             strategy="tree-of-thought",
             answers={
                 "expand": thoughts("look both up", "guess"),
-                "score": scores(0.9, 0.1),
+                "score": scores(0.9, 0.6),
                 "expand-1": thoughts("one call each", "ask Ann"),
+                "expand-2": thoughts("guess high", "guess low"),
                 "score-1": scores(0.95, 0.7),
+                "score-2": scores(0.1, 0.2),
                 "main": WORK,
             },
             output="2,620,000",
-            calls=4 + 3,
-            scopes=["expand", "score", "expand-1", "score-1", "main"],
+            calls=2 * (1 + 2) + 3,
+            scopes=["expand", "score", "expand-1", "expand-2", "score-1", "score-2", "main"],
             works="main",
             options={"breadth": 2, "depth": 2},
             changed={"breadth": 2, "depth": 2, "turns": 5},
@@ -146,8 +150,8 @@ SCENARIOS = {
             strategy="adaptive",
             answers={"classify": {"strategy": "plan-execute"}, **PLANNED},
             output="2,620,000",
-            calls=1 + 3 + 1 + 2,
-            scopes=["classify", "plan", "tools", "step-sum", "step-mail", "reflect", "answer"],
+            calls=1 + 3 + 2 + 2,
+            scopes=["classify", "plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
             works="step-mail",
             changed={"plan_execute": {"turns": 2}},
         ),
@@ -161,6 +165,7 @@ class World:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.looked: list[str] = []
+        self.keys: list[str] = []
 
     def tools(self) -> list[Any]:
         @tool(side_effect="read")
@@ -169,9 +174,10 @@ class World:
             self.looked.append(city)
             return {"Paris": 2_100_000, "Lyon": 520_000}[city]
 
-        @tool(side_effect="write")
-        async def send(to: str, text: str) -> str:
+        @tool(side_effect="write", reconcile=lambda key: Happened("sent") if key in self.keys else NotHappened())
+        async def send(to: str, text: str, context: ToolContext) -> str:
             """Send a text."""
+            self.keys.append(context.idempotency_key)
             self.sent.append(f"{to}: {text}")
             return "sent"
 

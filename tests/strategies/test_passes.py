@@ -12,7 +12,7 @@ import pytest
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.codec import read_log
-from detent.core.errors import Divergence, PassFailed, UnknownName
+from detent.core.errors import Divergence, PassFailed, Suspended, UnknownName
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, Passed, StrategyRun
@@ -246,3 +246,46 @@ def test_a_result_says_what_a_kernel_run_came_to() -> None:
     result = run(engine_with(once, planner, look), "look")
     assert (result.output, result.iterations, result.total_tokens, result.tools_used) == ("seven", 2, 20, {"look"})
     assert [step.kind for step in result.steps] == ["user", "model", "tool", "model"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "suspend"])
+def test_parallel_passes_are_cancelled_and_suspended_together(how: str) -> None:
+    """Cancel ends the run with the effects in doubt; a suspension leaves it resumable with nothing finished."""
+
+    async def main() -> None:
+        started: list[int] = []
+        all_in, gate = asyncio.Event(), asyncio.Event()
+
+        @tool(side_effect="write", idempotent=True)
+        async def work(n: int) -> int:
+            """Work until the gate opens."""
+            started.append(n)
+            if len(started) == 2:
+                all_in.set()
+            await gate.wait()
+            return n
+
+        async def wide(run: StrategyRun) -> Any:
+            return [p.output for p in await run.parallel(Branch(label="a"), Branch(label="b"))]
+
+        def step(n: int) -> Callable[[View], Any]:
+            return lambda view: n if view.results else ToolCall(tool="work", args={"n": n})
+
+        engine = engine_with(wide, Answers({"a": step(1), "b": step(2)}), work, grace_s=0.01)
+        task = asyncio.create_task(engine.run(Agent(name="x", strategy="mine", tools=["work"]), "go", run_id="r"))
+        await all_in.wait()
+        if how == "cancel":
+            await engine.cancel("r", by="ann")
+            result = await task
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+        else:
+            engine.suspend("stop")
+            with pytest.raises(Suspended):
+                await task
+            gate.set()
+            result = await engine.resume("r")
+            assert (result.status, result.output) == ("completed", [1, 2]) and sorted(started) == [1, 1, 2, 2]
+        replayed = await engine.replay("r")
+        assert replayed.identical, replayed.divergence
+
+    asyncio.run(asyncio.wait_for(main(), 20))

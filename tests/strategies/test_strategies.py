@@ -154,18 +154,24 @@ def test_hooks_fire_in_every_pass(scenario: Scenario) -> None:
 
 @EVERY
 def test_a_budget_stops_it_at_every_size(scenario: Scenario) -> None:
-    """No strategy lifts a bound: with fewer model calls than it needs the run stops, with exactly that many made, and nothing goes on."""
+    """No strategy lifts a bound: with fewer model calls than it needs the run stops, with exactly that many made, and nothing goes on.
+
+    A tree is not explored where that would eat what the work itself needs, and may so come to its answer with less.
+    """
     for most in range(1, scenario.calls):
         model = Model(scenario.answers)
         engine = engine_of(scenario, model=model)
         result = run(engine, scenario, budget=Budget(max_model_calls=most))
-        assert (result.status, result.state.dimension, len(model.views)) == ("stopped", "model_calls", most), most
+        if scenario.strategy == "tree-of-thought" and result.status == "completed":
+            assert len(model.views) <= most and len(passes(engine)) < len(scenario.scopes)
+        else:
+            assert (result.status, result.state.dimension, len(model.views)) == ("stopped", "model_calls", most), most
         assert asyncio.run(engine.replay("r")).identical
 
 
 @EVERY
 def test_a_cancellation_stops_it_in_every_pass(scenario: Scenario) -> None:
-    """Whatever is being planned when it comes: the run ends as cancelled and no pass follows."""
+    """Whatever is being planned when it comes: the call is interrupted, the run ends as cancelled, no pass follows."""
 
     async def main() -> None:
         for at in range(1, scenario.calls + 1):
@@ -173,14 +179,14 @@ def test_a_cancellation_stops_it_in_every_pass(scenario: Scenario) -> None:
 
             class Cancelling:
                 async def plan(self, view: View) -> Plan:
-                    answer = await model.plan(view)  # noqa: B023 - used within this turn of the loop
-                    if len(model.views) == at:  # noqa: B023
+                    if len(model.views) == at - 1:  # noqa: B023 - used within this turn of the loop
                         await engine.cancel("r", by="ann", why="enough")  # noqa: B023
-                    return answer
+                        await asyncio.Event().wait()
+                    return await model.plan(view)  # noqa: B023
 
             engine = engine_of(scenario, model=Cancelling())  # type: ignore[arg-type]
             result = await engine.run(agent_of(scenario), scenario.goal, run_id="r")
-            assert (result.status, result.reason, len(model.views)) == ("stopped", "cancelled", at)
+            assert (result.status, result.reason, len(model.views)) == ("stopped", "cancelled", at - 1)
 
     asyncio.run(main())
 

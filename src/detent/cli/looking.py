@@ -19,7 +19,7 @@ from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import make_trace
 from detent.core.codec import read_log
-from detent.core.errors import ConfigError, CorruptLog
+from detent.core.errors import ConfigError, CorruptLog, Divergence
 from detent.core.fold import evolve
 from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
@@ -178,30 +178,65 @@ def replay(
 
 def export(
     run: o.RunArgument,
+    *,
     file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of stdout.")] = None,
+    script: Annotated[
+        bool, typer.Option("--script", help="Write the run's plans as a script for tests (detent.testing.RecordedPlanner) instead.")
+    ] = False,
+    by_sequence: Annotated[
+        bool, typer.Option("--by-sequence", help="With --script: plan after plan, without what was shown for each.")
+    ] = False,
+    workspace: o.Workspace = None,
     store: o.Store = None,
     config: o.ConfigFile = None,
 ) -> int:
     """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
-    session = Session(store=store, config=config)
+    session = Session(store=store, config=config, workspace=workspace)
+    if script or by_sequence:
+        if not script:
+            raise ConfigError("--by-sequence says how a script is made; give --script too")
+        return _export_script(session, run, file, by_sequence=by_sequence)
 
     async def work(engine: Engine) -> tuple[list[bytes], CorruptLog | None]:
         return await _readable(engine, await session.find(run))
 
     lines, damage = session.drive(work)
-    data = b"".join(line + b"\n" for line in lines)
-    if file is not None:
-        try:
-            file.write_bytes(data)
-        except OSError as error:
-            raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --output") from error
-        session.output.say(f"wrote {len(lines)} records to {file}")
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+    _written(session, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
     if damage is not None:
         raise damage
     return 0
+
+
+def _export_script(session: Session, run: str, file: Path | None, *, by_sequence: bool) -> int:
+    """Write the run as a script."""
+    from detent.testing.recorded import Script, record_script
+
+    async def work(engine: Engine) -> Script:
+        if by_sequence:
+            return await record_script(engine, await session.find(run), by_sequence=True)
+        state = await session.outfit(run)
+        try:
+            return await record_script(engine, state.run_id)
+        except Divergence:
+            session.output.say("what the planner was shown cannot be told: `detent replay` says why; --by-sequence does without it")
+            raise
+
+    made = session.drive(work)
+    _written(session, file, made.to_json(), f"{len(made.entries)} plans")
+    return 0
+
+
+def _written(session: Session, file: Path | None, data: bytes, what: str) -> None:
+    """Write to the file, or to stdout without one; raise `ConfigError`."""
+    if file is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --output") from error
+    session.output.say(f"wrote {what} to {file}")
 
 
 async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLog | None]:

@@ -116,7 +116,7 @@ def places(environment: Mapping[str, str]) -> dict[str, str]:
 def servers(where: Mapping[str, str]) -> list[Server]:
     """Ask all servers at once which models they have."""
     with ThreadPoolExecutor(max_workers=len(where)) as pool:
-        return list(pool.map(lambda item: _server(*item), where.items()))
+        return list(pool.map(_server, where.keys(), where.values()))
 
 
 def _server(name: str, url: str) -> Server:

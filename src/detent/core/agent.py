@@ -49,5 +49,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grants: tuple[dict[str, Any], ...] = ()
     policy: dict[str, Any] = {}
     guards: tuple[str, ...] = ()
+    required_tools: dict[str, int] = {}
+    deliverables: tuple[dict[str, str], ...] = ()
+    healing: bool = False
     output_schema: dict[str, Any] | None = None
     meta: dict[str, Any] = {}

@@ -109,7 +109,13 @@ class DeadLettered(Event, frozen=True, kw_only=True):
 
 
 class Forked(Event, frozen=True, kw_only=True):
-    """The run was branched from record `sequence` of `parent`; `edits` override outcomes by call id."""
+    """The run was branched from record `sequence` of `parent`, whose digest is `digest`; its first record.
+
+    What comes after is folded onto what the parent had come to there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
+    `variables`, `results` by call id, `replies` by the id of the question. `effects` says what becomes of a call that is not read-only:
+    `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` with the recorded outcome, else it is
+    executed; `redo` executes it.
+    """
 
     parent: str
     sequence: int
@@ -261,7 +267,8 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
 class Planned(Event, frozen=True, kw_only=True):
     """The planner answered with one control action or with a batch of tool calls.
 
-    `dropped` are calls that came beside a control action and are not run; `embedded` is the call that a final answer consists of.
+    `dropped` are calls that came beside a control action and are not run; `embedded` is the call that a final answer consists of. `refused`: why
+    the answer or abstention is not accepted yet; it goes to the planner, and the run goes on.
     """
 
     actions: tuple[AnyAction, ...]
@@ -273,6 +280,7 @@ class Planned(Event, frozen=True, kw_only=True):
     provider_data: Any = None
     dropped: tuple[ToolCall, ...] = ()
     embedded: ToolCall | None = None
+    refused: str = ""
 
 
 class PlanRejected(Event, frozen=True, kw_only=True):
@@ -398,6 +406,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has an outcome: a result, or an error.
 
     It was executed where a `ToolStarted` came before, or where `digest` (of the frozen arguments) stands here: a call that only reads.
+    `source` says that it was not: in a fork, the outcome was `recorded` by a run that it was branched from, or is a `stub`.
     """
 
     call: str
@@ -407,6 +416,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     artifact: ArtifactRef | None = None
     error: ToolError | None = None
     fatal: bool = False
+    source: Literal["", "recorded", "stub"] = ""
     latency_ms: float = 0.0
 
 

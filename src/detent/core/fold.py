@@ -16,7 +16,7 @@ from typing import Any, assert_never, cast
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall
+from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall, snake
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import IllegalEvent, RunErased
 from detent.core.history import Seq
@@ -29,6 +29,7 @@ from detent.core.state import (
     CallState,
     Child,
     Goal,
+    Intervention,
     Item,
     KernelState,
     RunState,
@@ -61,10 +62,22 @@ def evolve(state: RunState, record: Record) -> RunState:
             state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
         )
     after = _apply(state, event, record)
+    if isinstance(event, _INTERVENTIONS) and getattr(event, "source", "person") == "person":
+        after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
     return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
 
 
 _AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+
+
+_INTERVENTIONS = (
+    *(e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.RunReopened, e.BudgetChanged, e.CancelRequested),
+)
+
+
+def _intervention(event: Any, seq: int) -> Intervention:
+    kind, about = getattr(event, "decision", snake(type(event).__name__)), getattr(event, "call", getattr(event, "ask_id", ""))
+    return Intervention(kind=kind, by=event.by, about=about, seq=seq)
 
 
 def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
@@ -199,8 +212,10 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             return _finished(_charge_open_calls(state), event)
         case e.DeadLettered(why=why):
             return move(state, "waiting_for_operator", dead_letter=why)
-        case e.Forked():
-            return replace(state, fork_edits=event.edits)
+        case e.Forked(parent=parent):
+            if not state.openings:
+                raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto what run {parent!r} had come to")
+            return replace(state, fork_edits=event.edits, started_at=state.started_at or record.envelope.at)
         case e.Erased():
             return state
         case e.BudgetChanged(budget=budget):
@@ -508,6 +523,8 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     state = _with(state, now)
     if event.embedded is not None:
         return state
+    if event.refused:
+        return _with_item(state, scope, Item(kind="note", text=event.refused))
     match event.actions[0]:
         case ToolCall():
             return state
@@ -593,6 +610,7 @@ def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
         arguments=call.args,
         ok=fields.get("error") is None,
         executed=call.attempt > 0,
+        changes=call.attempt > 0 and not call.read_only,
         trust=call.trust,
         edited=call.edited,
         **fields,
@@ -603,7 +621,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     call = _call_state(state, event.call)
     first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
     if first:
-        call = replace(call, digest=event.digest, attempt=1, trust=event.trust)
+        call = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
     item = item_of(
         call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
     )

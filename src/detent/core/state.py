@@ -67,7 +67,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. Where the result was
-    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: answered from state by a meta-tool. `args` and `content`
+    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: answered from state by a meta-tool. `changes`: executed by a
+    tool that does not only read. `args` and `content`
     are fresh copies at each access.
     """
 
@@ -86,6 +87,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     trust: Trust = "untrusted"
     edited: bool = False
     meta: bool = False
+    changes: bool = False
     latency_ms: float = 0.0
 
     @property
@@ -242,8 +244,21 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope: str = ""
 
 
+class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What somebody outside did about the run: `approved`, `denied`, or the tag of the event; `about` is the call or question."""
+
+    kind: str
+    by: str = ""
+    about: str = ""
+    seq: int = 0
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of."""
+    """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of.
+
+    Of a fork, `ancestors` are the runs that it was branched from, the nearest first, and `inherited` is what they had used by then, which
+    is not charged to it; `fork_effects` says what becomes of calls that are not read-only (`Forked`).
+    """
 
     run_id: str
     goal_id: str = ""
@@ -285,7 +300,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     dead_letter: str = ""
     reserved: dict[str, Usage] = {}
     fork_edits: dict[str, Any] = {}
+    fork_effects: str = ""
+    ancestors: tuple[str, ...] = ()
+    inherited: Usage = NOTHING
     memories: dict[str, str] = {}
+    interventions: tuple[Intervention, ...] = ()
 
     @property
     def terminal(self) -> bool:

@@ -47,8 +47,16 @@ def no_guard(name: str) -> Guard:
     raise UnknownName("guard", name, ())
 
 
+def unopposed(action: Any, context: Any) -> str:
+    """Accept every answer."""
+    return ""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One opening of a run in this process: the journal and what the run was given. Shared by its passes."""
+    """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
+
+    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is.
+    """
 
     journal: Journal
     world: World
@@ -59,6 +67,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     profile: ContextProfile = ContextProfile()
     compression: ResultCompression = ResultCompression()
     guard_named: Callable[[str], Guard] = no_guard
+    objection: Callable[[Any, Any], str] = unopposed
 
     @property
     def state(self) -> RunState:

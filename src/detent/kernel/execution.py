@@ -67,6 +67,9 @@ def _decide(call: CallState, context: KernelContext) -> str:
     if context.state.wrapping_up and not frozen.tool.ends_turn:
         _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
         return frozen.digest
+    if frozen.tool.ends_turn and (objection := context.run.objection(FinalAnswer(content=frozen.args.get("answer")), context)):
+        _refuse(call, context, "answer_refused", objection)
+        return frozen.digest
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
         block = _guarded(guard, frozen, context)
         if block is not None:
@@ -364,9 +367,13 @@ def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trus
     latency_ms = round(outcome.latency_ms, 3)
     if outcome.kind != "ok":
         error, fatal = _error(outcome), outcome.kind == "fatal"
-        return e.ToolFinished(call=call_id, digest=digest, trust=trust, error=error, fatal=fatal, latency_ms=latency_ms)
+        return e.ToolFinished(
+            call=call_id, digest=digest, trust=trust, error=error, fatal=fatal, source=outcome.source, latency_ms=latency_ms
+        )
     result, artifact = msgspec.Raw(outcome.result), outcome.artifact
-    return e.ToolFinished(call=call_id, digest=digest, trust=trust, result=result, artifact=artifact, latency_ms=latency_ms)
+    return e.ToolFinished(
+        call=call_id, digest=digest, trust=trust, result=result, artifact=artifact, source=outcome.source, latency_ms=latency_ms
+    )
 
 
 def _error(outcome: ToolOutcome) -> e.ToolError:

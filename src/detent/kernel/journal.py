@@ -26,6 +26,7 @@ from detent.core.errors import Conflict
 from detent.core.events import (
     AnyEvent,
     DeadLettered,
+    Forked,
     RunFinished,
     RunStarted,
     RunWaiting,
@@ -157,8 +158,7 @@ class Journal:
             return
         outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
         for _ in range(10):
-            lines = await self._store.read(self.state.run_id)
-            self.state = fold(read_log(self.state.run_id, lines))
+            self.state = await self._reloaded()
             self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
             self.record(outcome, scope=event.call.rsplit(".", 2)[0])
             try:
@@ -167,16 +167,20 @@ class Journal:
             except Conflict:
                 continue
 
+    async def _reloaded(self) -> RunState:
+        """Return the state of the run as it is in the store now."""
+        return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
 
-_LABELLED = (RunStarted, RunWaiting, RunFinished, DeadLettered)
+
+_LABELLED = (RunStarted, Forked, RunWaiting, RunFinished, DeadLettered)
 """Events after which a running run is not running, or that say whose run it is: their envelope is known only after the fold."""
 
 
 def _labelled(envelope: Envelope, event: AnyEvent, after: RunState) -> Envelope:
     """Add what listings need: the status where it is not running, and on the first record whose run it is."""
     status = "" if after.status == "running" else after.status
-    if isinstance(event, RunStarted):
-        return replace(envelope, status=status, tenant=event.host.tenant, agent=event.agent.name, parent=event.parent)
+    if isinstance(event, (RunStarted, Forked)):
+        return replace(envelope, status=status, tenant=after.host.tenant, agent=after.agent.name, parent=event.parent)
     return replace(envelope, status=status, reason=after.reason)
 
 
@@ -188,7 +192,7 @@ def head_of(state: RunState) -> RunHead:
         goal=state.goal[:120],
         agent=state.agent.name,
         tenant=state.host.tenant,
-        parent=state.parent,
+        parent=state.ancestors[0] if state.ancestors else state.parent,
         status=state.status,
         reason=state.reason,
         iterations=state.usage.iterations,

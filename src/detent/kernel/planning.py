@@ -95,6 +95,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         content = controls[0].content
         if content is None or (isinstance(content, str) and not content.strip()):
             return "the final answer is blank", None
+    embedded = embedded_call(controls[0], context) if controls else None
     event = Planned(
         actions=controls or calls,
         text=answer.text,
@@ -104,7 +105,8 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         latency_ms=latency_ms,
         provider_data=answer.provider_data,
         dropped=calls if controls else (),
-        embedded=embedded_call(controls[0], context) if controls else None,
+        embedded=embedded,
+        refused=context.run.objection(controls[0], context) if controls and embedded is None else "",
     )
     try:
         msgspec.json.encode(event)

@@ -16,11 +16,12 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import AnyAction
-from detent.core.budget import Exhausted
+from detent.core.budget import OPTIONS, Exhausted
 from detent.core.codec import decode_event, encode
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
+from detent.core.settle import ENDS_RUN
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.outside import BRANCH, BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
@@ -44,11 +45,12 @@ class Unwind(BaseException):
 class ReplayJournal:
     """Stands where the journal stands; `cursor` counts the records that were gone through."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Record], base: RunState | None = None) -> None:
+        """`base` is what the records of a fork are folded onto."""
         self.records = records
         self.cursor = 0
-        self.state = RunState(run_id=records[0].envelope.run)
-        self._shown: set[int] = set()
+        self.state = base or RunState(run_id=records[0].envelope.run)
+        self._last = {record.envelope.scope: index for index, record in enumerate(records) if not isinstance(record.event, (*e.INPUTS, *GATEWAY))}
         self.accept()
 
     @property
@@ -96,9 +98,12 @@ class ReplayJournal:
         return Divergence(self.state.run_id, self.cursor + 1, encode(expected).decode() if expected else "nothing", said)
 
     async def until(self) -> None:
-        """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task."""
+        """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task.
+
+        A pass that makes no record any more waits for nothing.
+        """
         mine, seen, turns = BRANCH.get(), -1, 0
-        while mine and (scope := self._next_scope()) and scope != mine:
+        while mine and self.cursor <= self._last.get(mine, -1) and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK:
                 raise self.diverged(f"a record of pass {mine!r}, or nothing more")
@@ -111,8 +116,20 @@ class ReplayJournal:
             if isinstance(record.event, e.RunResumed):
                 return None
             if not isinstance(record.event, (*e.INPUTS, *GATEWAY)):
-                return record.envelope.scope
+                return "" if self._closing(index) else record.envelope.scope
         return None
+
+    def _closing(self, index: int) -> bool:
+        """Whether a record has the scope of a pass and was made by the end of the run, not by that pass."""
+        event = self.records[index].event
+        if not isinstance(event, (e.ToolInDoubt, e.PassFinished)):
+            return False
+        end = next((r.event for r in self.records[index:] if not isinstance(r.event, (e.ToolInDoubt, e.PassFinished, *GATEWAY))), None)
+        if not isinstance(end, e.RunFinished) or (isinstance(event, e.PassFinished) and event.reason != end.reason):
+            return False
+        dimension, _, tool = end.dimension.partition(":")
+        limit = self.state.budget.calls_of(tool) if tool else getattr(self.state.budget, OPTIONS.get(dimension, ""), None)
+        return end.reason in ENDS_RUN or (limit is not None and limit == end.limit)
 
     def consume(self, signal_id: str) -> None:
         """Nothing to do: the inbox is not touched."""
@@ -277,7 +294,9 @@ def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
     """Return how the attempt of `call` ended if `expected` is the record of that."""
     match expected:
         case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
-            return _outcome(expected.result, expected.error, artifact, fatal=expected.fatal)
+            return msgspec.structs.replace(
+                _outcome(expected.result, expected.error, artifact, fatal=expected.fatal), source=expected.source
+            )
         case e.ToolInDoubt(call=name, why=why) if name == call.call_id:
             return ToolOutcome(kind="in_doubt", message=why, final=True)
         case e.ToolStarted(call=name, previous=previous) if name == call.call_id and previous is not None:

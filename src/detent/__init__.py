@@ -22,6 +22,7 @@ from detent.core.budget import Budget, Usage
 from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
 from detent.engine import Engine
 from detent.ports import Plan, ToolContext, View
+from detent.receipts import Receipt
 from detent.results import Result
 from detent.tenants import TenantBudget
 from detent.tools.function import Tool, tool
@@ -46,6 +47,7 @@ __all__ = [
     "NotExecuted",
     "Plan",
     "PushGoal",
+    "Receipt",
     "Result",
     "Schedule",
     "SpawnSubagent",

@@ -13,8 +13,9 @@ import msgspec
 
 from detent.config import DEFAULTS, Config, WorkspaceConfig
 from detent.core.budget import CEILING
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, UnknownName
 from detent.loading import load_config, load_part, load_tool
+from detent.names import entry_points, plugged
 
 
 def engine_options(config: str | Path | Config | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,12 +49,19 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
 
 
-def _store(config: Config) -> Any:
-    from detent.stores.urls import open_store
+def store_at(url: str, **options: Any) -> Any:
+    """Return the store that `url` names, not opened yet: one of Detent's own, or what a plug-in package offers for its scheme."""
+    from detent.stores.urls import FORMS, open_store
 
+    scheme, colon, _ = url.partition(":")
+    found = plugged("store", scheme) if colon and scheme not in (*FORMS, "postgres") else None
+    return open_store(url, **options) if found is None else found(url, **options)
+
+
+def _store(config: Config) -> Any:
     said = msgspec.structs.asdict(config.store)
     url = said.pop("url")
-    return open_store(url, **{name: value for name, value in said.items() if value is not None})
+    return store_at(url, **{name: value for name, value in said.items() if value is not None})
 
 
 def _workspace(config: Config) -> list[Any]:
@@ -93,14 +101,24 @@ def _http(config: Config) -> list[Any]:
 
 
 def _planner(config: Config) -> Any:
-    return _fitting(load_part(config.planner, "planner"), config.planner, "plan") if config.planner else None
+    return _fitting(_part(config.planner, "planner"), config.planner, "plan") if config.planner else None
+
+
+def _part(name: str, kind: str) -> Any:
+    """Return what an import path names, or what a plug-in package offers under a plain name; a class is called without arguments."""
+    if ":" in name:
+        return load_part(name, kind)
+    found = plugged(kind, name)
+    if found is None:
+        raise UnknownName(kind, name, entry_points(kind))
+    return found() if isinstance(found, type) else found
 
 
 def _policy(config: Config) -> Any:
     if not config.policy:
         return None
     if isinstance(config.policy, str) and not config.policy.endswith(".toml"):
-        return _fitting(load_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
+        return _fitting(_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
     from detent.policies.documents import DocumentPolicy, load_policy, policy_document
 
     if isinstance(config.policy, str):

@@ -23,6 +23,7 @@ from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
 from detent.kernel.execution import verdict_on
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.snapshots import base_of
 
 REFUSING = ("deny", "stop")
 
@@ -94,8 +95,9 @@ async def backtest(
         if not only(head.run_id):
             continue
         try:
-            records = list(read_log(head.run_id, await store.read(head.run_id)))
-            judge = _Judge(records, policy_of, tools or {}, budget)
+            lines = await store.read(head.run_id)
+            records = list(read_log(head.run_id, lines))
+            judge = _Judge(records, policy_of, tools or {}, budget, await base_of(store, head.run_id, lines))
             judge.run()
         except (RunErased, CorruptLog, NewerVersion, IllegalEvent) as error:
             skipped[head.run_id] = str(error)
@@ -115,8 +117,9 @@ class _Judge:
         policy_of: Callable[[AgentSpec], Policy],
         tools: Mapping[str, ToolSpec],
         budget: Budget | None,
+        base: RunState | None,
     ) -> None:
-        self._records, self._policy_of, self._budget = records, policy_of, budget
+        self._records, self._policy_of, self._budget, self._base = records, policy_of, budget, base
         self._tools = {**_declared(records), **tools}
         self._only_read = {r.event.call for r in records if isinstance(r.event, e.ToolFinished) and r.event.digest}
         self._found: list[Change] = []
@@ -127,7 +130,7 @@ class _Judge:
 
     def run(self) -> None:
         """Fold the log and judge each decision on the way; raise what the fold raises."""
-        state = RunState(run_id=self._records[0].envelope.run) if self._records else RunState(run_id="")
+        state = self._base or RunState(run_id=self._records[0].envelope.run if self._records else "")
         policy: Policy | None = None
         for record in self._records:
             event = record.event

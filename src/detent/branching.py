@@ -55,6 +55,7 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         passes=passes,
         ancestors=(state.run_id, *state.ancestors),
         inherited=state.inherited.plus(state.usage),
+        interventions=tuple([replace(one, seq=0) for one in state.interventions]),
         fork_effects=forked.effects,
         fork_edits={},
         usage=NOTHING,

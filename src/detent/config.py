@@ -218,7 +218,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
 
     `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
-    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `policy` may also be the path of a policy file (.toml),
+    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `planner` and `policy` may be the name of a plug-in's
+    (entry points `detent.planners`, `detent.policies`). `policy` may also be the path of a policy file (.toml),
     or what would stand in it. `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that
     declare the name may be given. `tenants`: what all runs of a tenant may use in a day or a month; "*" for each that is not named.
     """

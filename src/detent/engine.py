@@ -16,12 +16,13 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from detent import admission, upkeep
+from detent import admission, forking, upkeep
 from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
 from detent.answering import approval_payload
 from detent.backtest import Backtest, backtest
@@ -35,7 +36,10 @@ from detent.core.errors import (
     NotAllowedNow,
     RunBusy,
     RunErased,
+    RunError,
     RunNotFound,
+    Suspended,
+    UnknownName,
 )
 from detent.core.events import BudgetChanged, RunReopened, RunStarted
 from detent.core.records import Record, RunHead
@@ -43,15 +47,17 @@ from detent.core.state import WAITING, RunState
 from detent.gateway import Traffic
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
+from detent.lineage import preserve
 from detent.live import GRACE_S, KEY_BLOB, blob_of
 from detent.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
-from detent.names import Names
+from detent.names import Names, plugged
 from detent.passes import check_options, version_of
 from detent.ports import (
     Capabilities,
     Chunk,
     Clock,
     EventStore,
+    Guard,
     Ids,
     KernelHooks,
     Observer,
@@ -86,7 +92,7 @@ class Engine:
     an agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
     function of an `Approval` that returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents
     may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of
-    iterations that a budget may ask for. `grace_s`: how long a running call may take to stop once its run is cancelled. `secrets`: where
+    iterations that a budget may ask for. `kernels`, `strategies`, `guards`: more of them, by the names that agents use. `grace_s`: how long a running call may take to stop once its run is cancelled. `secrets`: where
     credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
     run needs them, and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or
     limits by provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried
@@ -112,6 +118,7 @@ class Engine:
         kernel: Kernel | None = None,
         kernels: Mapping[str, Kernel] | None = None,
         strategies: Mapping[str, Strategy] | None = None,
+        guards: Mapping[str, Guard] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         secrets: SecretSource | None = None,
@@ -123,10 +130,11 @@ class Engine:
         model_retries: ModelRetries | None = None,
         tenant_budgets: Mapping[str, TenantBudget] | None = None,
     ) -> None:
+        from detent.assembly import store_at
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
+        from detent.policies.guards import GUARDS
         from detent.policies.tiers import TieredPolicy
-        from detent.stores.urls import open_store
         from detent.strategies import BUILT_IN
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
@@ -135,10 +143,10 @@ class Engine:
         if max_concurrent_runs is not None and max_concurrent_runs < 1:
             raise ConfigError(f"max_concurrent_runs is {max_concurrent_runs}; give at least 1, or leave it out")
         Redactor(redact, b"")
-        self.store: EventStore = open_store(store) if isinstance(store, str) else store
+        self.store: EventStore = store_at(store) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         house = load_policy(policy) if isinstance(policy, (str, Path)) else policy
-        self.tools = Registry(tools)
+        self.tools = Registry(tools, more=partial(plugged, "tool"))
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
         self._models: Any = None
         self._raw_text: Any = None
@@ -155,12 +163,13 @@ class Engine:
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
         self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
+        self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         self._parts = Parts(
             store=self.store,
             tools=self.tools,
             policy=house or TieredPolicy(),
             policy_of=governance(house),
-            guards_of=guards_for,
+            guards_of=partial(guards_for, named=self.guards.get),
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,
@@ -433,11 +442,20 @@ class Engine:
         return found
 
     async def wake(self, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> list[Result]:
-        """Take on every waiting run that can move (`due`), one after the other; one that another worker has is left to it."""
+        """Take on every waiting run that can move (`due`), one after the other; one that another worker has is left to it.
+
+        One that cannot go on here (such as for a missing tool) is logged, and the others go on.
+        """
         results: list[Result] = []
         for run_id in await self.due(host=host):
-            with contextlib.suppress(RunBusy):
+            try:
                 results.append(await self._resume(run_id, observers=observers))
+            except RunBusy:
+                continue
+            except (ConfigError, RunError) as error:
+                if isinstance(error, Suspended):
+                    raise
+                log.warning("run %s is due and cannot be taken on: %s", run_id, error)
         return results
 
     async def reopen(
@@ -475,6 +493,42 @@ class Engine:
             )
         event = RunReopened(by=by, why=why, budget=budget)
         return await self._resume(run_id, event, advance=resume, observers=observers)
+
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = None,
+        edits: Mapping[str, Any] | None = None,
+        effects: Literal["dry_run", "reuse", "redo"] = "dry_run",
+        child_id: str | None = None,
+        host: Host | None = None,
+        resume: bool = True,
+        observers: Sequence[Observer] = (),
+    ) -> Result:
+        """Begin a run that goes on from record `at` of another, and take it on unless `resume` is false.
+
+        Without `at`: from the end of a run that is not finished, from before the last turn of one that is. `edits` name what is different:
+        parts of the agent by their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies`
+        ({question id: reply}). `effects` says what becomes of a call that is not read-only: `dry_run` answers it with the outcome that an
+        equal call has on record, else with a stub; `reuse` with that outcome, else it is executed; `redo` executes it. What the parent used
+        is shown (`state.inherited`) and not charged; what it waits for is not inherited. Raises `NotAllowedNow` naming the call where an
+        effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
+        """
+        await self._open()
+        await self._visible(run_id, host)
+        child = await forking.fork(
+            self._parts,
+            run_id,
+            at=at,
+            edits=edits,
+            effects=effects,
+            child_id=child_id,
+            host=host,
+            ceiling=self.ceiling,
+            usable=self._refuse_unusable,
+        )
+        return await self._resume(child, observers=observers) if resume else result_of(await self.load(child))
 
     async def _resume(
         self,
@@ -743,8 +797,9 @@ class Engine:
             await upkeep.erase(self._parts, await self.load(run_id), by=by, why=why)
 
     async def delete(self, run_id: str, *, host: Host | None = None) -> None:
-        """Remove a run with all that belongs to it."""
+        """Remove a run with all that belongs to it; its forks are given what they refer to first."""
         async with self._claimed(run_id, host):
+            await preserve(self.store, run_id)
             await self.store.delete(run_id)
 
     async def gc(self) -> int:
@@ -787,13 +842,29 @@ class Engine:
         self.tools.add_all(t for t in agent.tools if not isinstance(t, str))
         kernel = self.kernels.get(agent.kernel) if agent.kernel else self._parts.kernel
         strategy = self.strategies.get(agent.strategy)
-        spec = admission.checked_spec(agent, goal, [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)])
+        meta = [tool.spec.name for tool in kernel.meta_tools]
+        for name in [name for name in agent.tool_names() if name not in self.tools and name not in meta]:
+            with contextlib.suppress(UnknownName):  # said below, with everything that is there
+                self.tools.get(name)  # a plug-in package may have it
+        spec = admission.checked_spec(agent, goal, [*self.tools.names(), *meta])
         check_options(strategy, spec)
         policy = self._parts.policy_of(spec)
         self._parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
         if self.approver is None and self.store.url == "ram:" and not sys.stdin.isatty():
             admission.refuse_unanswerable(spec, self.tools, policy)
         return spec
+
+    def _refuse_unusable(self, spec: AgentSpec) -> None:
+        """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""
+        kernel = self.kernels.get(spec.kernel) if spec.kernel else self._parts.kernel
+        self.strategies.get(spec.strategy)
+        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
+        for name in spec.tools:
+            if name not in known and not self.servers.claims(name):
+                raise UnknownName("tool", name, known)
+        self._parts.policy_of(spec)
+        self._parts.guards_of(spec, (), {})
+        self._planner_for(spec)
 
     async def _with_servers(self, agent: Agent) -> Agent:
         """Return the agent with the tools of its MCP servers by name, these connected; raise `ConfigError`."""

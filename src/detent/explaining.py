@@ -124,6 +124,10 @@ def _said(event: Any) -> str:  # noqa: PLR0911 - one case an event
         case e.ToolStarted(attempt=attempt, previous=previous):
             again = f", after {previous.code}: {previous.message}" if previous else ""
             return f"attempt {attempt} began, key {event.key}{again}"
+        case e.ToolFinished(source=source) if source:
+            how = "succeeded" if event.error is None else f"failed: {_fault(event.error)}"
+            said = "answered by the outcome that an ancestor has on record" if source == "recorded" else "answered by a stub"
+            return f"it was not executed: {said}, it {how}"
         case e.ToolFinished(error=None):
             return f"it succeeded in {event.latency_ms:g} ms"
         case e.ToolFinished(error=error):

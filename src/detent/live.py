@@ -26,6 +26,7 @@ from detent.kernel.context import KernelContext
 from detent.kernel.execution import key_of
 from detent.kernel.outside import Interrupted
 from detent.kernel.planning import calls_in
+from detent.lineage import Recorded, find_blob, recorded, stub
 from detent.ports import (
     Cancellation,
     Chunk,
@@ -139,6 +140,7 @@ class LiveWorld:
         "_clock",
         "_patterns",
         "_planner",
+        "_recorded",
         "_redactor",
         "_room",
         "_run",
@@ -176,6 +178,7 @@ class LiveWorld:
         self._base_ms = run().running_ms
         self._since = clock.monotonic()
         self._redactor: Redactor | None = None
+        self._recorded: Recorded | None = None
         self._secrets: dict[str, Any] = {}
 
     @property
@@ -264,6 +267,9 @@ class LiveWorld:
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
+        answered = await self._not_executed(tool, call)
+        if answered is not None:
+            return answered
         context = self._context(tool, call, deadline_s)
         args = await self._resolved(call.args)
         if self._chunk is not None:
@@ -282,8 +288,18 @@ class LiveWorld:
         outcome = self.vault.outcome(outcome)
         return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
 
+    async def _not_executed(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Return how a call of a fork ends without being executed; None where it is to be executed."""
+        state = self._run()
+        if state.fork_effects not in ("dry_run", "reuse") or tool.spec.read_only:
+            return None
+        self._recorded = self._recorded or await recorded(self._store, state)
+        return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
+
     async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
         """Ask the tool what became of an earlier attempt."""
+        if await self._not_executed(tool, call) is not None:
+            return ToolOutcome(kind="not_executed")
         known = await tool.settle(self._context(tool, call, None))
         return None if known is None else self.vault.outcome(known)
 
@@ -324,7 +340,7 @@ class LiveWorld:
         """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
         if item.artifact is None:
             return item.content
-        data = await self._store.get_blob(self._run().run_id, item.artifact.key)
+        data = await find_blob(self._store, self._run(), item.artifact.key)
         return item.content if data is None else msgspec.json.decode(data)
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
@@ -387,7 +403,7 @@ class LiveWorld:
         """Return the run's redactor; its key is kept with the run."""
         if self._redactor is None:
             run_id = self._run().run_id
-            key = await self._store.get_blob(run_id, KEY_BLOB)
+            key = await find_blob(self._store, self._run(), KEY_BLOB)
             if key is None:
                 key = os.urandom(32)
                 await self._store.put_blob(run_id, KEY_BLOB, key)
@@ -406,7 +422,7 @@ class LiveWorld:
             return msgspec.json.decode(raw)  # the tool may change its copy
         for name in placeholders(args):
             if name not in self._secrets:
-                data = await self._store.get_blob(self._run().run_id, blob_of(name))
+                data = await find_blob(self._store, self._run(), blob_of(name))
                 if data is not None:
                     self._secrets[name] = msgspec.json.decode(data)
         return resolve(args, self._secrets)

@@ -22,6 +22,7 @@ import msgspec
 from detent.config import Agent, Config
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError
+from detent.names import Names
 from detent.redact import Redactor
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -109,6 +110,7 @@ def load_agent(path: str | Path) -> Agent:
     """
     from detent.mcp_tables import take_servers
     from detent.policies.combining import check_guards, policy_in_file
+    from detent.policies.guards import GUARDS
 
     file = Path(path)
     said = take(read_toml(file, "agent file"), AgentFile, str(path))
@@ -135,7 +137,7 @@ def load_agent(path: str | Path) -> Agent:
     same = {f: getattr(said, f) for f in AgentFile.__struct_fields__ if f not in ("tools", "rules", "workspace", "sandbox", "mcp", "meta")}
     mcp = take_servers(said.mcp, where, home)
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
-    check_guards(said.guards, where)
+    check_guards(said.guards, where, named=Names("guard", GUARDS).get)
     rules = _rules(said.rules, home, where)
     try:
         agent = Agent(**same, tools=tools, rules=rules, mcp=mcp, meta=meta)

@@ -27,9 +27,9 @@ import msgspec
 
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunNotFound
-from detent.core.events import Forked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
+from detent.lineage import carried, forks_of
 from detent.ports import EventStore, RunQuery, Signal
 
 ARCHIVE_VERSION = 1
@@ -107,6 +107,8 @@ async def take(store: EventStore, run_id: str) -> Held:
         data = await store.get_blob(run_id, key)
         if data is not None:
             blobs[key] = data
+    finished = head.status in TERMINAL
+    blobs |= await carried(store, run_id, lines, finished=finished)
     signals = (await store.signals([run_id])).get(run_id, [])
     return Held(head=head, lines=tuple(lines), blobs=blobs, signals=tuple(signals), consumed=consumed, digest=digest)
 
@@ -196,15 +198,6 @@ async def refuse_forked(store: EventStore, run_id: str) -> None:
             f"run {run_id!r} is not removed: its fork {fork!r} refers to its records. Remove or move the fork first",
             reason_code="has_forks",
         )
-
-
-async def forks_of(store: EventStore, run_id: str) -> list[str]:
-    """Return the ids of the runs in this store that were branched from this one."""
-    return [head.run_id for head in await store.list_runs(RunQuery()) if head.parent == run_id and await _is_fork(store, head.run_id)]
-
-
-async def _is_fork(store: EventStore, run_id: str) -> bool:
-    return any(isinstance(record.event, Forked) for record in read_log(run_id, await store.read(run_id, limit=1)))
 
 
 # Archives ---------------------------------------------------------------------------------------------------------------------------------

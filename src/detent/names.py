@@ -58,6 +58,12 @@ def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=group)}
 
 
+def plugged(kind: str, name: str) -> Any:
+    """Return what a plug-in package offers under this name, None where none does; raise `ConfigError` when it cannot be loaded."""
+    point = entry_points(kind).get(name)
+    return None if point is None else loaded(point, kind)
+
+
 def loaded(point: metadata.EntryPoint, kind: str) -> Any:
     """Return what an entry point names; raise `ConfigError` naming the package when it cannot be imported."""
     try:

@@ -10,9 +10,11 @@ from detent.core.errors import Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
+from detent.lineage import find_blob
 from detent.passes import drive
 from detent.ports import Plan, View
 from detent.results import Difference, Replay
+from detent.snapshots import base_of
 
 Answer = Plan | MalformedPlan
 """What a planner gave when it was asked: a plan, or an answer that is none."""
@@ -55,9 +57,9 @@ async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, 
 
 async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld) -> Replay:
     """Return whether the log comes out again, record by record, or where it first does not; raise `ToolsMissing`."""
-    journal = ReplayJournal(records)
-    run_id = journal.state.run_id
-    world = make_world(journal, lambda key: parts.store.get_blob(run_id, key))
+    run_id = records[0].envelope.run
+    journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
+    world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))
     tools = tools_of(journal.state, parts)
     try:
         while journal.next is not None:

@@ -9,6 +9,7 @@ import msgspec
 
 from detent.core.budget import Usage
 from detent.core.state import Item, RunState
+from detent.receipts import Receipt, receipt_of
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def tools_used(self) -> frozenset[str]:
         """The tools of which a call succeeded."""
         return frozenset(name for p in self.state.passes.values() for name in p.tools_used)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What the run rested on, what it produced, who intervened, what ended it."""
+        return receipt_of(self.state)
 
     @property
     def total_tokens(self) -> int:

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from detent.branching import branch
 from detent.core import events as e
 from detent.core.actions import ToolCall, snake
 from detent.core.budget import Usage
 from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, dump_state, links, load_state, read_log
-from detent.core.errors import RunNotFound
+from detent.core.errors import CorruptLog, RunNotFound
 from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
+from detent.lineage import Segment, forked_of, segments
 from detent.ports import Clock, EventStore, Ids, Spent
 from detent.tenants import spent_between
 
@@ -49,15 +52,33 @@ async def load_run(store: EventStore, run_id: str) -> RunState:
     lines = await store.read(run_id)
     if not lines:
         raise RunNotFound(run_id, store.url)
-    known = await store.get_snapshot(run_id) if len(lines) >= EVERY else None
-    return state_of(run_id, lines, known)
+    base = await base_of(store, run_id, lines)
+    known = await store.get_snapshot(run_id) if base is None and len(lines) >= EVERY else None
+    return state_of(run_id, lines, known, base)
 
 
-def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None) -> RunState:
-    """Return the fold of a log; the same with a snapshot as without. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
+async def base_of(store: EventStore, run_id: str, lines: Sequence[bytes]) -> RunState | None:
+    """Return what the records of a fork are folded onto; None for a run that is none. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
+    found = await segments(store, run_id, lines)
+    state: RunState | None = None
+    for one, below in pairwise([*found, Segment(run_id, lines, 0)]):
+        used, forked = one.lines[: one.used], forked_of(below.lines[0])
+        known = await store.get_snapshot(one.run_id) if state is None and len(used) >= EVERY else None
+        state = state_of(one.run_id, used, known, state)
+        if forked is None:
+            raise CorruptLog(below.run_id, 1, f"it goes on from run {one.run_id!r}, and does not say where")
+        state = branch(state, forked, below.run_id)
+    return state
+
+
+def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None, base: RunState | None = None) -> RunState:
+    """Return the fold of a log, that of a fork onto its `base`; the same with a snapshot as without.
+
+    Raise `CorruptLog`, `NewerVersion`, `RunErased`.
+    """
     state = restored(run_id, lines, *snapshot) if snapshot is not None else None
     if state is None:
-        return fold(read_log(run_id, lines))
+        return fold(read_log(run_id, lines), base)
     return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
 
 
@@ -186,6 +207,10 @@ class SnapshotJournal(Journal):
         if state.usage == charged and self._committed:
             return None
         return spent_between(charged, state, lines, first=not self._committed)
+
+    async def _reloaded(self) -> RunState:
+        """Return the state, also that of a fork."""
+        return await load_run(self._store, self.state.run_id)
 
     async def commit(self, *, durable: bool = False) -> None:
         """See `Journal.commit`."""

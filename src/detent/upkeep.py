@@ -12,11 +12,9 @@ from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy
 from detent.core.events import Erased
 from detent.core.state import RunState
 from detent.kernel.journal import Journal, head_of
+from detent.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget
 from detent.ports import EventStore, RunQuery
 from detent.results import Verification
-
-ARTIFACT_KEY_LENGTH = 64
-"""Artifacts are kept under the SHA-256 of their content, in hex; other blobs have shorter keys."""
 
 
 async def verify(store: EventStore, run_id: str, *, head: str) -> Verification:
@@ -42,6 +40,7 @@ async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
     journal.record(Erased(by=by, why=why))
     await journal.commit(durable=True)
     await parts.store.erase(state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", reason="erased"))
+    await forget(parts.store, state.run_id)
 
 
 async def collect(store: EventStore, *, busy: Callable[[str], bool]) -> int:
@@ -55,7 +54,7 @@ async def collect(store: EventStore, *, busy: Callable[[str], bool]) -> int:
             await store.claim(head.run_id)
         except RunBusy:
             continue
-        named = b"\n".join(await store.read(head.run_id))
+        named = b"\n".join([*await store.read(head.run_id), await store.get_blob(head.run_id, PREFIX_BLOB) or b""])
         for key in keys:
             if key.encode() not in named:
                 freed += len(await store.get_blob(head.run_id, key) or b"")

@@ -31,7 +31,7 @@ VOLATILE = (
     (re.compile(r"\b\d+(\.\d+)? ?(ms|s)\b"), "DURATION"),
 )
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "extending").glob("*.py")])
 
 
 @pytest.fixture

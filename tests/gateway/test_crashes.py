@@ -118,7 +118,11 @@ def start(url: str, directory: Path, turn: int) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": paths},
     )
     assert worker.stdout is not None
-    assert json.loads(worker.stdout.readline()) == {"sending": turn}
+    said = worker.stdout.readline()
+    if said != json.dumps({"sending": turn}) + "\n":
+        worker.kill()
+        worker.communicate()
+        raise AssertionError(f"the worker said {said!r}, and more on standard error")
     return worker
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detent import Agent, Engine
@@ -81,7 +81,6 @@ def test_a_provider_without_limits_waits_for_nobody() -> None:
     asyncio.run(main())
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=30), st.integers(1, 5), st.integers(40, 100))
 def test_no_minute_holds_more_calls_or_tokens_than_allowed(calls: list[tuple[int, int]], most: int, tokens: int) -> None:
     """Whatever comes when; a call that is larger than a minute allows goes alone."""

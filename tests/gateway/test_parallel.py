@@ -110,7 +110,7 @@ BUDGETS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TURNS, BUDGETS, st.one_of(st.none(), st.integers(1, 40)), st.integers(0, 1000))
 def test_no_interleaving_passes_a_bound_or_loses_a_token(turns: Any, budget: Budget, most: int | None, seed: int) -> None:
     """Whichever call ends first, with retries and failures between them."""

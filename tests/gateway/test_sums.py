@@ -86,7 +86,7 @@ def planner(turns: list[Any]) -> Planning:
     return Planning(plan)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(TURN, max_size=6), BUDGETS)
 def test_the_sum_of_the_calls_is_the_usage_and_no_bound_is_passed(turns: list[Any], budget: Budget) -> None:
     """Retries, rejected plans, failures with and without use, calls at once and calls that are no plan's included."""

@@ -6,8 +6,8 @@ where it is missing the tests that need it are skipped, saying so.
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,16 +39,16 @@ class Mock:
 
     def requests(self, about: str = "") -> list[dict[str, Any]]:
         """Return the requests for answers so far, oldest first; `about` is text that must stand in them."""
-        with urllib.request.urlopen(f"{self.url}/__aimock/journal") as answer:
-            entries: list[dict[str, Any]] = json.load(answer)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        connection.request("GET", "/__aimock/journal")
+        entries: list[dict[str, Any]] = json.loads(connection.getresponse().read())
+        connection.close()
         return [entry for entry in entries if about in json.dumps(entry["body"])]
 
 
-def when(text: str, response: dict[str, Any], *, turn: int | None = None, nth: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return a fixture: what is answered when the user's message holds `text`, in this turn (from 0), the n-th time (from 0)."""
-    match: dict[str, Any] = {"userMessage": text}
-    if turn is not None:
-        match["turnIndex"] = turn
+def when(text: str, response: dict[str, Any], *, after_tools: bool = False, nth: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return a fixture: what is answered when the user's message holds `text`, before or after a tool's result, the n-th time (from 0)."""
+    match: dict[str, Any] = {"userMessage": text, "hasToolResult": after_tools}
     if nth is not None:
         match["sequenceIndex"] = nth
     return {"match": match, "response": response, **more}
@@ -65,5 +65,5 @@ def aimock(fixtures: Sequence[dict[str, Any]], home: Path) -> Generator[Mock]:
     file = home / "fixtures.json"
     file.write_text(json.dumps({"fixtures": list(fixtures)}))
     command = [node_tool("llmock"), "--port", "{port}", "--host", "127.0.0.1", "--fixtures", str(file), "--strict", "--log-level", "silent"]
-    with listening(command, environment={"AIMOCK_STRICT_TURN_INDEX": "1"}) as (_, port):
+    with listening(command) as (_, port):
         yield Mock(f"http://127.0.0.1:{port}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 import random
 import subprocess
@@ -55,7 +56,8 @@ def soak(
     killed = restarts = 0
     try:
         while any(worker.poll() is None for worker in workers):
-            time.sleep(0.3 + rng.random() * 0.6)  # not synchronisation: the storm's own pace
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the storm's own pace
+                rng.choice([worker for worker in workers if worker.poll() is None] or workers).wait(0.3 + rng.random() * 0.6)
             alive = [n for n, worker in enumerate(workers) if worker.poll() is None]
             failed = [worker.returncode for worker in workers if worker.returncode not in (None, 0, -9)]
             assert not failed, f"workers ended with {failed}: {(directory / 'errors').read_text()[-4000:]}"

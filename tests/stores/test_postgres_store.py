@@ -532,7 +532,11 @@ def test_several_processes_may_create_and_upgrade_at_once(postgres_url: str) -> 
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
         for child in children:
-            child.communicate(b"go\n", timeout=60)
+            assert child.stdin is not None
+            child.stdin.write(b"go\n")
+            child.stdin.flush()
+        for child in children:
+            child.communicate(timeout=60)
         assert [child.returncode for child in children] == [0] * 4
     finally:
         for child in children:

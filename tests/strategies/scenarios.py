@@ -84,7 +84,14 @@ def scores(*numbers: float) -> dict[str, Any]:
     return {"scores": list(numbers)}
 
 
-PLANNED = {"plan": PLAN, "step-words": "with commas", "step-sum": "2620000", "step-mail": [SEND, "sent"], "reflect": "SATISFIED: all is there", "answer": "2,620,000"}
+PLANNED = {
+    "plan": PLAN,
+    "step-words": "with commas",
+    "step-sum": "2620000",
+    "step-mail": [SEND, "sent"],
+    "reflect": "SATISFIED: all is there",
+    "answer": "2,620,000",
+}
 
 SCENARIOS = {
     s.strategy: s

@@ -23,7 +23,9 @@ from detent.testing.faults import Crash, CrashingStore
 from strategies.scenarios import GOAL, SCENARIOS, TOKENS, Model, Scenario, World, agent_of, engine_of, events, passes, run
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
-WORKING = pytest.mark.parametrize("scenario", [s for s in SCENARIOS.values() if s.works], ids=[s.strategy for s in SCENARIOS.values() if s.works])
+WORKING = pytest.mark.parametrize(
+    "scenario", [s for s in SCENARIOS.values() if s.works], ids=[s.strategy for s in SCENARIOS.values() if s.works]
+)
 
 
 def test_every_built_in_strategy_has_its_scenario() -> None:
@@ -191,7 +193,9 @@ def test_a_cancellation_stops_it_in_every_pass(scenario: Scenario) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS.values() if s.changed], ids=[s.strategy for s in SCENARIOS.values() if s.changed])
+@pytest.mark.parametrize(
+    "scenario", [s for s in SCENARIOS.values() if s.changed], ids=[s.strategy for s in SCENARIOS.values() if s.changed]
+)
 def test_another_input_under_the_same_key_is_a_divergence(scenario: Scenario) -> None:
     """Code that gives a pass other limits or words than the log has stops with the ways out, records nothing, and the old code goes on."""
 
@@ -269,7 +273,9 @@ def test_only_passes_that_work_are_offered_tools(scenario: Scenario) -> None:
     run(engine_of(scenario, model=model), scenario)
     offered = {view.scope: {spec.name for spec in view.tools} for view in model.views}
     assert offered[scenario.works] == {"population", "send"}
-    assert all(not names for scope, names in offered.items() if scope.split("-")[0].split("#")[0] in ("critique", "plan", "answer", "score"))
+    assert all(
+        not names for scope, names in offered.items() if scope.split("-")[0].split("#")[0] in ("critique", "plan", "answer", "score")
+    )
 
 
 @EVERY

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from detent import moving
+from detent.assembly import store_at
 from detent.cli import options as o
 from detent.cli.looking import since_of
 from detent.cli.removing import confirm
 from detent.cli.session import Session
 from detent.core.errors import ConfigError
 from detent.engine import Engine
+from detent.lineage import preserve
 from detent.ports import EventStore, RunQuery
-from detent.stores import open_store
 
 Target = Annotated[
     str, typer.Option("--to", metavar="URL", help="The store that the runs are written to, such as postgresql://HOST/DATABASE.")
@@ -39,7 +40,7 @@ def copy(
     if bool(runs) == everything:
         raise ConfigError("give the runs to copy, or --all for every one of the store")
     session = Session(store=store, config=config, json_wanted=json_wanted)
-    target = open_store(to)
+    target = store_at(to)
     if move:
         confirm(session, f"Move {'every run' if everything else f'{len(runs or ())} runs'} to {target.url} and remove them here?", yes=yes)
 
@@ -67,7 +68,7 @@ async def _copy(
         run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
     done: list[moving.Moved] = []
     for run_id in run_ids:
-        done.append(await moving.copy(source, target, run_id, move=move))
+        done.append(await moving.copy(source, target, run_id, move=move, preserve=preserve))
         session.output.say(_said(done[-1]))
     return done
 
@@ -98,7 +99,7 @@ def archive(
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         done: list[moving.Moved] = []
         left = 0
-        async for result in moving.archive_before(engine.store, to, moment, tenant=tenant):
+        async for result in moving.archive_before(engine.store, to, moment, tenant=tenant, preserve=preserve):
             if isinstance(result, moving.Moved):
                 done.append(result)
                 session.output.say(_said(result))

@@ -11,6 +11,7 @@ from detent.cli.standing import next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
+from detent.receipts import lines_of
 
 SHORT = 240
 LONG = 2_000
@@ -33,6 +34,7 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
             _iteration(out, turn, limit)
     out.show()
     _audit(out, trace, limit)
+    _receipt(out, trace, limit)
     for line in waits_for(state):
         out.show(f"  waits     {line}")
     for command in next_commands(state, session):
@@ -125,6 +127,11 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
         out.show(f"  reopened  {_at(opened['at'])} by {clean(opened['by']) or 'the operator'}{bounds}{why}")
     out.show(f"  running   {audit.running_ms / 1000:.3f} s, without waits and downtime")
     out.show(f"  log       {audit.records} records, head {audit.digest}")
+
+
+def _receipt(out: Output, trace: Trace, limit: int | None) -> None:
+    for number, line in enumerate(lines_of(trace.receipt)):
+        out.show(f"  {'receipt' if number == 0 else '':<9} {shortened(clean(line), limit)}")
 
 
 def _bounds(out: Output, audit: Audit) -> None:

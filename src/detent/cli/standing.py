@@ -32,6 +32,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "questions": [{"ask_id": a.ask_id, "question": a.question} for a in state.asks.values()],
         "records": state.seq,
         "digest": state.digest,
+        "receipt": result.receipt,
         "next": next_commands(state, session),
     }
 

@@ -20,10 +20,19 @@ from detent.core.budget import FIELDS
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.receipts import Receipt, receipt_of
+
+SOURCES = {
+    "recorded": "the outcome is that of the same call in a run that this one was branched from",
+    "stub": "the outcome is a stub, because this fork has no effects",
+}
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """One call from its proposal to its outcome. `outcome` is "" while there is none."""
+    """One call from its proposal to its outcome. `outcome` is "" while there is none.
+
+    `source`: it was not executed, its outcome is `recorded` by a run that this one was branched from, or a `stub`.
+    """
 
     call_id: str
     tool: str
@@ -40,6 +49,7 @@ class Call(msgspec.Struct, kw_only=True):
     artifact_bytes: int | None = None
     error: str = ""
     latency_ms: float = 0.0
+    source: str = ""
     notes: list[str] = []
 
 
@@ -93,6 +103,7 @@ class Trace(msgspec.Struct, kw_only=True):
     output: Any
     partial: str
     audit: Audit
+    receipt: Receipt
 
 
 class _Reader:
@@ -176,6 +187,9 @@ class _Reader:
                 return
         else:
             call.latency_ms = event.latency_ms
+            if event.source:
+                call.source = event.source
+                call.notes.append("not executed: " + SOURCES[event.source])
             if event.digest and not call.attempts:
                 call.attempts, call.side_effect = 1, "read"
             call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
@@ -302,6 +316,7 @@ def make_trace(records: Sequence[Record]) -> Trace:
         output=state.output,
         partial=state.partial,
         audit=audit,
+        receipt=receipt_of(state),
     )
 
 

@@ -102,10 +102,15 @@ class RunBusy(RunError):
 
 
 class RunErased(RunError):
+    """The content of the run is gone, or that of the run `parent` which it was branched from."""
+
     code = "run_erased"
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id, f"run {run_id!r} was erased: its digest chain can still be verified, its content is gone")
+    def __init__(self, run_id: str, *, parent: str = "") -> None:
+        said = f"run {run_id!r} was erased: its digest chain can still be verified, its content is gone"
+        if parent:
+            said = f"run {run_id!r} goes on from run {parent!r}, which was erased: what they share is gone"
+        super().__init__(run_id, said)
 
 
 class NotAllowedNow(RunError):

@@ -135,12 +135,24 @@ def reached(
     only = only or (None if turn_over else ("running_s", "total_s"))
     used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
     bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
+    if bound is None and turn_over and only is None and run.budget.max_calls_of:
+        bound = _refused_tool(run, state)
     if bound is None and (balance := state.balance) is not None:
         bound = tenants(exhausted(balance.limits, charged(run, state, balance, used), only=only), balance)
     if bound is not None or not turn_over or state.limits is UNBOUNDED:
         return bound
     bound = exhausted(state.limits, mine, only=only)
     return bound and msgspec.structs.replace(bound, of="pass")
+
+
+def _refused_tool(run: RunState, state: KernelState) -> Exhausted | None:
+    """Return the bound of a single tool because of which a call of this turn was not run, while it holds."""
+    for call in state.calls.values():
+        if call.item is not None and call.item.error is not None and call.item.error.code == "budget_exhausted":
+            limit, used = run.budget.calls_of(call.tool), run.calls_of.get(call.tool, 0)
+            if limit is not None and used >= limit:
+                return Exhausted(f"tool_calls:{call.tool}", limit, used)
+    return None
 
 
 def charged(run: RunState, state: KernelState, balance: TenantBalance, used: Usage | None = None) -> Usage:

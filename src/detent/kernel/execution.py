@@ -67,9 +67,6 @@ def _decide(call: CallState, context: KernelContext) -> str:
     if context.state.wrapping_up and not frozen.tool.ends_turn:
         _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
         return frozen.digest
-    if frozen.tool.ends_turn and (objection := context.run.objection(FinalAnswer(content=frozen.args.get("answer")), context)):
-        _refuse(call, context, "answer_refused", objection)
-        return frozen.digest
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
         block = _guarded(guard, frozen, context)
         if block is not None:
@@ -209,6 +206,9 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in state.calls.values()):
             over = True
             _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
+        elif tool.spec.ends_turn and (objection := context.run.objection(FinalAnswer(content=call.args.get("answer")), context)):
+            over = True
+            _refuse(call, context, "answer_refused", objection)
         elif isinstance(tool, MetaTool):
             await _run_group(together, context, digests)
             together = []

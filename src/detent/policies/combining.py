@@ -43,15 +43,18 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
     return policy_of
 
 
-def guards_for(spec: AgentSpec, kernels: Sequence[Guard], tools: Mapping[str, Any]) -> tuple[Guard, ...]:
-    """Return the guards of one opening of a run: the kernel's, then those that the agent names. Raise `UnknownName`."""
-    return bound([*kernels, *guards_named(spec.guards)], {name: tool.spec for name, tool in tools.items()})
+def guards_for(
+    spec: AgentSpec, kernels: Sequence[Guard], tools: Mapping[str, Any], *, named: Callable[[str], Guard] = lambda name: guards_named((name,))[0]
+) -> tuple[Guard, ...]:
+    """Return the guards of one opening of a run: the kernel's, then those that the agent names (`named` finds them). Raise `UnknownName`."""
+    return bound([*kernels, *(named(name) for name in spec.guards)], {name: tool.spec for name, tool in tools.items()})
 
 
-def check_guards(names: Sequence[str], where: str) -> None:
+def check_guards(names: Sequence[str], where: str, *, named: Callable[[str], Guard]) -> None:
     """Raise `ConfigError` naming the file of a guard that there is not."""
     try:
-        guards_named(names)
+        for name in names:
+            named(name)
     except UnknownName as error:
         raise ConfigError(f"{where}: guards: {error}") from None
 

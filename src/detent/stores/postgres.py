@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import psycopg
 
 from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
@@ -110,11 +111,14 @@ class PostgresStore:
                     await prepare(db, self._target.schema, self.url)
                     await writer.start(db)
                 return writer
-            except BaseException as error:
+            except psycopg.Error as error:
                 lost = is_lost(error, db)
                 await db.close()
                 if not lost or loop.time() >= deadline:
                     raise translate(error, self.url) from error
+            except BaseException:
+                await db.close()
+                raise
 
     async def close(self) -> None:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""

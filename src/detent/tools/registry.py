@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CoroutineType
 from typing import Any, cast
 
@@ -43,9 +43,11 @@ class PooledTool:
 class Registry:
     """Tools by name, in the order of registration. Thread-safe."""
 
-    def __init__(self, tools: Iterable[ports.Tool] = (), *, pool: ThreadPool | None = None) -> None:
-        """Register `tools`; their sync functions run in `pool` (None: one of its own)."""
-        self.pool = pool or ThreadPool()
+    def __init__(
+        self, tools: Iterable[ports.Tool] = (), *, pool: ThreadPool | None = None, more: Callable[[str], Any] = lambda name: None
+    ) -> None:
+        """Register `tools`; their sync functions run in `pool` (None: one of its own). `more` finds a tool that is not registered, or None."""
+        self.pool, self._more = pool or ThreadPool(), more
         self._lock = threading.Lock()
         self._given: dict[str, Any] = {}
         self._runnable: dict[str, ports.Tool] = {}
@@ -92,6 +94,11 @@ class Registry:
     def get(self, name: str) -> ports.Tool:
         """Return the tool, ready to run; raise `UnknownName`, which names the nearest one."""
         tool = self._runnable.get(name)
+        if tool is None and (found := self._more(name)) is not None:
+            if _name(found) != name:
+                raise ConfigError(f"the tool that a plug-in offers as {name!r} calls itself {_name(found)!r}; give both the same name")
+            self.register(found)
+            tool = self._runnable[name]
         if tool is None:
             raise UnknownName("tool", name, self.names())
         return tool

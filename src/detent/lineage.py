@@ -1,0 +1,275 @@
+"""What a fork has of the runs that it was branched from: their records up to there, their artifacts, and what their calls came to.
+
+A fork's log does not repeat what came before it: it is read from its ancestors. Before one of them is removed, its records and artifacts are
+copied into its forks (`preserve`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
+of JSON that says whose lines follow and how many of them the fork begins with, then the lines, the first ancestor's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.codec import digest_of, read_log, read_record
+from detent.core.errors import CorruptLog, RunErased
+from detent.core.events import Forked, ToolFinished, ToolReconciled, ToolStarted
+from detent.core.records import Record
+from detent.core.state import TERMINAL, CallState, Item, RunState
+from detent.ports import EventStore, RunQuery, ToolOutcome
+
+PREFIX_BLOB = "fork-prefix"
+"""The key of the copy; shorter than an artifact's."""
+ARTIFACT_KEY_LENGTH = 64
+"""Artifacts are kept under the SHA-256 of their content, in hex; other blobs have shorter keys."""
+SECRET = "secret-"
+_FORKED = b'","body":{"type":"forked"'
+"""Stands in a line only where its body begins: inside a JSON string the quotes would be escaped."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """The lines of one ancestor, of which the fork below it begins with the first `used`."""
+
+    run_id: str
+    lines: Sequence[bytes]
+    used: int
+
+
+class _Part(msgspec.Struct, frozen=True):
+    run: str
+    records: int
+    used: int
+
+
+# Ancestors --------------------------------------------------------------------------------------------------------------------------------
+
+
+def forked_of(line: bytes) -> Forked | None:
+    """Return the event by which a log begins as a fork; None for any other first line, also one that was erased."""
+    if _FORKED not in line:
+        return None
+    event = read_record(line).event
+    return event if isinstance(event, Forked) else None
+
+
+def body_of(line: bytes) -> bytes:
+    """Return the bytes from the body on, unchecked; empty for an erased record."""
+    return line.partition(b'","body":')[2]
+
+
+def ends_with(line: bytes, digest: str) -> bool:
+    """Whether this is the digest that the line carries."""
+    return line.endswith(b'"digest":"%b"}' % digest.encode())
+
+
+async def segments(store: EventStore, run_id: str, lines: Sequence[bytes], *, whole: bool = False) -> list[Segment]:
+    """Return what the log `lines` of a run goes on from, the first ancestor first; nothing where it is no fork.
+
+    `whole`: also what the ancestors have on record after that, as far as it is known. Raise `CorruptLog` where they are not what the fork was
+    branched from, or are not there; `RunErased` where their content is gone.
+    """
+    forked = forked_of(lines[0]) if lines else None
+    if forked is None:
+        return []
+    kept = await store.get_blob(run_id, PREFIX_BLOB)
+    if kept is not None:
+        found = unpacked(run_id, kept)
+    else:
+        above = await store.read(forked.parent, limit=None if whole else forked.sequence)
+        found = [*await segments(store, forked.parent, above, whole=whole), Segment(forked.parent, above, forked.sequence)]
+    last = found[-1] if found else None
+    if last is None or last.run_id != forked.parent or not 0 < forked.sequence <= len(last.lines):
+        raise CorruptLog(
+            run_id,
+            1,
+            f"it goes on from record {forked.sequence} of run {forked.parent!r}, which is not in {store.url}; copy or import that run into it",
+        )
+    if not ends_with(last.lines[forked.sequence - 1], forked.digest):
+        raise CorruptLog(run_id, 1, f"record {forked.sequence} of run {forked.parent!r} is not the one that it was branched from")
+    if not body_of(last.lines[forked.sequence - 1]):
+        raise RunErased(run_id, parent=forked.parent)
+    return found
+
+
+def packed(found: Sequence[Segment]) -> bytes:
+    """Return segments as one blob."""
+    head = msgspec.json.encode([_Part(one.run_id, len(one.lines), one.used) for one in found])
+    return b"\n".join([head, *(line for one in found for line in one.lines)])
+
+
+def unpacked(run_id: str, data: bytes) -> list[Segment]:
+    """Return the segments that `packed` wrote; raise `CorruptLog`."""
+    head, *lines = data.split(b"\n")
+    try:
+        parts = msgspec.json.decode(head, type=list[_Part])
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(run_id, 1, f"the copy of what it goes on from cannot be read ({error})") from error
+    found: list[Segment] = []
+    for part in parts:
+        found.append(Segment(part.run, lines[: part.records], part.used))
+        lines = lines[part.records :]
+    return found
+
+
+async def history(store: EventStore, run_id: str) -> list[Record]:
+    """Return the records that a run's state is made of, those of its ancestors first; empty for an unknown run.
+
+    Each is checked in the chain of its own log.
+    """
+    lines = await store.read(run_id)
+    records: list[Record] = []
+    for one in await segments(store, run_id, lines):
+        records += read_log(one.run_id, one.lines[: one.used])
+    return [*records, *read_log(run_id, lines)]
+
+
+async def forks_of(store: EventStore, run_id: str) -> list[str]:
+    """Return the ids of the runs in this store that were branched from this one."""
+    found: list[str] = []
+    for head in await store.list_runs(RunQuery()):
+        if head.parent == run_id:
+            lines = await store.read(head.run_id, limit=1)
+            found += [head.run_id] if lines and forked_of(lines[0]) is not None else []
+    return found
+
+
+# What belongs to them ---------------------------------------------------------------------------------------------------------------------
+
+
+async def find_blob(store: EventStore, state: RunState, key: str) -> bytes | None:
+    """Return a blob of the run, else of the nearest of its ancestors that has it."""
+    for run_id in (state.run_id, *state.ancestors):
+        data = await store.get_blob(run_id, key)
+        if data is not None:
+            return data
+    return None
+
+
+async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, finished: bool) -> dict[str, bytes]:
+    """Return the blobs that make a fork independent of its ancestors, without those that it has; nothing where the run is no fork.
+
+    A fork that is not finished also gets what they have on record after it was branched: its calls may be answered from that.
+    """
+    found = await segments(store, run_id, lines, whole=not finished)
+    if not found:
+        return {}
+    copy = packed(found)
+    there, named = set(await store.list_blobs(run_id)), b"\n".join([copy, *lines])
+    blobs: dict[str, bytes] = {} if PREFIX_BLOB in there else {PREFIX_BLOB: copy}
+    for ancestor in reversed([one.run_id for one in found]):
+        for key in await store.list_blobs(ancestor):
+            if key == PREFIX_BLOB or key in there or key in blobs or (len(key) == ARTIFACT_KEY_LENGTH and key.encode() not in named):
+                continue
+            data = await store.get_blob(ancestor, key)
+            if data is not None:
+                blobs[key] = data
+    return blobs
+
+
+async def preserve(store: EventStore, run_id: str) -> None:
+    """Give to the forks of a run what they refer to in it and before it, so that it can be removed."""
+    for fork in await forks_of(store, run_id):
+        head = await store.head(fork)
+        try:
+            blobs = await carried(store, fork, await store.read(fork), finished=head is not None and head.status in TERMINAL)
+        except RunErased:  # there is nothing left to give
+            continue
+        for key in sorted(blobs, key=lambda key: key == PREFIX_BLOB):  # the copy last: with it the fork stops looking elsewhere
+            await store.put_blob(fork, key, blobs[key])
+
+
+async def forget(store: EventStore, run_id: str) -> None:
+    """Remove from the forks of a run, and from theirs, the copies of what was in it; called when it is erased."""
+    for fork in await forks_of(store, run_id):
+        own = b"\n".join(await store.read(fork))
+        for key in await store.list_blobs(fork):
+            copied = len(key) == ARTIFACT_KEY_LENGTH or key.startswith(SECRET)
+            if key == PREFIX_BLOB or (copied and key.removeprefix(SECRET).encode() not in own):
+                await store.delete_blob(fork, key)
+        await forget(store, fork)
+
+
+# What their calls came to -----------------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """The outcomes of the ancestors' calls, by tool and digest of the arguments, in the order in which the calls were begun.
+
+    The n-th equal call of a fork, counted from the beginning of its history, is answered by the n-th of the nearest ancestor that has one.
+    """
+
+    def __init__(self, logs: Sequence[Sequence[bytes]], state: RunState) -> None:
+        self._outcomes = [_outcomes(lines) for lines in logs]
+        self._numbers: dict[str, tuple[tuple[str, str], int]] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        for item in _executed(state):
+            self._number(item.call_id, (item.tool, digest_of([item.tool, item.args])))
+
+    def _number(self, call_id: str, key: tuple[str, str]) -> int:
+        known = self._numbers.get(call_id)
+        if known is None or known[0] != key:
+            known = self._numbers[call_id] = key, self._counts.get(key, 0)
+            self._counts[key] = known[1] + 1
+        return known[1]
+
+    def outcome(self, call: CallState) -> ToolOutcome | None:
+        """Return what this call came to where it was made before; None where that is not on record."""
+        key = call.tool, digest_of([call.tool, call.args])
+        number = self._number(call.call_id, key)
+        for outcomes in self._outcomes:
+            known = outcomes.get(key, ())
+            if number < len(known) and (found := known[number]) is not None:
+                return found
+        return None
+
+
+def _executed(state: RunState) -> Iterator[Item]:
+    """Yield the observations of calls that were begun, pass by pass; also those that wait for the outcome of an earlier call."""
+    for known in state.passes.values():
+        yield from (item for item in known.results if item.executed)
+        yield from (c.item for c in list(known.calls.values())[known.observed :] if c.item is not None and c.item.executed)
+
+
+def _outcomes(lines: Sequence[bytes]) -> dict[tuple[str, str], list[ToolOutcome | None]]:
+    """Return the outcomes of the calls of a log that were begun with a record of their own; None for one that has none."""
+    found: dict[tuple[str, str], list[ToolOutcome | None]] = {}
+    places: dict[str, tuple[list[ToolOutcome | None], int]] = {}
+    for line in lines:
+        if not body_of(line).startswith((b'{"type":"tool_started"', b'{"type":"tool_finished"', b'{"type":"tool_reconciled"')):
+            continue
+        match read_record(line).event:
+            case ToolStarted(attempt=1) as event:
+                outcomes = found.setdefault((event.tool, event.digest), [])
+                places[event.call] = outcomes, len(outcomes)
+                outcomes.append(None)
+            case (ToolFinished() | ToolReconciled(outcome="happened")) as event if event.call in places:
+                outcomes, index = places[event.call]
+                outcomes[index] = outcomes[index] or _outcome(event)
+            case _:
+                pass
+    return found
+
+
+def _outcome(event: ToolFinished | ToolReconciled) -> ToolOutcome:
+    finished = isinstance(event, ToolFinished)
+    source: Literal["recorded", "stub"] = "stub" if finished and event.source == "stub" else "recorded"
+    if event.error is not None:
+        kind: Any = "fatal" if finished and event.fatal else "failed"
+        error = event.error
+        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details, final=True, source=source)
+    artifact = event.artifact if finished else None
+    return ToolOutcome(kind="ok", result=bytes(event.result), artifact=artifact, final=True, source=source)
+
+
+def stub(tool: str) -> ToolOutcome:
+    """Return what stands for the outcome of a call that is not executed and was not made before."""
+    said = {"dry_run": f"{tool} was not executed: this run is a fork that has no effects, and no such call is on record"}
+    return ToolOutcome(kind="ok", result=msgspec.json.encode(said), final=True, source="stub")
+
+
+async def recorded(store: EventStore, state: RunState) -> Recorded:
+    """Return what the calls of the run's ancestors came to."""
+    found = await segments(store, state.run_id, await store.read(state.run_id, limit=1), whole=True)
+    logs = [[line for above in found[:index] for line in above.lines[: above.used]] + list(one.lines) for index, one in enumerate(found)]
+    return Recorded(logs[::-1], state)

@@ -1,0 +1,232 @@
+"""`detent run` with models, against a server on loopback: options alone, options over a file, what is shown, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.desk import Desk
+from planners.chat_server import ChatServer, fails, says
+
+NO_KEYS = dict.fromkeys(
+    (
+        *(
+            "OPENAI_API_KEY",
+            "ANTHROPIC_API_KEY",
+            "GOOGLE_API_KEY",
+            "GEMINI_API_KEY",
+            "GROQ_API_KEY",
+            "MISTRAL_API_KEY",
+            "OPENROUTER_API_KEY",
+        ),
+        *("AWS_BEARER_TOKEN_BEDROCK", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "OPENAI_BASE_URL", "OLLAMA_BASE_URL"),
+    ),
+    "",
+)
+RULES = 'name = "ruled"\nrules = "rules.yaml"\n'
+FILE = """\
+name = "filed"
+model = "filed-model"
+instructions = "Be brief."
+tools = ["./tools.py:note"]
+
+[model_settings]
+temperature = 0.1
+max_tokens = 500
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A directory with tools and no agent file."""
+    made = Desk(tmp_path)
+    (tmp_path / "agent.toml").unlink()
+    return made
+
+
+def spec(desk: Desk) -> dict[str, Any]:
+    """Return the agent that stands in the log of the last run."""
+    return json.loads(desk.detent("export", "last").out.splitlines()[0])["event"]["agent"]
+
+
+def test_a_model_needs_no_agent_file_and_a_later_process_needs_no_options(desk: Desk) -> None:
+    """Everything that the options said stands in the log: the run waits, and another process takes it on with the same server and settings."""
+    script = [says(None, ("c1", "wipe", {"name": "x"})), says("It is gone.")]
+    with ChatServer(script) as server:
+        options = ["--base-url", server.url, "--temperature", "0.5", "--no-stream", "--small-model", "tiny", "--tools", "./tools.py:wipe"]
+        waits = desk.detent("run", "--model", "served", *options, "--json", "wipe x", **NO_KEYS)
+        assert waits.code == 3, waits.err
+        (asked,) = waits.json["approvals"]
+        done = desk.detent("approve", "last", asked["call_id"], "--json", **NO_KEYS)
+    assert (done.code, done.json["output"], desk.notes) == (0, "It is gone.", ["wiped x"]), done.err
+    assert [(r["model"], r["temperature"], bool(r.get("stream"))) for r in server.requests] == [("served", 0.5, False)] * 2
+    agent = spec(desk)
+    assert (agent["name"], agent["small_model"], agent["tools"]) == ("assistant", "tiny", ["wipe"])
+
+
+def test_options_go_before_the_agent_file(desk: Desk) -> None:
+    """What they do not say stays as the file has it; a model takes the place of rules."""
+    desk.write("filed.toml", FILE)
+    desk.write("ruled.toml", RULES)
+    with ChatServer([says("done")]) as server:
+        changed = desk.detent(
+            "run", "--agent", "filed.toml", "--model", "other", "--temperature", "0.9", "--base-url", server.url, "go", **NO_KEYS
+        )
+        assert changed.code == 0, changed.err
+        ruled = desk.detent("run", "--agent", "ruled.toml", "--model", "third", "--base-url", server.url, "go", **NO_KEYS)
+        assert ruled.code == 0, ruled.err
+    first, second = server.requests
+    assert (first["model"], first["temperature"], first.get("max_completion_tokens", first.get("max_tokens"))) == ("other", 0.9, 500)
+    assert "Be brief." in str(first["messages"]) and [t["function"]["name"] for t in first["tools"]] == ["note"]
+    assert second["model"] == "third" and not second.get("tools")
+
+
+def test_a_named_workspace_brings_its_tools_and_nothing_else_does(desk: Desk) -> None:
+    """Without one the model has no tools; `--tools` says which of them."""
+    desk.write("text.txt", "a line")
+    with ChatServer([says("hi"), says(None, ("c1", "read_file", {"path": "text.txt"})), says("read"), says("hi")]) as server:
+        ask = ["run", "-m", "served", "--base-url", server.url]
+        assert desk.detent(*ask, "hello", **NO_KEYS).code == 0
+        read = desk.detent(*ask, "--workspace", ".", "read it", **NO_KEYS)
+        assert (read.code, read.out) == (0, "read\n"), read.err
+        assert desk.detent(*ask, "--workspace", ".", "--tools", "read_file,list_dir", "hello", **NO_KEYS).code == 0
+    offered = [sorted(t["function"]["name"] for t in r.get("tools", [])) for r in server.requests]
+    assert offered[0] == [] and {"read_file", "write_file", "exec"} <= set(offered[1])
+    assert offered[3] == ["list_dir", "read_file"]
+    assert "a line" in str(server.requests[2]["messages"])
+
+
+def test_the_key_of_a_base_url_is_the_one_that_is_named(desk: Desk) -> None:
+    """No other key goes there."""
+    with ChatServer([says("hi")]) as server:
+        keys = {**NO_KEYS, "OPENAI_API_KEY": "sk-other", "MINE": "sk-mine"}
+        done = desk.detent("run", "-m", "served", "--base-url", server.url, "--api-key-env", "MINE", "hi", **keys)
+    assert done.code == 0, done.err
+    assert server.headers[0]["authorization"] == "Bearer sk-mine"
+    assert "sk-other" not in str(server.headers)
+    assert "sk-mine" not in desk.detent("export", "last").out
+
+
+@pytest.mark.parametrize("provider", ["llamacpp", "vllm"])
+def test_a_raw_text_model_is_selected_by_an_option_and_known_to_the_log(provider: str, desk: Desk) -> None:
+    """Actions are read out of its text; a process that takes the run on plans in the same way."""
+    call, answer = '{"type": "wipe", "name": "y"}', '{"type": "final_answer", "content": "gone"}'
+    with ChatServer([says(f"Sure:\n```json\n{call}\n```"), says(answer)]) as server:
+        url = server.url if provider == "vllm" else server.url.removesuffix("/v1")
+        options = ["--planner", "on-device", "--base-url", url, "--tools", "./tools.py:wipe"]
+        waits = desk.detent("run", "--model", f"{provider}:small", *options, "--json", "wipe y", **NO_KEYS)
+        assert waits.code == 3, waits.err
+        done = desk.detent("approve", "last", waits.json["approvals"][0]["call_id"], **NO_KEYS)
+    assert (done.code, done.out, desk.notes) == (0, "gone\n", ["wiped y"]), done.err
+    assert "tools" not in server.requests[0]
+    assert ("json_schema" if provider == "llamacpp" else "response_format") in server.requests[0]
+    assert spec(desk)["planner"] == "on-device"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["run", "hi"], {}, r"error: no agent was given.*no key of a provider is set.*\n.*`detent init`.*`detent doctor`.*\n"),
+        (["run", "hi"], {"GROQ_API_KEY": "k"}, r"error: no agent was given.*\n.*detent run --model groq:.*`detent doctor`.*\n"),
+        (["run", "-m", "anthropic:claude-sonnet-4-6", "hi"], {}, r"error: .*set ANTHROPIC_API_KEY\n.*rules.*`detent doctor`.*\n"),
+        (["run", "-m", "openai:gpt-5", "hi"], {"ANTHROPIC_API_KEY": "k"}, r"error: .*set OPENAI_API_KEY\n.*\n"),
+        (["run", "-m", "opnai:gpt-5", "hi"], {}, r"error: .*did you mean 'openai:gpt-5'.*\n"),
+        (["run", "-m", "openai:gpt-5", "--planner", "on-device", "hi"], {}, r"error: .*server of your own.*llamacpp:.*\n"),
+        (["run", "-m", " ", "hi"], {}, r"error: --model is empty.*\n"),
+        (["run", "-m", "x", "--base-url", "nowhere", "hi"], {}, r"error: base_url 'nowhere' is no URL.*\n"),
+        (["run", "-m", "x", "--base-url", "http://127.0.0.1:1/v1", "--tools", "nope", "hi"], {}, r"error: .*tool 'nope'.*\n"),
+        (["run", "--agent", "ruled.toml", "--temperature", "1", "hi"], {}, r"error: .*plans by rules.*--model.*\n"),
+    ],
+)
+def test_what_is_missing_is_said_in_two_lines(words: list[str], environment: dict[str, str], said: str, desk: Desk) -> None:
+    """Exit code 2, what to do next, and nothing recorded."""
+    desk.write("ruled.toml", RULES)
+    done = desk.detent(*words, **{**NO_KEYS, **environment})
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(said, done.err), done.err
+    assert not (desk.home / ".detent").exists()
+
+
+def test_a_planner_of_the_configuration_is_not_silently_passed_over(desk: Desk) -> None:
+    """It plans for every agent, also after a resume; so `--model` beside it is refused."""
+    desk.write("planning.py", "class Mine:\n    async def plan(self, view):\n        raise RuntimeError\n")
+    desk.write("detent.toml", 'planner = "./planning.py:Mine"\n')
+    done = desk.detent("run", "-m", "x", "--base-url", "http://127.0.0.1:1/v1", "hi", **NO_KEYS)
+    assert done.code == 2 and "which plans for every agent" in done.err
+
+
+def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> None:
+    """No control characters, one line a call, the answer alone on stdout; `-v` shows thinking and what was said beside calls."""
+    script = [fails(503), says("On it.", ("c1", "note", {"text": "one"}), reasoning_content="I should note."), says("Done.")]
+    with ChatServer(script) as server:
+        done = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "note", **NO_KEYS)
+    assert (done.code, done.out) == (0, "Done.\n")
+    lines = done.err.splitlines()
+    assert [re.sub(r"\d+ ms|\d{8}-\S+", "N", line) for line in lines] == [
+        "run N",
+        lines[1],
+        "   1  note ok N  one",
+        "completed (final_answer) · 2 iterations, 1 calls · 3 model calls: 200 in (80 cached), 20 out · run N",
+    ]
+    assert "model call failed (server)" in lines[1]
+    assert "\x1b" not in done.err
+    with ChatServer(script[1:]) as server:
+        more = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "-v", "note", **NO_KEYS)
+    assert "I should note." in more.err and "On it." in more.err
+
+
+def on_a_terminal(desk: Desk, *words: str, answer: str = "") -> str:
+    """Run a command on a terminal of 100 columns and return all that was written to it."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, **NO_KEYS, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "detent", *words], cwd=desk.home, env=environment, stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    if answer:
+        os.write(leader, answer.encode())
+    seen = b""
+    while True:
+        ready, _, _ = select.select([leader], [], [], 60)
+        try:
+            piece = os.read(leader, 65536) if ready else b""
+        except OSError:
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(leader)
+    assert process.wait(60) == 0, seen.decode()
+    return seen.decode()
+
+
+def test_on_a_terminal_thinking_is_dimmed_and_calls_show_from_their_start(desk: Desk) -> None:
+    """Text streams before it is recorded and what stays is the answer, once; tokens are at the end. Nothing from a model steers the terminal."""
+    desk.write("go", "")
+    script = [
+        says("Let me wait.", ("c1", "pause", {}), reasoning_content="First I pause.\x1b]0;evil\x07"),
+        says("It went on."),
+    ]
+    os.mkfifo(desk.home / "begun")
+    with ChatServer(script) as server:
+        reader = subprocess.Popen(["cat", str(desk.home / "begun")], stdout=subprocess.DEVNULL)
+        shown = on_a_terminal(desk, "run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:pause", "pause")
+        reader.wait(30)
+    assert "\x1b[2m      First I pause.\\x1b]0;evil\\x07" in shown
+    assert "Let me wait." in shown
+    assert shown.index("asking served") < shown.index("Let me wait.")
+    assert re.search(r"[|/\\-] pause", shown), "the call is shown while it runs"
+    assert shown.index("pause ok") < shown.rindex("It went on.")
+    final = shown.rsplit("\x1b[2K", 1)[-1]
+    assert final.count("It went on.") == 1
+    assert "2 model calls: 200 in (80 cached), 20 out" in final

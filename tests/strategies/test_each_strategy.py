@@ -1,0 +1,470 @@
+"""What only one strategy does: rounds, references, patches, trees, choices. Numbers are those of section 16 of the catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from detent import Abstain, Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
+from detent.core import events as e
+from detent.strategies import heuristics
+from detent.strategies.plan_then_execute import listed
+from detent.strategies.plans import Unresolved, read_plan, resolved
+from detent.strategies.reflexion import same
+from detent.strategies.thoughts import Thought, pruned
+from strategies.scenarios import GOAL, Model, events, passes, scores, thoughts
+
+
+def go(
+    strategy: str, answers: dict[str, Any] | Any, *tools: Any, goal: str = GOAL, options: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    """Run as "r"; return (result, engine, model)."""
+    model = answers if hasattr(answers, "plan") else Model(answers)
+    engine = Engine(planner=model, tools=tools, approver="caller")
+    agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, tools=[t.name for t in tools], **more.pop("fields", {}))
+    result = asyncio.run(engine.run(agent, goal, run_id="r", **more))
+    replayed = asyncio.run(engine.replay("r"))
+    assert replayed.identical, replayed.divergence
+    return result, engine, model
+
+
+class Generic(Model):
+    """Answers by the beginning of the scope."""
+
+    async def plan(self, view: View) -> Plan:
+        self.views.append(view)
+        said = next(said for start, said in self.answers.items() if view.scope.startswith(start))
+        said = said(view) if callable(said) else said
+        return Plan(actions=(FinalAnswer(content=said),), usage=Usage(input_tokens=10), model="m")
+
+
+# Direct -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_direct_asks_for_less_than_100_tokens_beyond_the_question() -> None:
+    """One request, no tools, nothing in it but who the agent is and the question; measured where the model is asked."""
+    from detent.planners.model import ModelPlanner
+    from planners.function_models import Asked
+
+    asked = Asked(["Paris"])
+    engine = Engine(planner=ModelPlanner(asked.model))
+    result = asyncio.run(engine.run(Agent(name="quiz", strategy="direct"), "What is the capital of France?"))
+    parts = [part for message in asked.messages[0] for part in message.parts]
+    text = asked.head + "".join(str(part.content) for part in parts)  # type: ignore[union-attr]
+    assert (result.output, result.usage.model_calls, asked.infos[0].function_tools) == ("Paris", 1, [])
+    assert len(text) - len("What is the capital of France?") < 4 * 100
+
+
+def test_direct_may_take_up_to_three_turns() -> None:
+    """With more than one turn the tools are offered; the last turn is the last."""
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    result, _, model = go("direct", {"main": [ToolCall(tool="look"), "seen it"]}, look, options={"turns": 2})
+    assert (result.output, result.usage.model_calls, [t.name for t in model.views[0].tools]) == ("seen it", 2, ["look"])
+    result, _, _ = go("direct", {"main": [ToolCall(tool="look")] * 3}, look, options={"turns": 2})
+    assert (result.status, result.reason, result.usage.model_calls) == ("stopped", "max_iterations", 2)
+
+
+# Reflexion ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_reflexion_makes_k_plus_n_times_one_plus_k_calls() -> None:
+    """Never satisfied: three rounds, and the last improvement is the answer."""
+    remarks = iter(["first", "second thing", "third, another"])
+    answers = {"generate": "v1", "critique": lambda view: f"UNSATISFIED: {next(remarks)}", "improve": lambda view: f"better {view.scope}"}
+    result, engine, _ = go("reflexion", Generic(answers))
+    assert (result.output, result.usage.model_calls) == ("better improve#3", 1 + 3 * 2)
+    assert passes(engine) == ["generate", "critique", "improve", "critique#2", "improve#2", "critique#3", "improve#3"]
+
+
+def test_reflexion_stops_when_the_critic_repeats_itself_or_fails() -> None:
+    """Equal critiques, or 80 % of the same beginning, end it; a critic that fails costs nobody the draft."""
+    long = "the answer gives no exact number and no source for it"
+    answers = {"generate": "v1", "critique": f"UNSATISFIED: {long}", "improve": "v2"}
+    result, _, _ = go("reflexion", Generic(answers))
+    assert (result.output, result.usage.model_calls) == ("v2", 4)
+    broken = {"generate": "v1", "critique": lambda view: 1 / 0}
+    assert go("reflexion", Generic(broken))[0].output == "v1"
+    assert same(long, long + "!") and not same("", "") and not same(long, "something else")
+
+
+@pytest.mark.parametrize(("block", "sent"), [("tools", ["ann"]), ("calls", ["ann", "bob"])])
+def test_reflexion_does_nothing_twice_that_had_an_effect(block: str, sent: list[str]) -> None:
+    """A tool that is not idempotent and has worked is blocked in later passes; with `calls` only the same call is. The model is told why."""
+    done: list[str] = []
+
+    @tool(side_effect="write")
+    async def mail(to: str) -> str:
+        """Send a mail."""
+        done.append(to)
+        return "sent"
+
+    @tool(side_effect="read")
+    async def look() -> int:
+        """Look."""
+        return 7
+
+    def call(name: str, **args: Any) -> ToolCall:
+        return ToolCall(tool=name, args=args)
+
+    answers = {
+        "generate": [(call("mail", to="ann"), call("look")), "v1"],
+        "critique": "UNSATISFIED: bob?",
+        "improve": [(call("mail", to="ann"), call("mail", to="bob"), call("look")), "v2"],
+        "critique#2": "SATISFIED",
+    }
+    result, engine, model = go("reflexion", answers, mail, look, options={"block": block})
+    assert (result.output, done) == ("v2", sent)
+    assert len(events(engine, e.GuardBlocked)) == 3 - len(sent)
+    task = next(view.task for view in model.views if view.scope == "improve")
+    assert "look({}) -> 7" in task and 'mail({"to":"ann"}) -> sent' in task and "bob?" in task
+
+
+def test_reflexion_goes_on_from_a_pass_that_came_to_no_end() -> None:
+    """Without a draft no critic is asked; what the tools gave is handed on; an abstention is final."""
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    looks = [ToolCall(tool="look", args={"n": n}) for n in range(3)]
+    result, engine, model = go("reflexion", {"generate": looks, "improve": "v", "critique": "SATISFIED"}, look)
+    assert (result.output, result.usage.model_calls, passes(engine)) == ("v", 5, ["generate", "improve", "critique"])
+    assert 'look({"n":2}) -> 2' in model.views[3].task
+
+
+# Plan and execute ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_is_the_whole_value_of_a_step() -> None:
+    """Also where the planner would see only a preview: in arguments as data, in tasks as text, by field, live and in replay (L10)."""
+    got: list[Any] = []
+
+    @tool(side_effect="read", max_result_bytes=200)
+    async def rows() -> dict[str, Any]:
+        """Give rows."""
+        return {"rows": [{"n": n} for n in range(500)], "name": "t"}
+
+    @tool(side_effect="write")
+    async def store(rows: list[Any], title: str) -> str:
+        """Store rows."""
+        got.append((rows, title))
+        return "stored"
+
+    plan = {
+        "steps": [
+            {"id": "a", "kind": "tool", "tool": "rows"},
+            {"id": "b", "kind": "tool", "tool": "store", "args": {"rows": "{{a.rows}}", "title": "table {{ a.name }}: {{a.rows.3.n}}"}},
+            {"id": "c", "kind": "analysis", "task": "Count {{a.rows}}"},
+        ]
+    }
+    result, engine, model = go("plan-execute", {"plan": plan, "step-c": "500", "reflect": "SATISFIED", "answer": "ok"}, rows, store)
+    assert (result.output, result.usage.model_calls) == ("ok", 4)
+    assert got == [([{"n": n} for n in range(500)], "table t: 3")]
+    assert '{"n":499}' in model.views[1].task and "limits" not in model.views[1].task
+    assert result.usage.tool_calls == 2 and len(events(engine, e.PassStarted)) == 6
+
+
+def test_steps_that_need_nothing_of_each_other_run_at_the_same_time() -> None:
+    """All four are in their pass before any of them answers; the fifth comes after."""
+    inside, together = 0, asyncio.Event()
+
+    class Waiting(Model):
+        async def plan(self, view: View) -> Plan:
+            nonlocal inside
+            if view.scope.startswith("step-s"):
+                inside += 1
+                if inside == 4:
+                    together.set()
+                await together.wait()
+            return await super().plan(view)
+
+    plan = {
+        "steps": [{"id": f"s{n}", "kind": "analysis", "task": "t"} for n in range(4)]
+        + [{"id": "z", "kind": "analysis", "task": "{{s0}}{{s3}}"}]
+    }
+    answers = {"plan": plan, **{f"step-s{n}": f"v{n}" for n in range(4)}, "step-z": "z", "reflect": "SATISFIED", "answer": "ok"}
+    result, _, model = go("plan-execute", Waiting(answers))
+    assert (result.output, result.usage.model_calls) == ("ok", 3 + 5)
+    assert next(v.task for v in model.views if v.scope == "step-z").startswith("v0v3")
+
+
+def test_a_plan_of_one_analysis_is_answered_by_it() -> None:
+    """Two calls."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "think"}]}
+    result, _, _ = go("plan-execute", {"plan": plan, "step-a": "thought"})
+    assert (result.output, result.usage.model_calls) == ("thought", 2)
+
+
+def test_a_failed_step_is_tried_once_more_then_patched_and_what_is_done_stays_done() -> None:
+    """A harmless failure is retried without a model; a lasting one costs one patch call; completed steps are not run again."""
+    calls: list[str] = []
+
+    @tool(side_effect="read")
+    async def fetch(url: str) -> str:
+        """Fetch."""
+        calls.append(url)
+        if url == "down":
+            raise RuntimeError("no route")
+        return f"content of {url}"
+
+    @tool(side_effect="write")
+    async def post(text: str) -> str:
+        """Post."""
+        calls.append(f"post {text}")
+        raise ToolFailed("closed", error_code="closed")
+
+    plan = {
+        "steps": [
+            {"id": "good", "kind": "tool", "tool": "fetch", "args": {"url": "up"}},
+            {"id": "bad", "kind": "tool", "tool": "fetch", "args": {"url": "down"}},
+            {"id": "shut", "kind": "tool", "tool": "post", "args": {"text": "hi"}},
+            {"id": "use", "kind": "analysis", "task": "{{good}} {{bad}}"},
+        ]
+    }
+    patch = {
+        "steps": [
+            {"id": "other", "kind": "tool", "tool": "fetch", "args": {"url": "mirror"}},
+            {"id": "use2", "kind": "analysis", "task": "{{good}} {{other}}"},
+        ]
+    }
+    answers = {"plan": plan, "patch": patch, "step-use2": "both", "reflect": "SATISFIED", "answer": "ok"}
+    result, _, model = go("plan-execute", answers, fetch, post)
+    assert (result.output, result.usage.model_calls) == ("ok", 5)
+    assert calls == ["up", "down", "post hi", "down", "mirror"]
+    patched = next(view.task for view in model.views if view.scope == "patch")
+    assert (
+        "good: content of up" in patched and "bad: handler_error" in patched and "shut: closed" in patched and "use: not begun" in patched
+    )
+    assert next(view.task for view in model.views if view.scope == "step-use2").startswith("content of up content of mirror")
+
+
+def test_a_plan_that_cannot_be_carried_out_is_asked_for_again_with_the_reason() -> None:
+    """Twice; then there is no plan, and the run says so."""
+    bad = {"steps": [{"id": "a", "kind": "tool", "tool": "fetsh"}]}
+    good = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}]}
+
+    @tool(side_effect="read")
+    async def fetch() -> str:
+        """Fetch."""
+        return "x"
+
+    result, _, model = go("plan-execute", {"plan": bad, "plan#2": good, "step-a": "ok"}, fetch)
+    assert (result.output, result.usage.model_calls) == ("ok", 3) and "did you mean 'fetch'" in model.views[1].task
+    result, _, _ = go("plan-execute", {"plan": bad, "plan#2": bad, "plan#3": bad}, fetch)
+    assert (result.status, result.reason, result.usage.model_calls) == ("failed", "output_schema_failed", 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([], "0 steps"),
+        ([{"id": "a", "kind": "analysis", "task": "{{a}}"}], "needs 'a'"),
+        ([{"id": "a", "kind": "analysis", "task": "{{b}}"}, {"id": "b", "kind": "analysis", "task": "t"}], "needs 'b'"),
+        ([{"id": "a", "kind": "analysis", "task": "t", "after": ["x"]}], "needs 'x'"),
+        ([{"id": "a", "kind": "analysis", "task": "t"}] * 2, "another step has this id"),
+        ([{"id": "a b", "kind": "analysis", "task": "t"}], "its id must be"),
+        ([{"id": "a", "kind": "analysis"}], "says no task"),
+        ([{"id": "a", "kind": "guess"}], "not the right form"),
+        ("nonsense", "not the right form"),
+    ],
+)
+def test_a_plan_is_checked_before_anything_runs(steps: Any, problem: str) -> None:
+    """References lead backwards only, ids are unique, tools are there."""
+    found, said = read_plan({"steps": steps}, tools=["fetch"])
+    assert found == () and problem in said
+
+
+def test_references_resolve_to_values_or_say_what_is_missing() -> None:
+    """A reference that stands alone keeps its type; a field that is not there fails the step."""
+    done = {"a": {"n": [1, 2]}, "b": None}
+    assert resolved({"x": "{{a.n}}", "y": ["{{b}}", "n={{a.n.1}}"]}, done) == {"x": [1, 2], "y": [None, "n=2"]}
+    with pytest.raises(Unresolved, match="a has no 'm'"):
+        resolved("{{a.m}}", done)
+    steps, problem = read_plan('```json\n{"steps":[{"id":"s","kind":"analysis","task":"{{a}}"}]}\n```', tools=(), known=["a"])
+    assert not problem and steps[0].needs == {"a"}
+
+
+def test_when_no_step_succeeds_there_is_no_answer() -> None:
+    """No answer is made up from nothing (L4)."""
+
+    @tool(side_effect="read")
+    async def fetch() -> str:
+        """Fetch."""
+        raise RuntimeError("no route")
+
+    plan = {"steps": [{"id": "a", "kind": "tool", "tool": "fetch"}]}
+    result, _, _ = go("plan-execute", {"plan": plan}, fetch, options={"refinements": 0, "retries": 0})
+    assert (result.status, result.reason, result.output) == ("stopped", "failure_threshold", None) and "no route" in result.error
+
+
+# Tree of Thoughts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_tree_makes_two_calls_for_each_of_its_thirteen_thoughts() -> None:
+    """2·(1 + 3 + 9) + k, within the default bounds."""
+    tree = Generic(
+        {
+            "expand": lambda view: thoughts("a", "b", "c", "d"),
+            "score": lambda view: scores(*(0.5 + 0.02 * len(view.scope) - 0.01 * n for n in range(3))),
+            "main": "done",
+        }
+    )
+    result, engine, model = go("tree-of-thought", tree)
+    assert (result.output, result.usage.model_calls) == ("done", 2 * (1 + 3 + 9) + 1)
+    assert "1. a\n2. a\n3. a" in model.views[-1].task
+    assert events(engine, e.PassStarted)[-1].limits.max_iterations == 8
+
+
+def test_a_tree_is_pruned_and_the_threshold_falls_where_nothing_survives() -> None:
+    """Below 0.5 is dropped; where all is below, by 0.15 a step down to 0.15."""
+    given = [Thought(("a",), (1,), 0.4), Thought(("b",), (2,), 0.2), Thought(("c",), (3,), 0.1)]
+    assert [t.score for t in pruned([*given, Thought(("d",), (4,), 0.5)], 0.5)] == [0.5]
+    assert [t.score for t in pruned(given, 0.5)] == [0.4]
+    assert [t.score for t in pruned(given[1:], 0.5)] == [0.2]
+    assert pruned(given[2:], 0.5) == []
+    tree = Generic({"expand": thoughts("a", "b", "c"), "score": scores(0.9, 0.2, 0.1), "main": "done"})
+    assert go("tree-of-thought", tree)[0].usage.model_calls == 2 * 3 + 1
+
+
+def test_exploring_stops_when_nothing_is_worth_it_and_what_cannot_be_scored_together_is_scored_alone() -> None:
+    """A hopeless tree costs two calls; a critic that gives the wrong number of scores is asked for each."""
+    assert go("tree-of-thought", Generic({"expand": thoughts("a"), "score": scores(0.1), "main": "x"}))[0].usage.model_calls == 3
+    tree = Generic({"expand": thoughts("a", "b"), "score-1": scores(0.1), "score-2": scores(0.1), "score": scores(0.5), "main": "x"})
+    assert go("tree-of-thought", tree, options={"depth": 1})[0].usage.model_calls == 1 + 1 + 2 + 1
+
+
+def test_a_tree_leaves_what_the_work_needs() -> None:
+    """Cost floor: no level is explored that would leave less than 40 % of a bound; time: none after 120 seconds."""
+    from detent.testing.clocks import FakeClock
+
+    tree = {"expand": thoughts("a", "b", "c"), "score": scores(0.9, 0.9, 0.9), "main": "x"}
+    assert go("tree-of-thought", Generic(tree), budget=Budget(max_model_calls=10))[0].usage.model_calls == 2 + 1
+    clock = FakeClock()
+
+    def late(view: View) -> Any:
+        clock.advance(121)
+        return thoughts("a", "b", "c")
+
+    engine = Engine(planner=Generic({**tree, "expand": late}), clock=clock)
+    result = asyncio.run(engine.run(Agent(name="a", strategy="tree-of-thought"), GOAL))
+    assert result.usage.model_calls == 3
+
+
+def test_a_trivial_goal_is_not_explored_unless_that_is_wanted() -> None:
+    """At most 12 words and 80 characters: straight to work."""
+    tree = {"expand": thoughts("a"), "score": scores(0.9), "main": "x"}
+    assert go("tree-of-thought", Generic(tree), goal="Make 24 of 4 9 10 13")[0].usage.model_calls == 1
+    options = {"skip_trivial": False, "depth": 1}
+    assert go("tree-of-thought", Generic(tree), goal="Make 24 of 4 9 10 13", options=options)[0].usage.model_calls == 3
+
+
+# Plan, then execute -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_step_is_a_small_task_that_knows_its_place() -> None:
+    """One plan, one pass a step with the marked list as guidance and what came before, one answer; a failed step is told, not hidden."""
+    answers = {
+        "plan": "1. find it\n2. use it\n3. tell it",
+        "step-1": "found",
+        "step-2": [ToolCall(tool="none")] * 3,
+        "step-3": "told",
+        "answer": "ok",
+    }
+    result, _, model = go("plan-then-execute", answers)
+    assert (result.output, result.usage.model_calls) == ("ok", 1 + 1 + 3 + 1 + 1)
+    third = next(view for view in model.views if view.scope == "step-3")
+    assert third.guidance == ("Your plan:\n1. find it (done)\n2. use it (done)\n3. tell it (now)",)
+    assert "1. find it: found" in third.task and "2. use it: FAILED: 3 turns in a row" in third.task
+
+
+def test_a_model_that_lists_no_steps_works_on_the_whole() -> None:
+    """A list of one is no list either."""
+    for said in ("I do not know", {"steps": ["just do it"]}):
+        result, engine, _ = go("plan-then-execute", {"plan": said, "main": "done"})
+        assert (result.output, passes(engine)) == ("done", ["plan", "main"])
+    assert (
+        listed('["a", "b"]') == ["a", "b"] and listed({"steps": ["a", 1]}) == ["a"] and listed("- a\n- b") == ["a", "b"] and listed(7) == []
+    )
+
+
+# Adaptive -----------------------------------------------------------------------------------------------------------------------
+
+LONG = " and consider what that would mean for somebody who reads it for the first time without knowing anything of it"
+
+
+@pytest.mark.parametrize(
+    ("goal", "tools", "tier", "name"),
+    [
+        ("What is the capital of France?", 0, "mid", "reactive"),
+        ("Compare the two proposals" + LONG, 2, "local", "reactive"),
+        ("Collect the numbers and then write a report" + LONG, 2, "mid", "plan-execute"),
+        ("Please do:\n1. fetch the numbers\n2. add them\n3. write them down" + LONG, 2, "mid", "plan-execute"),
+        ("Compare the two proposals" + LONG, 2, "mid", "tree-of-thought"),
+        ("Proofread this letter" + LONG, 2, "mid", "reflexion"),
+        ("Find the population of Paris, which is the capital of France, in the table of cities", 2, "mid", "reactive"),
+        ("Tell me about the history of the town" + LONG, 2, "mid", ""),
+    ],
+)
+def test_plain_signs_choose_without_a_call(goal: str, tools: int, tier: str, name: str) -> None:
+    """Size, length, numbered lists and telling words; where none speaks, a model is asked once."""
+    assert heuristics.chosen(goal, tools=tools, tier=tier)[0] == name
+
+
+def test_adaptive_asks_at_most_once_and_puts_its_choice_on_record() -> None:
+    """A plain sign costs no call; a classification that fails or names nothing known leaves ReAct; nothing is asked where that is off."""
+    result, engine, _ = go("adaptive", {"main": "Paris"}, goal="What is the capital of France?")
+    (switched,) = events(engine, e.StrategySwitched)
+    assert (result.usage.model_calls, switched.old, switched.new, switched.why) == (1, "adaptive", "reactive", "it is short")
+    result, _, _ = go("adaptive", {"classify": {"strategy": "magic"}, "main": "x"})
+    assert (result.output, result.usage.model_calls) == ("x", 2)
+    assert go("adaptive", {"main": "x"}, options={"classify": False})[0].usage.model_calls == 1
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_adaptive_falls_back_once_keeps_what_was_found_and_counts_everything(crash: bool) -> None:
+    """A strategy that comes to no end hands on its results; its calls stay in the sum; a crash in the fallback changes nothing."""
+    looked: list[int] = []
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        looked.append(n)
+        return n * 100
+
+    answers = {
+        "classify": {"strategy": "reflexion"},
+        "generate": [ToolCall(tool="look", args={"n": n}) for n in (1, 2, 3)],
+        "improve": [ToolCall(tool="look", args={"n": n}) for n in (4, 5, 6)],
+        "main": "there",
+    }
+    options = {"reflexion": {"rounds": 1}}
+    if not crash:
+        result, engine, model = go("adaptive", answers, look, options=options)
+    else:
+        model = Model(answers)
+        engine = Engine(planner=model, tools=[look])
+        agent = Agent(name="a", strategy="adaptive", strategy_options=options, tools=["look"])
+        for _ in range(1 + 3 + 3 + 1):
+            result = asyncio.run(engine.run(agent, GOAL, run_id="r", turns=1))
+        assert asyncio.run(engine.replay("r")).identical
+    assert (result.status, result.output, result.usage.model_calls) == ("completed", "there", 1 + 3 + 3 + 1)
+    assert looked == [1, 2, 3, 4, 5, 6] and 'look({"n":6}) -> 600' in model.views[-1].task
+    assert [(s.old, s.new) for s in events(engine, e.StrategySwitched)] == [("adaptive", "reflexion"), ("reflexion", "reactive")]
+
+
+def test_adaptive_leaves_an_honest_end_alone() -> None:
+    """What a strategy was asked to leave off is not tried again; neither where falling back is off."""
+    abstaining = {"classify": {"strategy": "reflexion"}, "generate": (Abstain(reason="nobody can know"),)}
+    result, _, _ = go("adaptive", abstaining)
+    assert (result.status, result.reason, result.usage.model_calls) == ("stopped", "abstained", 2)
+    answers = {"classify": {"strategy": "plan-execute"}, "plan": "no", "plan#2": "no", "plan#3": "no"}
+    result, _, _ = go("adaptive", answers, options={"fall_back": False})
+    assert (result.status, result.reason, result.usage.model_calls) == ("failed", "output_schema_failed", 4)

@@ -19,7 +19,7 @@ import pytest
 
 from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, statements, tree, where
 
-ADAPTERS = ("strategies", "planners", "embedders", "tools", "policies", "memories", "stores", "observers", "capabilities", "teams", "workers", "clock")
+ADAPTERS = ("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities", "teams", "workers", "clock")
 NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "mcp_tables", "engine", "server", "evals", "testing")
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 
@@ -173,6 +173,16 @@ def test_kernel_and_strategies_read_no_clock_chance_or_environment() -> None:
             clock = before.split(".")[-1] in ("datetime", "date", "time") and last in NOW and name != "time.perf_counter"
             if clock or name in ("open", "time.sleep"):
                 wrong.append(f"{where(path, node)} calls {name}")
+    assert wrong == []
+
+
+def test_strategies_are_small_and_have_no_loop_over_tool_calls() -> None:
+    """The runner is the only loop (DESIGN 6): no `while` in a strategy, no planner input of its own, no module over 150 lines."""
+    wrong = []
+    for path in modules(PACKAGE / "strategies"):
+        wrong += [f"{where(path, node)} loops" for node in ast.walk(tree(path)) if isinstance(node, ast.While)]
+        wrong += [f"{where(path, node)} makes {name}" for node, name in calls(path) if name.split(".")[-1] in ("View", "KernelInput", "Plan")]
+        wrong += [f"{path.name} has {code_lines(path)} lines"] if code_lines(path) > 150 else []
     assert wrong == []
 
 

@@ -20,6 +20,7 @@ from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.endings import objection
+from detent.healing import heal
 from detent.gateway import Traffic
 from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
@@ -157,7 +158,7 @@ class Advancing:
         hooks = self.parts.hooks
         if hooks is not noop_hooks:
             sinks.append(lambda record, state: fire(hooks, record, state))
-        return SnapshotJournal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks)
+        return SnapshotJournal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants))
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
@@ -246,6 +247,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         compression=compression_for(profile),
         guard_named=lambda name: parts.guards_of(msgspec.structs.replace(state.agent, guards=(name,)), (), tools)[-1],
         objection=objection,
+        heal=heal if state.agent.healing else None,
     )
 
 

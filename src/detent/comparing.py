@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from detent.branching import outcome_of
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.budget import Usage
@@ -128,7 +129,7 @@ class _Told:
             case e.Forked(edits=edits):
                 for call, value in edits.get("results", {}).items():
                     if call in self.calls:
-                        self.calls[call].outcome, self.calls[call].outcome_at = {"edited": value}, at
+                        self.calls[call].outcome, self.calls[call].outcome_at = _came_to(*outcome_of(value)), at
                 self.replies |= {ask: (reply, at) for ask, reply in edits.get("replies", {}).items()}
             case event:
                 call = self.calls.get(getattr(event, "call", ""))
@@ -169,12 +170,16 @@ def _happened(call: _Call, event: Any, at: int) -> None:
 
 
 def _outcome(event: e.ToolFinished | e.ToolReconciled) -> Any:
-    if event.error is not None:
-        return {"error": event.error.code, "message": event.error.message}
     artifact = event.artifact if isinstance(event, e.ToolFinished) else None
     if artifact is not None:
         return {"artifact": artifact.key, "bytes": artifact.size_bytes}
-    return {"result": msgspec.json.decode(event.result) if event.result else None}
+    return _came_to(event.result, event.error)
+
+
+def _came_to(result: msgspec.Raw, error: e.ToolError | None) -> Any:
+    if error is not None:
+        return {"error": error.code, "message": error.message}
+    return {"result": msgspec.json.decode(result) if result else None}
 
 
 def _bare(action: Any) -> dict[str, Any]:
@@ -270,24 +275,15 @@ def _calls(call: str, mine: _Call | None, theirs: _Call | None, key: tuple[str, 
         return Difference(what=what, scope=key[0], iteration=key[1], call=call, a=a, b=b, a_at=a_at, b_at=b_at)
 
     if mine is None or theirs is None or mine.tool != theirs.tool:
-        shown = [None if c is None else {"tool": c.tool, "args": c.args} for c in (mine, theirs)]
-        yield differs("tool", *shown, mine.at if mine else 0, theirs.at if theirs else 0)
+        one, other = (None if c is None else {"tool": c.tool, "args": c.args} for c in (mine, theirs))
+        yield differs("tool", one, other, mine.at if mine else 0, theirs.at if theirs else 0)
         return
     if mine.args != theirs.args:
         yield differs("arguments", mine.args, theirs.args, mine.at, theirs.at)
     if mine.policy != theirs.policy:
         yield differs("policy", mine.policy, theirs.policy, mine.policy_at, theirs.policy_at)
-    if _value(mine.outcome) != _value(theirs.outcome):
+    if mine.outcome != theirs.outcome:
         yield differs("result", mine.outcome, theirs.outcome, mine.outcome_at, theirs.outcome_at)
-
-
-def _value(outcome: Any) -> Any:
-    """Return an outcome as it counts: an edit that gives what was there before is none."""
-    if not isinstance(outcome, dict) or "edited" not in outcome:
-        return cast("Any", outcome)
-    edited: Any = cast("dict[str, Any]", outcome)["edited"]
-    failed = isinstance(edited, dict) and set(cast("dict[str, Any]", edited)) == {"error"}
-    return {"edited": edited} if failed else {"result": edited}
 
 
 def _ends(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: RunState) -> Iterator[Difference]:
@@ -325,29 +321,40 @@ _Step = tuple[int, Record, Any]
 
 
 def _parting(scope: str, common: int, one: _Step | None, other: _Step | None) -> Parting:
-    records = [None if step is None else step[1].envelope for step in (one, other)]
-    known = records[0] or records[1]
+    mine, theirs = (None if step is None else step[1].envelope for step in (one, other))
+    known = mine or theirs
     return Parting(
         scope=scope,
         iteration=known.iteration if known else 0,
         common=common,
-        a_run=records[0].run if records[0] else "",
-        b_run=records[1].run if records[1] else "",
-        a_at=records[0].seq if records[0] else 0,
-        b_at=records[1].seq if records[1] else 0,
+        a_run=mine.run if mine else "",
+        b_run=theirs.run if theirs else "",
+        a_at=mine.seq if mine else 0,
+        b_at=theirs.seq if theirs else 0,
         a=None if one is None else one[2],
         b=None if other is None else other[2],
     )
 
 
 def _steps(records: Sequence[Record]) -> dict[str, list[_Step]]:
-    """Return what each pass did, each step with its place in the history."""
+    """Return what each pass did, each step with its place in the history; what a fork did again of a turn that it began in counts once."""
     found: dict[str, list[_Step]] = {}
+    forked = False
     for place, record in enumerate(records):
-        said = _said(record.event)
-        if said is not None:
-            found.setdefault(record.envelope.scope, []).append((place, record, said))
+        said, before = _said(record.event), found.setdefault(record.envelope.scope, [])
+        forked = forked or isinstance(record.event, e.Forked)
+        if said is None or (forked and any(known[2] == said for known in _of_turn(before, record))):
+            continue
+        before.append((place, record, said))
     return found
+
+
+def _of_turn(steps: Sequence[_Step], record: Record) -> Iterator[_Step]:
+    """Yield the steps of the turn that the record is of, if it is the last."""
+    for step in reversed(steps):
+        if step[1].envelope.iteration != record.envelope.iteration:
+            return
+        yield step
 
 
 def _said(event: Any) -> Any:

@@ -196,7 +196,7 @@ _TOKENS = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _SCAFFOLD = re.compile(
-    r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*)\][ \t]*\n?",
+    r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*|recall with key [^\]\n]*)\][ \t]*\n?",
     re.MULTILINE,
 )
 

@@ -22,17 +22,19 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from detent import admission, forking, upkeep
+from detent import admission, comparing, forking, upgrading, upkeep
 from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
 from detent.answering import approval_payload
 from detent.backtest import Backtest, backtest
 from detent.clock import RandomIds, SystemClock, new_run_id
+from detent.comparing import Diff, Parting
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import CEILING, Budget, Exhausted, checked, exhausted
 from detent.core.errors import (
     ConfigError,
     Conflict,
+    DetentError,
     NotAllowedNow,
     RunBusy,
     RunErased,
@@ -47,11 +49,12 @@ from detent.core.state import WAITING, RunState
 from detent.gateway import Traffic
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.lineage import preserve
+from detent.lineage import history, preserve
 from detent.live import GRACE_S, KEY_BLOB, blob_of
 from detent.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
 from detent.names import Names, plugged
 from detent.passes import check_options, version_of
+from detent.phase_hooks import check_hooks
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -77,6 +80,7 @@ from detent.results import Approval, Replay, Result, Verification, approvals_of,
 from detent.snapshots import load_run
 from detent.tenants import TenantBudget, Tenants
 from detent.tools.mcp.settings import McpServer
+from detent.upgrading import Upgrade, Upgraded
 from detent.watcher import Watcher
 
 T = TypeVar("T")
@@ -131,6 +135,7 @@ class Engine:
         tenant_budgets: Mapping[str, TenantBudget] | None = None,
     ) -> None:
         from detent.assembly import store_at
+        from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
         from detent.policies.guards import GUARDS
@@ -146,7 +151,7 @@ class Engine:
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         house = load_policy(policy) if isinstance(policy, (str, Path)) else policy
-        self.tools = Registry(tools, more=partial(plugged, "tool"))
+        self.tools = Registry(tools, more=lambda name: BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
         self.planner, self.approver, self.ceiling = planner, approver, ceiling
         self._models: Any = None
         self._raw_text: Any = None
@@ -162,6 +167,7 @@ class Engine:
         self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
+        check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
         self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         self._parts = Parts(
@@ -782,6 +788,37 @@ class Engine:
             query=msgspec.structs.replace(wanted, tenant=host.tenant) if host else wanted,
             only=only,
         )
+
+    async def diff(self, a: str, b: str, *, host: Host | None = None) -> Diff:
+        """Return what differs between two runs, side by side by pass and iteration; nothing for runs that did the same."""
+        one, other = [(await self._history(run_id, host), await self.load(run_id)) for run_id in (a, b)]
+        return comparing.diff(one[0], other[0], one[1], other[1])
+
+    async def bisect(self, a: str, b: str, *, host: Host | None = None) -> Parting | None:
+        """Return the first step from which two runs part; None where they do the same all the way."""
+        return comparing.bisect(await self._history(a, host), await self._history(b, host))
+
+    async def _history(self, run_id: str, host: Host | None) -> list[Record]:
+        await self._open()
+        await self._visible(run_id, host)
+        return await history(self.store, run_id)
+
+    async def check_upgrade(self, run_id: str | None = None, *, host: Host | None = None) -> Upgrade:
+        """Fold and re-execute every run that is not finished (or this one) with the code at hand, and say which would not go on.
+
+        Nothing is recorded, and no planner or tool is called.
+        """
+        await self._open()
+        if run_id is not None:
+            await self._visible(run_id, host)
+        wanted = [run_id] if run_id is not None else await upgrading.open_runs(self.store, tenant=host.tenant if host else None)
+        found: list[Upgraded] = []
+        for name in wanted:
+            if self.servers:
+                with contextlib.suppress(DetentError):  # what cannot be read or reached is said by the check
+                    await self.servers.prepare((await self.load(name)).agent.tools, resuming=True)
+            found.append(await upgrading.check_run(self._parts, name))
+        return Upgrade(runs=tuple(found))
 
     async def verify(self, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
         """Check every digest of a log, and that it ends with the digest `head` when one is given."""

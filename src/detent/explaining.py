@@ -42,7 +42,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(records: Sequence[Record], call_id: str) -> Explanation:
     """Return the trail of a call; raise `ConfigError` naming the nearest calls where the run has no such call."""
-    run_id = records[0].envelope.run if records else ""
+    run_id = records[-1].envelope.run if records else ""
     planned = _planned(records)
     if call_id not in planned:
         near = difflib.get_close_matches(call_id, planned, n=3, cutoff=0.5)

@@ -32,6 +32,11 @@ replace = msgspec.structs.replace
 Send = Callable[[int | None], Awaitable[ModelAnswer]]
 
 
+MOST_TOKENS = 10**12
+"""More tokens than any one call uses: what a provider tells beyond it is an error of its own."""
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+
 class Traffic:
     """What the model calls of all runs of an engine share: prices, limits by provider, how failures are tried again."""
 
@@ -249,7 +254,7 @@ class Gateway:
 
     def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None) -> Usage:
         """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
-        used = replace(usage.charged(), model_calls=0)
+        used = replace(_plausible(usage.charged()), model_calls=0)
         if not used.total_tokens and reserved is not None and self._bounded():
             used = replace(reserved, estimated=True)
         if used.cost_usd is None and used.total_tokens:
@@ -273,6 +278,15 @@ class Gateway:
     def _iteration(self) -> int:
         known = self._run.state.passes.get(self._scope)
         return known.iteration if known is not None else 0
+
+
+def _plausible(usage: Usage) -> Usage:
+    """Return usage that can be added up and stored: no count below 0 or above `MOST_TOKENS`, no cost that is no amount of money."""
+    wrong = {field: max(0, min(MOST_TOKENS, count)) for field in _COUNTS if not 0 <= (count := getattr(usage, field)) <= MOST_TOKENS}
+    cost = usage.cost_usd
+    if cost is not None and not 0 <= cost < float("inf"):
+        return replace(usage, **wrong, cost_usd=None, estimated=True)
+    return replace(usage, **wrong, estimated=True) if wrong else usage
 
 
 def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:

@@ -1,6 +1,7 @@
 """Moving runs: from store to store, into archives and back, byte for byte.
 
-What is moved is a run's lines as they are stored, with its artifacts, its waiting signals and its listing entry. The digest chain is checked
+What is moved is a run's lines as they are stored, with its artifacts, its waiting signals and its listing entry; a fork takes along what it
+refers to in its ancestors, and before a run is removed its forks here are given what they refer to in it. The digest chain is checked
 before and after, and the lines that arrived are compared with those that left. Nothing is overwritten: a target that holds another log under
 that id is refused, one that holds the beginning of this log is continued, so that what was interrupted is simply done again.
 
@@ -16,7 +17,7 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -29,16 +30,13 @@ from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
-from detent.lineage import carried, forks_of
+from detent.lineage import carried, preserve
 from detent.ports import EventStore, RunQuery, Signal
 
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
 
 replace = msgspec.structs.replace
-
-Preserve = Callable[[EventStore, str], Awaitable[None]]
-"""Called before a run is removed from its store: gives to its forks what they refer to in it, or raises what forbids the removal."""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +95,7 @@ def checked(run_id: str, lines: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
 
 
 async def take(store: EventStore, run_id: str) -> Held:
-    """Return the run as it is in a store, checked; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
+    """Return the run as it is in a store, checked, a fork with what it has of its ancestors; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
     head, lines = await store.head(run_id), await store.read(run_id)
     if head is None or not lines:
         raise RunNotFound(run_id, store.url)
@@ -109,6 +107,8 @@ async def take(store: EventStore, run_id: str) -> Held:
             blobs[key] = data
     finished = head.status in TERMINAL
     blobs |= await carried(store, run_id, lines, finished=finished)
+    with contextlib.suppress(RunErased):  # of an ancestor: there is nothing left to take along
+        blobs |= await carried(store, run_id, lines, finished=head.status in TERMINAL)
     signals = (await store.signals([run_id])).get(run_id, [])
     return Held(head=head, lines=tuple(lines), blobs=blobs, signals=tuple(signals), consumed=consumed, digest=digest)
 
@@ -166,7 +166,7 @@ async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
 # From store to store --------------------------------------------------------------------------------------------------------------------
 
 
-async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False, preserve: Preserve | None = None) -> Moved:
+async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False) -> Moved:
     """Copy a run into another store; with `move`, remove it from the first once the other has been checked.
 
     Raise `NotAllowedNow` for an unfinished run that is not moved, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
@@ -185,19 +185,9 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         moved = await put(target, held)
         if not move:
             return moved
-        await (preserve or refuse_forked)(source, run_id)
+        await preserve(source, run_id)
         await source.delete(run_id)
         return replace(moved, removed=True)
-
-
-async def refuse_forked(store: EventStore, run_id: str) -> None:
-    """Raise `NotAllowedNow` when a fork in this store refers to the run."""
-    for fork in await forks_of(store, run_id):
-        raise NotAllowedNow(
-            run_id,
-            f"run {run_id!r} is not removed: its fork {fork!r} refers to its records. Remove or move the fork first",
-            reason_code="has_forks",
-        )
 
 
 # Archives ---------------------------------------------------------------------------------------------------------------------------------
@@ -208,7 +198,7 @@ def archive_path(directory: Path, run_id: str) -> Path:
     return directory / f"{quote(run_id, safe='')}{SUFFIX}"
 
 
-async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: Preserve | None = None) -> Moved:
+async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
     """Write a finished run into an archive in `directory`, check the file, and remove the run from the store.
 
     An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
@@ -220,7 +210,7 @@ async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: 
             raise NotAllowedNow(
                 run_id, f"run {run_id!r} is {held.head.status}; only a finished run is archived", reason_code="not_finished"
             )
-        await (preserve or refuse_forked)(store, run_id)
+        await preserve(store, run_id)
         path = archive_path(directory, run_id)
         if path.exists():
             _check_beginning(path, held)
@@ -249,7 +239,7 @@ def _check_beginning(path: Path, held: Held) -> None:
 
 
 async def archive_before(
-    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None, preserve: Preserve | None = None
+    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None
 ) -> AsyncGenerator[Moved | NotAllowedNow]:
     """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
 
@@ -257,7 +247,7 @@ async def archive_before(
     """
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
-            yield await archive(store, directory, head.run_id, preserve=preserve)
+            yield await archive(store, directory, head.run_id)
         except NotAllowedNow as error:
             yield error
 

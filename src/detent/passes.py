@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, remaining, shared
+from detent.core.budget import Budget, Usage, remaining, shared
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import REASONS, Settled, Wait, finish
@@ -33,6 +34,7 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.outside import BRANCH
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
+from detent.phase_hooks import hooked
 from detent.ports import Branch, OptionsT, Passed, Plan, Strategy, ToolSpec
 
 ASK = make_kernel(phases=(think, act), name="ask")
@@ -105,13 +107,19 @@ def _close(run: Run, settled: Settled) -> None:
     """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
     settled = honest(run.state, settled)
     event = finish(run.state, settled)
-    for scope, state in run.state.passes.items():
-        for call in state.calls.values():
-            if call.status == "started" and not call.read_only:
-                run.record(scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
-        if state.status not in CLOSED:
-            run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
+    for scope in run.state.passes:
+        _end_pass(run, scope, settled)
     run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))
+
+
+def _end_pass(run: Run, scope: str, settled: Settled) -> None:
+    """Record that an open pass ends with its run; a pass that has ended stays as it is."""
+    state = run.state.passes[scope]
+    for call in state.calls.values():
+        if call.status == "started" and not call.read_only:
+            run.record(scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
+    if state.status not in CLOSED:
+        run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
 
 
 class StrategyPasses:
@@ -156,7 +164,8 @@ class StrategyPasses:
     def budget_remaining(self) -> Budget:
         """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
         state = self._run.state
-        return remaining(state.budget, state.usage, running_s=state.running_ms / 1000)
+        used = reduce(Usage.plus, state.reserved.values(), state.usage)
+        return remaining(state.budget, used, running_s=state.running_ms / 1000)
 
     # Passes ---------------------------------------------------------------------------------------------------------------------
 
@@ -239,10 +248,11 @@ class StrategyPasses:
         assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
         verdict = honest(run.state, verdict, only=None if answers_goal(context) else ())
         if verdict.ends_run:
+            _end_pass(run, scope, verdict)
             raise Ends(verdict)
         if context.state.status not in CLOSED:
-            run.record(scope, _finished(context.state, verdict))
-        return msgspec.structs.replace(passed(context.state, branch.label), bound=verdict.bound)
+            run.record(scope, _finished(verdict))
+        return passed(context.state, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
         digest = self._digest(branch, kernel)
@@ -252,8 +262,8 @@ class StrategyPasses:
 
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
-            return carrying_out(branch.calls)
-        return ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel)
+            return hooked(carrying_out(branch.calls), self._run.hooks)
+        return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
         """Return what a restart compares: kernel, limits and input of the pass."""
@@ -326,13 +336,22 @@ def _given(branch: Branch) -> Pass:
     )
 
 
-def _finished(state: KernelState, settled: Settled) -> e.PassFinished:
+def _finished(settled: Settled) -> e.PassFinished:
     """Return the end of a pass that does not end the run; a blank answer is no answer."""
     output = settled.output
     done = REASONS[settled.reason] == "completed" and output is not None and not (isinstance(output, str) and not output.strip())
     reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
     error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
-    return e.PassFinished(status="done" if done else "failed", reason=reason, output=output if done else None, error=error)
+    bound = settled.bound
+    return e.PassFinished(
+        status="done" if done else "failed",
+        reason=reason,
+        output=output if done else None,
+        error=error,
+        dimension=bound.dimension if bound else "",
+        limit=bound.limit if bound else None,
+        used=bound.used if bound else None,
+    )
 
 
 def passed(state: KernelState, label: str) -> Passed:
@@ -345,6 +364,7 @@ def passed(state: KernelState, label: str) -> Passed:
         reason=state.ended,
         output=state.output,
         error=state.error,
+        bound=state.bound,
         partial=state.partial,
         text=plan.text if plan is not None and not isinstance(plan.actions[0], FinalAnswer) else "",
         usage=state.usage,

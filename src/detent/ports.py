@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from detent.core.actions import AnyAction, ToolCall
+from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import StoreError, ToolFailed
@@ -330,6 +330,53 @@ class Tool(Protocol):
         The outcome's `kind` is then `ok`, `failed` (known failure) or `not_executed`.
         """
         ...
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a meta-tool says to the planner.
+
+    `notes` are kept in the pass (`state.meta["meta_tools"]`; None removes one). `action` ends the pass with an answer or an abstention, or
+    asks the user: it is held to the same as when the planner asks for it itself.
+    """
+
+    content: str
+    success: bool = True
+    notes: dict[str, Any] = {}
+    action: FinalAnswer | Abstain | AskUser | None = None
+
+
+def as_given(args: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they are."""
+    return args
+
+
+class MetaTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the kernel answers from state; offered to agents that list its name (`make_kernel(meta_tools=(...,))`, or as a tool).
+
+    `handler(args, state, context)` is a pure function of arguments and state. `validate` returns the arguments checked, or raises
+    `InvalidArguments`; without it the handler says what it cannot use.
+    """
+
+    spec: ToolSpec
+    handler: Callable[[dict[str, Any], KernelState, Any], Awaitable[Answer]]
+    validate: Callable[[dict[str, Any]], dict[str, Any]] = as_given
+
+    @property
+    def name(self) -> str:
+        """The name that agents list."""
+        return self.spec.name
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments checked."""
+        return self.validate(args)
+
+    async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Refuse: a meta-tool never passes the tool seam."""
+        return ToolOutcome(kind="failed", error_code="handler_error", message=f"{self.spec.name} is a meta-tool and is not run")
+
+    async def settle(self, context: ToolContext) -> ToolOutcome | None:
+        """Nothing is ever started, so nothing is in doubt."""
+        return None
 
 
 class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -761,8 +808,24 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+class Skip(msgspec.Struct, frozen=True):
+    """What a hook before a phase answers to leave the phase out; the calls that `act` would have run are refused for this reason."""
+
+    reason: str
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """What a hook before or after a phase answers to stop the run (`policy_stopped`)."""
+
+    reason: str
+
+
+PhaseHook = Callable[[KernelState], Any]
+"""A plain or coroutine function of a copy of the state; it returns None, `Skip` (before a phase only) or `Abort`."""
+
+
 class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """The five lifecycle hooks of a kernel; each does nothing unless given, and what it raises is reported and fails no run.
+    """The lifecycle hooks of a kernel; each does nothing unless given, and what it raises is reported and fails no run.
 
     on_thought      a plan was recorded                      (state, text)
     on_action       an attempt of a tool call begins         (state, tool, call id)
@@ -771,6 +834,10 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
     on_error        the pass ended badly                     (state, error)
 
     `state` is the `KernelState` after the record. A hook is a plain or a coroutine function.
+
+    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel). What they decide stands in the log: a resumed
+    turn or a replay does not ask again. They see copies: arguments can be refused and never changed. Where the hook before `act` fails, the
+    calls are refused.
     """
 
     on_thought: Callable[..., Any] = _nothing
@@ -778,6 +845,8 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
     on_observation: Callable[..., Any] = _nothing
     on_done: Callable[..., Any] = _nothing
     on_error: Callable[..., Any] = _nothing
+    before: Mapping[str, PhaseHook] = {}
+    after: Mapping[str, PhaseHook] = {}
 
 
 noop_hooks = KernelHooks()

@@ -20,6 +20,12 @@ from detent.kernel.outside import BoundReached
 from detent.pricing import Prices
 
 BOUNDS = ("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+USUAL_OUTPUT = 8_192
+"""The output that a call asks for under a bound on tokens or cost when it names no limit of its own: what current models accept.
+
+All that the bounds leave would be more than most models can give, which providers refuse, would keep other calls waiting for it, and would
+be what a call that dies with its process is charged at.
+"""
 Account = tuple[str | TenantBalance, Budget, Usage]
 """Bounds and what is used of them; first whose they are: of the "run", of the "pass", or of a tenant."""
 TOKENS_AND_COST = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "max_cost_usd")
@@ -99,7 +105,7 @@ def _clamped(asked: Asked, accounts: list[Account], use: Callable[[int], Usage])
                 reached = Exhausted(dimension, getattr(budget, f"max_{dimension}"), getattr(used, dimension) or 0)
                 reached = _owned(reached, of)
                 raise BoundReached(reached, _too_little(reached, asked))
-            limit = room if limit is None else min(limit, room)
+            limit = min(USUAL_OUTPUT, room) if limit is None else min(limit, room)
     return limit
 
 

@@ -196,15 +196,17 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
 class SnapshotJournal(Journal):
     """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
 
-    __slots__ = ("_due",)
+    __slots__ = ("_charges_all", "_due")
 
-    def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = (), charges_all: bool = False
+    ) -> None:
         super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
-        self._due = state.seq + EVERY
+        self._due, self._charges_all = state.seq + EVERY, charges_all
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
-        """Charge the run's tenant; see `detent.tenants`."""
-        if state.usage == charged and self._committed:
+        """Charge the run's tenant; see `detent.tenants`. A run without a tenant is charged only where the engine bounds such runs."""
+        if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from budgets.waits import DECISIONS, EFFECTS, EXPECTED, RUN, WRITES, decisions, engine_of, work
+from budgets.waits import DECISIONS, EFFECTS, EXPECTED, WRITES, decisions, engine_of, work
+from crash.workload import RUN
 from detent.core import events as e
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore

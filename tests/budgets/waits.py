@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from crash.workload import tell_the_truth
+from crash.workload import RUN, tell_the_truth
 from detent import AskUser, Engine, FinalAnswer, Schedule, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
@@ -27,7 +27,7 @@ from detent.testing.clocks import FakeClock
 from detent.testing.faults import CrashingStore
 from laws.places import Effects, PurePlanner, agent_of
 
-RUN, HOUR = "waits", 3600.0
+HOUR = 3600.0
 SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOLS = ("look", "put", "wipe", "pay")
 EXPECTED = ["put 1", "look 2", "approval_rejected", "pay 4", "put 50"]
@@ -140,18 +140,16 @@ def decisions(records: list[Record]) -> list[tuple[str, str]]:
     return sorted((r.event.call, r.event.by) for r in records if isinstance(r.event, kinds))
 
 
-class KillingStore(CrashingStore):
-    """Kills this process where a `CrashingStore` would raise."""
-
-    def _error(self) -> BaseException:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("still alive")
+def die() -> BaseException:
+    """End this process as a power failure would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
 
 
 async def main(url: str, directory: Path, write: int, when: Any) -> None:
     """Work, and say how it ended."""
     effects, clock = Effects(directory / "effects"), FakeClock()
-    store = KillingStore(open_store(url), at=write, when=when, operations=WRITES)
+    store = CrashingStore(open_store(url), at=write, when=when, operations=WRITES, error=die)
     state = await work(engine_of(store, effects, clock), effects, clock)
     sys.stdout.write(json.dumps({"status": state.status, "output": msgspec.to_builtins(state.output), "writes": store.calls}) + "\n")
     await store.close()

@@ -9,6 +9,8 @@ import re
 import select
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ NO_KEYS = dict.fromkeys(
     ),
     "",
 )
-RULES = 'name = "ruled"\nrules = "rules.yaml"\n'
+RULES = 'name = "ruled"\n\n[[rules]]\nname = "say"\nanswer = "by rule"\n'
 FILE = """\
 name = "filed"
 model = "filed-model"
@@ -153,7 +155,7 @@ def test_what_is_missing_is_said_in_two_lines(words: list[str], environment: dic
     done = desk.detent(*words, **{**NO_KEYS, **environment})
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch(said, done.err), done.err
-    assert not (desk.home / ".detent").exists()
+    assert desk.detent("list", "--json").json == []
 
 
 def test_a_planner_of_the_configuration_is_not_silently_passed_over(desk: Desk) -> None:
@@ -184,8 +186,8 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
     assert "I should note." in more.err and "On it." in more.err
 
 
-def on_a_terminal(desk: Desk, *words: str, answer: str = "") -> str:
-    """Run a command on a terminal of 100 columns and return all that was written to it."""
+def on_a_terminal(desk: Desk, *words: str, when: dict[str, Callable[[], Any]]) -> str:
+    """Run a command on a terminal of 100 columns and return all that was written to it; `when` a text is shown, something is done, once."""
     leader, follower = pty.openpty()
     environment = {**os.environ, **NO_KEYS, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     environment.pop("NO_COLOR", None)
@@ -193,9 +195,7 @@ def on_a_terminal(desk: Desk, *words: str, answer: str = "") -> str:
         [sys.executable, "-m", "detent", *words], cwd=desk.home, env=environment, stdin=follower, stdout=follower, stderr=follower
     )
     os.close(follower)
-    if answer:
-        os.write(leader, answer.encode())
-    seen = b""
+    seen, left = b"", dict(when)
     while True:
         ready, _, _ = select.select([leader], [], [], 60)
         try:
@@ -205,27 +205,28 @@ def on_a_terminal(desk: Desk, *words: str, answer: str = "") -> str:
         if not piece:
             break
         seen += piece
+        for text in [text for text in left if text.encode() in seen]:
+            left.pop(text)()
     os.close(leader)
     assert process.wait(60) == 0, seen.decode()
+    assert not left, f"{list(left)} never shown: {seen.decode()}"
     return seen.decode()
 
 
 def test_on_a_terminal_thinking_is_dimmed_and_calls_show_from_their_start(desk: Desk) -> None:
     """Text streams before it is recorded and what stays is the answer, once; tokens are at the end. Nothing from a model steers the terminal."""
-    desk.write("go", "")
-    script = [
-        says("Let me wait.", ("c1", "pause", {}), reasoning_content="First I pause.\x1b]0;evil\x07"),
-        says("It went on."),
-    ]
-    os.mkfifo(desk.home / "begun")
-    with ChatServer(script) as server:
-        reader = subprocess.Popen(["cat", str(desk.home / "begun")], stdout=subprocess.DEVNULL)
-        shown = on_a_terminal(desk, "run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:pause", "pause")
-        reader.wait(30)
+    first = says("Let me wait.", ("c1", "pause", {}), reasoning_content="First I pause.\x1b]0;evil\x07")
+    asked = threading.Event()
+
+    def answered(_: Any) -> Any:
+        assert asked.wait(60)
+        return first
+
+    with ChatServer([answered, says("It went on.")]) as server:
+        ask = ["run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:pause", "pause"]
+        shown = on_a_terminal(desk, *ask, when={"asking served": asked.set, "| pause": lambda: desk.write("go", "")})
     assert "\x1b[2m      First I pause.\\x1b]0;evil\\x07" in shown
     assert "Let me wait." in shown
-    assert shown.index("asking served") < shown.index("Let me wait.")
-    assert re.search(r"[|/\\-] pause", shown), "the call is shown while it runs"
     assert shown.index("pause ok") < shown.rindex("It went on.")
     final = shown.rsplit("\x1b[2K", 1)[-1]
     assert final.count("It went on.") == 1

@@ -9,6 +9,7 @@ may differ.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
+from docs.providers import answering
 
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9-]*-[a-z0-9]{6}\b")
 VOLATILE = (
@@ -104,6 +106,16 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
     known.update(zip(shown, real, strict=False))
 
 
+@pytest.fixture
+def _providers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a page about the models of a provider, a server on loopback that answers in their place."""
+    page: Path = request.node.callspec.params["page"]
+    with answering(tmp_path, monkeypatch) if page.name.startswith("models-") else contextlib.nullcontext():
+        yield
+
+
+@pytest.mark.usefixtures("_providers")
+@pytest.mark.filterwarnings("ignore:FUNCTION_CALL is not a valid FinishReason")
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
 def test_what_a_page_shows_is_what_happens(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""

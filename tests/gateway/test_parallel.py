@@ -66,7 +66,7 @@ class Planner:
         return Plan(actions=(action,), usage=given_.usage, model=given_.model)
 
 
-REPLAYS_CLOSED_RUNS = False
+REPLAYS_CLOSED_RUNS = True
 """Whether the log of parallel passes that a bound of the run has ended can be re-executed."""
 
 

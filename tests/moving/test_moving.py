@@ -17,6 +17,7 @@ from detent.core.codec import read_log, seal, tombstone
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunBusy, RunNotFound
 from detent.core.events import Forked
 from detent.core.records import Envelope
+from detent.lineage import segments
 from detent.ports import EventStore, RunQuery, Signal
 from detent.stores import open_store
 from detent.testing.conformance.store import head_of
@@ -330,32 +331,43 @@ def test_an_unfinished_run_is_not_archived() -> None:
 
 
 async def fork_of(store: EventStore, parent: str, name: str) -> None:
-    """Leave a run behind whose first record says that it was branched from `parent`."""
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    body = msgspec.json.encode(Forked(parent=parent, sequence=1, digest="d"))
-    stored, _ = seal(Envelope(run=name, seq=1, at=at), body, previous="", salt="salt")
+    """Leave a run behind that was branched from the third record of `parent`."""
+    digest = list(read_log(parent, await store.read(parent)))[2].digest
+    body = msgspec.json.encode(Forked(parent=parent, sequence=3, digest=digest))
+    stored, _ = seal(Envelope(run=name, seq=1, at=datetime(2026, 1, 1, tzinfo=UTC)), body, previous="", salt="salt")
     await store.append(name, 0, [stored], head=head_of(name, 1, parent=parent))
 
 
-def test_a_run_that_forks_refer_to_is_kept_unless_they_are_given_what_they_need(tmp_path: Path) -> None:
-    """Without a way to give it to them the removal is refused and names the fork; `preserve` is called before the run is removed."""
+@pytest.mark.parametrize("how", ["move", "archive"])
+def test_forks_are_given_what_they_refer_to_before_a_run_is_removed(how: str, tmp_path: Path) -> None:
+    """A fork still finds the records that it goes on from when the run has been moved away or archived."""
 
     async def body(store: EventStore, target: EventStore) -> None:
         await finished(store, "run")
+        beginning = (await store.read("run"))[:3]
         await fork_of(store, "run", "branch")
-        with pytest.raises(NotAllowedNow, match="'branch'"):
+        if how == "move":
             await moving.copy(store, target, "run", move=True)
-        results = [m async for m in moving.archive_before(store, tmp_path / "out", FAR)]
-        assert [str(m) for m in results if isinstance(m, NotAllowedNow) and "branch" in str(m)]
-        assert await store.head("run") is not None
-        told: list[tuple[str, bool]] = []
-
-        async def preserve(where: EventStore, run_id: str) -> None:
-            told.append((run_id, await where.head(run_id) is not None))
-
-        await moving.archive(store, tmp_path / "out", "run", preserve=preserve)
-        assert told == [("run", True)]
+        else:
+            await moving.archive(store, tmp_path / "out", "run")
         assert await store.head("run") is None
+        found = await segments(store, "branch", await store.read("branch"))
+        assert [(one.run_id, list(one.lines[: one.used])) for one in found] == [("run", beginning)]
+
+    with_stores(body, f"sqlite:///{tmp_path}/a.db", f"file:{tmp_path}/b")
+
+
+def test_a_fork_that_is_moved_takes_along_what_it_refers_to(tmp_path: Path) -> None:
+    """In the other store, where its parent is not, it finds the records that it goes on from."""
+
+    async def body(store: EventStore, target: EventStore) -> None:
+        await finished(store, "run")
+        beginning = (await store.read("run"))[:3]
+        await fork_of(store, "run", "branch")
+        await moving.copy(store, target, "branch", move=True)
+        assert await target.head("run") is None
+        found = await segments(target, "branch", await target.read("branch"))
+        assert [(one.run_id, list(one.lines[: one.used])) for one in found] == [("run", beginning)]
 
     with_stores(body, f"sqlite:///{tmp_path}/a.db", f"file:{tmp_path}/b")
 

@@ -18,6 +18,7 @@ from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.explaining import Explanation, Step
 from detent.explaining import explain as explained
+from detent.lineage import history
 from detent.loading import parse_budget
 from detent.ports import RunQuery
 
@@ -84,7 +85,7 @@ def explain(
     session = Session(store=store, config=config, json_wanted=json_wanted)
 
     async def work(engine: Engine) -> Explanation:
-        return explained(await engine.records(await session.find(run)), call)
+        return explained(await history(engine.store, await session.find(run)), call)
 
     found = session.drive(work)
     session.output.document(found)

@@ -24,7 +24,7 @@ class LiveLines:
 
         self._styled = coloured(sys.stderr)
         self._console = Console(stderr=True, highlight=False, markup=False, no_color=not self._styled)
-        self._live = Live(self, console=self._console, refresh_per_second=10, transient=True, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(self, console=self._console, refresh_per_second=10, transient=True, redirect_stdout=False, redirect_stderr=True)
         self._doing, self._since = "starting", time.monotonic()
         self._calls: dict[str, tuple[str, float, str]] = {}
         self._said: list[tuple[str, str]] = []

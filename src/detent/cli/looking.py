@@ -17,15 +17,16 @@ from detent.cli.progress import Progress
 from detent.cli.rendering import render
 from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
-from detent.cli.trace import make_trace
+from detent.cli.trace import Trace, make_trace
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, Divergence
 from detent.core.fold import evolve
-from detent.core.records import Record, RunHead
+from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, wait_for_news
 from detent.results import Approval, Replay, Verification
+from detent.snapshots import base_of
 
 STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2
@@ -83,12 +84,12 @@ def show(
     """Show what a run did, iteration by iteration, and how and why it ended."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
 
-    async def work(engine: Engine) -> tuple[list[Record], RunState]:
+    async def work(engine: Engine) -> tuple[Trace, RunState]:
         run_id = await session.find(run)
-        return await engine.records(run_id), await engine.load(run_id)
+        base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
+        return make_trace(await engine.records(run_id), base), await engine.load(run_id)
 
-    records, state = session.drive(work)
-    trace = make_trace(records)
+    trace, state = session.drive(work)
     if iteration is not None and all(turn.iteration != iteration for turn in trace.iterations):
         raise ConfigError(f"run {trace.run_id!r} has {len(trace.iterations)} iterations; there is no number {iteration}")
     if iteration is not None:
@@ -116,7 +117,8 @@ def tail(run: o.RunArgument, store: o.Store = None, config: o.ConfigFile = None,
 
 async def _follow(engine: Engine, run_id: str, session: Session, progress: Progress) -> RunState:
     """Show the records of a run as they are committed; return its state when it has ended."""
-    state, told = RunState(run_id=run_id), ""
+    base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
+    state, told = base or RunState(run_id=run_id), ""
     while True:
         lines = await engine.store.read(run_id, after=state.seq)
         for record in read_log(run_id, lines, previous=state.digest, after=state.seq):

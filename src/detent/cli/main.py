@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import doctor, governance, looking, moving, removing, running, starting, waking
+from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
 
@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "tools": looking.tools,
     },
     "Govern": {"explain": governance.explain, "backtest": governance.backtest},
+    "Compare": {"fork": forking.fork, "diff": forking.diff, "bisect": forking.bisect, "check-upgrade": forking.check_upgrade},
     "Move": {"copy": moving.copy, "archive": moving.archive, "import": moving.bring_back},
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
     "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor},

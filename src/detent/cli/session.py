@@ -243,6 +243,8 @@ class Session:
         self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in", sandbox=agent.meta.get("sandbox"))
         self._add_servers(agent.mcp, root)
         for name in agent.tool_names():
+            with contextlib.suppress(UnknownName):  # said below, with everything that is there
+                self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
         self._check_planner(agent, path)

@@ -109,8 +109,8 @@ class Trace(msgspec.Struct, kw_only=True):
 class _Reader:
     """Goes through the records once."""
 
-    def __init__(self, run_id: str) -> None:
-        self.state = RunState(run_id=run_id)
+    def __init__(self, run_id: str, base: RunState | None) -> None:
+        self.state = base or RunState(run_id=run_id)
         self.iterations: list[Iteration] = []
         self.open: dict[str, Iteration] = {}
         self.calls: dict[str, Call] = {}
@@ -118,6 +118,17 @@ class _Reader:
         self.approvals: dict[str, dict[str, Any]] = {}
         self.resumptions: list[dict[str, Any]] = []
         self.openings: list[dict[str, Any]] = []
+
+    def begin(self, base: RunState) -> None:
+        """Take up the turns in the middle of which a fork began, with the calls that it is to carry out."""
+        for known in base.open_passes:
+            left = [c for c in known.calls.values() if c.item is None]
+            if known.iteration and (left or known.plan is None or not known.acted):
+                turn = Iteration(iteration=known.iteration, scope=known.scope, at=base.updated_at, seq=0, models=[], calls=[], events=[])  # type: ignore[arg-type]
+                turn.calls = [Call(call_id=c.call_id, tool=c.tool, args=c.args, notes=[]) for c in left]
+                self.calls |= {call.call_id: call for call in turn.calls}
+                self.iterations.append(turn)
+                self.open[known.scope] = turn
 
     def read(self, record: Record) -> None:
         self.state = evolve(self.state, record)
@@ -232,7 +243,7 @@ class _Reader:
         (turn.events if turn else self.before).append(line)
 
 
-def told(event: Any) -> str | None:  # noqa: PLR0911 - one case an event
+def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an event
     """Return an event that is about no call in words; None for what is shown elsewhere."""
     match event:
         case e.RunResumed():
@@ -261,7 +272,10 @@ def told(event: Any) -> str | None:  # noqa: PLR0911 - one case an event
             return f"sub-goal {event.goal_id}: {event.goal}"
         case e.GoalCompleted():
             return f"sub-goal {event.goal_id} completed: {event.outcome}"
-        case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Forked() | e.Erased() | e.SubagentSpawned() | e.SubagentJoined():
+        case e.Forked():
+            edits = f", with other {', '.join(event.edits)}" if event.edits else ""
+            return f"forked from record {event.sequence} of run {event.parent}{edits}; side effects: {event.effects.replace('_', ' ')}"
+        case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Erased() | e.SubagentSpawned() | e.SubagentJoined():
             return type(event).__name__
         case _:
             return None
@@ -282,9 +296,11 @@ def summary(state: RunState, scope: str) -> dict[str, Any]:
     }
 
 
-def make_trace(records: Sequence[Record]) -> Trace:
-    """Return the trace of a log; raise `RunErased`, `IllegalEvent`."""
-    reader = _Reader(records[0].envelope.run)
+def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace:
+    """Return the trace of a log; that of a fork goes on from `base` (`snapshots.base_of`). Raise `RunErased`, `IllegalEvent`."""
+    reader = _Reader(records[0].envelope.run, base)
+    if base is not None:
+        reader.begin(base)
     for record in records:
         reader.read(record)
     state = reader.state

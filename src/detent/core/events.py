@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.actions import AnyAction, ToolCall, snake, type_tag
+from detent.core.actions import Abstain, AnyAction, FinalAnswer, ToolCall, snake, type_tag
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 
@@ -153,12 +153,15 @@ class PassStarted(Event, frozen=True, kw_only=True):
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
-    """The pass ended with this status and output."""
+    """The pass ended with this status and output; `dimension`, `limit` and `used` name the bound of its own that it reached."""
 
     status: Literal["done", "failed"]
     reason: str = ""
     output: Any = None
     error: str = ""
+    dimension: str = ""
+    limit: float | None = None
+    used: float | None = None
 
 
 class StrategySwitched(Event, frozen=True, kw_only=True):
@@ -441,12 +444,18 @@ class ToolReconciled(Event, frozen=True, kw_only=True):
 
 
 class MetaToolAnswered(Event, frozen=True, kw_only=True):
-    """A meta-tool was answered from state; it is neither work nor progress."""
+    """A meta-tool was answered from state; it is neither work nor progress.
+
+    `notes` are kept in the pass (null removes one); `action` ends it. `code` is the error code where it is not `handler_error`.
+    """
 
     call: str
     tool: str
     content: str
     success: bool = True
+    code: str = ""
+    notes: dict[str, Any] = {}
+    action: FinalAnswer | Abstain | None = None
 
 
 # Goals, notes, waits ----------------------------------------------------------------------------------------------------------

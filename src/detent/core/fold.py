@@ -17,7 +17,7 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall, snake
-from detent.core.budget import NOTHING, Usage
+from detent.core.budget import NOTHING, Exhausted, Usage
 from detent.core.errors import IllegalEvent, RunErased
 from detent.core.history import Seq
 from detent.core.records import Record
@@ -121,11 +121,14 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
         case e.CallHealed(call=call):
             return _call(state, call, tool=event.tool, args=event.args)
         case e.MetaToolAnswered(call=call, content=content, success=success):
-            now = _call_state(state, call)
-            error = None if success else e.ToolError(code="handler_error", message=content)
+            now, before = _call_state(state, call), _pass(state, scope)
+            error = None if success else e.ToolError(code=event.code or "handler_error", message=content)
             result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
-            item = item_of(now, _pass(state, scope).iteration, result=result, error=error, meta=True)
-            return _with(state, _observed(_pass(state, scope), now, item, ok=success, work=False))
+            item = item_of(now, before.iteration, result=result, error=error, meta=True)
+            kept: dict[str, Any] = {k: v for k, v in (before.meta.get("meta_tools", {}) | event.notes).items() if v is not None}
+            changes = {"meta": {**before.meta, "meta_tools": kept}} if event.notes else {}
+            state = _with(state, _observed(before, now, item, ok=success, work=False, changes=changes))
+            return state if event.action is None else _concluded(state, scope, event.action)
         case e.EffectRecorded():
             return _effect(state, scope, event)
         case e.Reflected(message=message):
@@ -194,7 +197,8 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.PassFinished(status=status, reason=reason):
             before = _pass(state, scope)
             now = transition(before, status=status, ended=reason or before.ended, output=event.output, error=event.error or before.error)
-            return _with(state, now)
+            bound = Exhausted(event.dimension, event.limit or 0, event.used or 0, of="pass") if event.dimension else None
+            return _with(state, replace(now, bound=bound) if bound else now)
         case e.TenantBalance():
             return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.StrategySwitched(new=new):
@@ -525,9 +529,12 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         return state
     if event.refused:
         return _with_item(state, scope, Item(kind="note", text=event.refused))
-    match event.actions[0]:
-        case ToolCall():
-            return state
+    return _concluded(state, scope, event.actions[0])
+
+
+def _concluded(state: RunState, scope: str, action: Any) -> RunState:
+    """Return the state after a control action, which ends the pass where it is an end."""
+    match action:
         case FinalAnswer(content=content):
             return _end(state, scope, "final_answer", output=content)
         case Stop(reason=reason):

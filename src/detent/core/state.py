@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
+from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
 from detent.core.errors import IllegalEvent
 from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, TenantBalance, ToolError, Trust
 from detent.core.history import Map, Seq
@@ -163,6 +163,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     memory: tuple[Any, ...] = ()
     recalled: bool = False
     wrapping_up: bool = False
+    bound: Exhausted | None = None
     balance: TenantBalance | None = None
     balance_at: Usage = NOTHING
     compacted: int = 0

@@ -17,14 +17,14 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Exhausted, Usage, remaining
 from detent.core.errors import UnknownName, UnrecordedChange
-from detent.core.events import AnyEvent, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
+from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
-from detent.ports import ContextProfile, Guard, KernelHooks, Policy, ResultCompression, Tool, ToolSpec, View, offered
+from detent.ports import ContextProfile, Guard, KernelHooks, MetaTool, Policy, ResultCompression, Tool, ToolSpec, View, offered
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -55,7 +55,8 @@ def unopposed(action: Any, context: Any) -> str:
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
-    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is.
+    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is;
+    `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
     """
 
     journal: Journal
@@ -68,6 +69,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     compression: ResultCompression = ResultCompression()
     guard_named: Callable[[str], Guard] = no_guard
     objection: Callable[[Any, Any], str] = unopposed
+    heal: Callable[[Any, Any], CallHealed | None] | None = None
 
     @property
     def state(self) -> RunState:
@@ -156,6 +158,15 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
         return self.state.effects[key]
 
+    def shown(self, state: KernelState) -> tuple[ToolSpec, ...]:
+        """Return the tools that the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
+        if state.wrapping_up:
+            return tuple(spec for spec in self.specs if spec.ends_turn)
+        if "discover_tools" not in self.tools:
+            return self.specs
+        found = (*state.meta.get("meta_tools", {}).get("discovered", ()), *self.agent.required_tools)
+        return tuple(s for s in self.specs if s.name in found or s.ends_turn or isinstance(self.tools[s.name], MetaTool))
+
     def view(self) -> View:
         """Build what the planner sees, from state alone."""
         run, state = self.run.state, self.state
@@ -170,7 +181,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             variables=fresh(self.input.variables),
             transcript=transcript,
             results=state.results,
-            tools=self.specs if not state.wrapping_up else tuple(spec for spec in self.specs if spec.ends_turn),
+            tools=self.shown(state),
             memory=tuple(fresh(state.memory)),
             budget_remaining=remaining(run.budget, reduce(Usage.plus, run.reserved.values(), run.usage), running_s=run.running_ms / 1000),
             scratchpad=dict(state.scratchpad),

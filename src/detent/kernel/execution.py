@@ -59,6 +59,9 @@ async def carry_out(context: KernelContext) -> None:
 
 def _decide(call: CallState, context: KernelContext) -> str:
     """Put on record whether `call` may run; a refused call gets its observation at once. Return the digest of its frozen arguments."""
+    if context.run.heal is not None and (healed := context.run.heal(call, context)) is not None:
+        context.run.record(context.scope, healed)
+        call = context.state.calls[call.call_id]
     try:
         frozen = _frozen(call, context)
     except InvalidArguments as error:
@@ -206,13 +209,15 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in state.calls.values()):
             over = True
             _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
-        elif tool.spec.ends_turn and (objection := context.run.objection(FinalAnswer(content=call.args.get("answer")), context)):
-            over = True
-            _refuse(call, context, "answer_refused", objection)
         elif isinstance(tool, MetaTool):
             await _run_group(together, context, digests)
             together = []
             await answer(call, tool, context)
+            if context.state.ended:
+                _skip_rest(context)
+        elif tool.spec.ends_turn and (objection := context.run.objection(FinalAnswer(content=call.args.get("answer")), context)):
+            over = True
+            _refuse(call, context, "answer_refused", objection)
         elif alone:
             over = tool.spec.ends_turn
             await _run_group([call], context, digests)
@@ -387,11 +392,11 @@ def _is_blank(result: msgspec.Raw) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def give_up(context: KernelContext, why: str) -> bool:
+def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:
     """Give every call of the turn that has not begun its observation; say whether none is left open."""
     for call in list(context.state.calls.values()):
         if call.status in ("planned", "allowed"):
-            _refuse(call, context, "budget_exhausted", f"not run: {why}")
+            _refuse(call, context, code, f"not run: {why}")
     return all(call.status == "finished" for call in context.state.calls.values())
 
 

@@ -51,6 +51,8 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     """Run turns of one pass until it is settled or waits; None when `turns` are used up."""
     run = context.run
     turn_over = context.state.iteration == 0
+    budget, limits = run.state.budget, context.state.limits
+    timed = any(bound is not None for bound in (budget.max_running_s, budget.max_total_s, limits.max_running_s, limits.max_total_s))
     while True:
         run.world.proceed()
         await absorb(run, fresh=False)
@@ -68,7 +70,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
                 return None
             turn = e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms(), wrap_up=last)
             context.run.record(context.scope, turn)
-            if (late := _time(run, context.state)) is not None:
+            if timed and (late := _time(run, context.state)) is not None:
                 return late
         before = run.state.seq
         verdict = await _turn(kernel, context)

@@ -86,7 +86,7 @@ def action_of(name: str, args: Any) -> a.AnyAction:
     if isinstance(args, str):
         try:
             args = msgspec.json.decode(args or "{}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
             raise MalformedPlan(f"{name}: its arguments are no JSON ({error})", raw=args) from None
     if not isinstance(args, dict):
         raise MalformedPlan(f"{name}: its arguments must be an object", raw=str(args))

@@ -34,17 +34,25 @@ class Exchange:
     """A model and how it is asked.
 
     `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
-    kept by (from the model unless they are given).
+    kept by (from the model unless they are given); `key` says what to do where the key is refused.
     """
 
     def __init__(
-        self, model: Any, *, settings: dict[str, Any], stream: bool, max_tokens: int | None, name: str = "", provider: str = ""
+        self,
+        model: Any,
+        *,
+        settings: dict[str, Any],
+        stream: bool,
+        max_tokens: int | None,
+        name: str = "",
+        provider: str = "",
+        key: str = "",
     ) -> None:
         self.model, self.max_tokens = model, max_tokens
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"
-        self.provider = provider or self.system
+        self.provider, self._key = provider or self.system, key
         self.settings = {**no_sdk_retries(self.system), **settings}
         self.stream = stream and _can_stream(model)
         if getattr(model, "stream_function", None) is not None and getattr(model, "function", True) is None:
@@ -97,7 +105,8 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
-            raise failure_of(error, model=self.name) from error
+            raise failure_of(error, model=self.name, key=self._key) from error
+        _mend_names(response)
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)
         if refused is not None:
@@ -136,6 +145,14 @@ class Exchange:
                 usage=usage_of(response),
             )
         return response
+
+
+def _mend_names(response: ModelResponse) -> None:
+    """Let the names that a provider gives be texts that can be written down."""
+    for field in ("model_name", "provider_response_id"):
+        said: Any = getattr(response, field)
+        if said is not None:
+            setattr(response, field, str(said).encode("utf-8", "replace").decode())
 
 
 def _can_stream(model: Any) -> bool:

@@ -28,15 +28,18 @@ _OVERFLOW = re.compile(
 _KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{8,}")
 
 
-def failure_of(error: BaseException, *, model: str, usage: Usage | None = None) -> ModelCallFailure:
-    """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5"."""
+def failure_of(error: BaseException, *, model: str, usage: Usage | None = None, key: str = "") -> ModelCallFailure:
+    """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5".
+
+    `key` says what to do about a key that was refused, where that is not the one of the provider that the name says.
+    """
     if isinstance(error, ModelCallFailure):
         return error
     inner: Any = getattr(error, "exceptions", ())  # those of a group
     if len(inner) == 1:
-        return failure_of(inner[0], model=model, usage=usage)
+        return failure_of(inner[0], model=model, usage=usage, key=key)
     kind = kind_of(error)
-    message = _message(error, kind, model)
+    message = _message(error, kind, model, key or key_hint(model))
     return ModelCallFailure(message, kind=kind, retry_after_s=_retry_after(error), usage=usage)
 
 
@@ -93,6 +96,8 @@ def _kind_of_transport(error: BaseException) -> ModelFailureKind:
         return "timeout"
     if names & {"TransportError", "APIConnectionError", "HTTPClientError", "ClientConnectionError", "StreamError", "OSError"}:
         return "connection"
+    if isinstance(error, LookupError) or "ValidationError" in names:
+        return "server"  # a client that reads an answer finds less in it, or something else, than every answer has
     return "bad_request"
 
 
@@ -101,13 +106,13 @@ def _retry_after(error: BaseException) -> float | None:
     return float(after) if isinstance(after, int | float) else None
 
 
-def _message(error: BaseException, kind: ModelFailureKind, model: str) -> str:
+def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str) -> str:
     status = getattr(error, "status_code", None)
     with_status = f" (HTTP {status})" if status is not None else ""
     said = _said(error)
     match kind:
         case "auth":
-            return f"model {model!r}: the provider refused the key{with_status}; {key_hint(model)}, then reopen the run"
+            return f"model {model!r}: the provider refused the key{with_status}; {key}, then reopen the run"
         case "unknown_model":
             near = near_misses(model)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "check the name with the provider"

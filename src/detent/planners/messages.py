@@ -171,7 +171,12 @@ class Renderer:
                     content += content_of(file, paths=False, urls=trusted)
                 return content, False
         text = msgspec.json.decode(raw) if raw[:1] == b'"' else raw.decode()
-        return shown_result(cast("str", text), self.compression), False
+        whole = cast("str", text)
+        if item.meta:  # what was asked for is shown
+            return whole, False
+        shown = shown_result(whole, self.compression)
+        more = "recall" in view.agent.tools and (shown is not whole or item.artifact is not None)
+        return f'{shown}\n[recall with key "{item.call_id}" gives the rest]' if more else shown, False
 
 
 def _said(done: Rendering, content: list[Any]) -> None:

@@ -19,7 +19,7 @@ from detent.core.errors import ConfigError
 from detent.planners.exchange import Exchange
 from detent.planners.messages import Renderer, Rendering
 from detent.planners.prompt import Head, make_head
-from detent.planners.providers import ModelRef, make_model
+from detent.planners.providers import ModelRef, key_hint_at, make_model
 from detent.planners.settings import ModelSettings, for_provider, read_settings
 from detent.planners.shown import compression_of, schema_detail_of, temperature_of
 from detent.planners.turn import Turn
@@ -130,16 +130,18 @@ class ModelPlanner:
 
 async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
     """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
-    name, provider = "", ""
+    name, provider, key = "", "", ""
     if isinstance(named, str):
         ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
-        model, name, provider = make_model(ref), named, "" if ref.base_url else ref.provider
+        model, name, provider, key = make_model(ref), named, "" if ref.base_url else ref.provider, key_hint_at(ref)
     elif hasattr(named, "request") and hasattr(named, "profile"):
         model = named
     else:
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
     asked = for_provider(settings, temperature=temperature)
-    exchange = Exchange(model, name=name, provider=provider, settings=asked, stream=settings.stream, max_tokens=settings.max_tokens)
+    exchange = Exchange(
+        model, name=name, provider=provider, settings=asked, stream=settings.stream, max_tokens=settings.max_tokens, key=key
+    )
     await exchange.open()
     return exchange
 

@@ -148,6 +148,16 @@ def key_hint(name: str) -> str:
     return f"check that {' or '.join(variables)} holds a valid key with access to this model"
 
 
+def key_hint_at(ref: ModelRef) -> str:
+    """Return what to do about a key that an OpenAI-compatible URL refused, "" where `ref` has none: the provider's own is never sent there."""
+    if not ref.base_url:
+        return ""
+    host = urlsplit(ref.base_url).netloc.rpartition("@")[2]
+    if ref.api_key_env:
+        return f"check that {ref.api_key_env} holds a valid key of {host} with access to this model"
+    return f"no key was sent to {host}: name the variable that holds its key with model_settings.api_key_env"
+
+
 def missing_variables(provider: str) -> tuple[str, ...]:
     """Return the variables of which one must be set for a provider, none when one is or when none is known to be needed."""
     variables = VARIABLES.get(provider, ())
@@ -223,7 +233,7 @@ def _compatible(ref: ModelRef) -> Any:
     except ImportError as error:
         raise ConfigError(f'a base_url needs a client that is not installed: pip install "detent[openai]" ({error})') from error
     name = ref.model if ref.provider in EXTRAS else ref.name
-    return OpenAIChatModel(name, provider=OpenAICompatibleProvider(parts.netloc, base_url=ref.base_url, api_key=key or None))
+    return OpenAIChatModel(name, provider=OpenAICompatibleProvider(parts.netloc.rpartition("@")[2], base_url=ref.base_url, api_key=key or None))
 
 
 def _bedrock(ref: ModelRef) -> Any:

@@ -17,6 +17,7 @@ from detent.planners.messages import Rendering
 from detent.planners.prompt import Head, tail, tail_parts
 from detent.planners.provider_parts import EPOCH, Pieces, provider_data, take_apart
 from detent.planners.shown import tokens_of
+from detent.planners.think_blocks import split_thinking
 from detent.planners.typed_answers import problem_with, read_arguments, read_text
 from detent.ports import Plan, View
 
@@ -48,7 +49,7 @@ class Turn:
                 self._cut_off(reply)
                 continue
             pieces = take_apart(reply.response)
-            if not pieces.calls and not pieces.text.strip():
+            if not pieces.calls and not _said(pieces.text):
                 self._was_empty()
                 continue
             plan = self._read(pieces, reply.response)
@@ -94,7 +95,7 @@ class Turn:
         problem = ""
         for number, call in enumerate(pieces.calls):
             args = read_arguments(call.args)
-            if call.tool_name == self.head.answer_tool:
+            if self.head.answer_tool and call.tool_name == self.head.answer_tool:
                 controls[number] = (call.tool_name, args)
                 answer, problem = self._typed(args)
                 actions.append(a.FinalAnswer(content=answer))
@@ -160,3 +161,8 @@ class Turn:
     def _told(self) -> Usage | None:
         """Return the usage for an error: None where the gateway has counted it already."""
         return None if self._usage == NOTHING else self._usage
+
+
+def _said(text: str) -> bool:
+    """Whether a text says something beside what a model without a field for it thinks aloud."""
+    return bool(text.strip()) and bool(split_thinking(text)[1].strip())

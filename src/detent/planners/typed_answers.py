@@ -10,6 +10,11 @@ import msgspec
 
 from detent.core.errors import ConfigError
 
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
+"""What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
+DEEPEST = 100
+"""How deep arguments may nest to be data: below what pydantic (250) and recursive readers of a few hundred frames can take."""
+
 
 def problem_with(value: Any, schema: dict[str, Any]) -> str:
     """Return what is wrong with an answer, in words for the model; "" when it fits. Raise `ConfigError` for a schema that is none."""
@@ -44,16 +49,39 @@ def _validator(raw: bytes) -> Any:
 
 
 def read_arguments(args: Any) -> Any:
-    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none."""
+    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none or nests deeper than `DEEPEST`."""
     if args is None or args == "":
         return {}
     if not isinstance(args, str):
-        return args
+        return args if not isinstance(args, dict | list) or not _nests_deeper(args, DEEPEST) else _as_text(args)
     try:
         value = msgspec.json.decode(args)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return args
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else args
+    if not isinstance(value, dict) or _nests_deeper(value, DEEPEST):
+        return args
+    return cast("dict[str, Any]", value)
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (RecursionError, ValueError):
+        return "(it nests too deep)"
+
+
+def _nests_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects stand in each other more than `most` deep; asks no stack for it."""
+    level = [value]
+    for _ in range(most):
+        inner: list[Any] = []
+        for part in level:
+            held: Any = cast("dict[str, Any]", part).values() if isinstance(part, dict) else cast("list[Any]", part)
+            inner += [p for p in held if isinstance(p, dict | list)]
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def read_text(text: str) -> tuple[bool, Any]:
@@ -63,5 +91,5 @@ def read_text(text: str) -> tuple[bool, Any]:
         stripped = stripped.strip("`").removeprefix("json").strip()
     try:
         return True, msgspec.json.decode(stripped)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return False, None

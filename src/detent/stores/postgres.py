@@ -22,15 +22,13 @@ from detent.stores.postgres_errors import is_lost, translate
 from detent.stores.postgres_operations import (
     Append,
     Claim,
-    Lines,
     Post,
     Release,
     Tell,
-    encode_head,
     microseconds,
-    register,
     tip_of,
 )
+from detent.stores.postgres_removing import Deleting, Erasing
 from detent.stores.postgres_schema import Connection, prepare
 from detent.stores.postgres_session import OF_ALL, OF_CLAIM, RENEW, Holder, Seen, Session
 from detent.stores.postgres_writer import Writer
@@ -358,43 +356,13 @@ class PostgresStore:
         """
         await self._open_writer().settled(run_id)
         self._holder.tips.pop(run_id, None)
-        done: list[bytes] = []
-
-        async def work(db: Connection) -> None:
-            register(db)
-            async with db.transaction():
-                found = await (await db.execute("SELECT id FROM runs WHERE run_id=%s FOR UPDATE", (run_id,))).fetchone()
-                if found is None:
-                    raise RunNotFound(run_id)
-                async with db.cursor(binary=True) as cursor:
-                    await cursor.execute("SELECT data FROM records WHERE run=%s ORDER BY seq", found)
-                    lines = [data for (data,) in await cursor.fetchall()]
-                if done and lines == done:
-                    return  # the connection broke when this had been committed already
-                done[:] = [tombstone(line) for line in lines]
-                await _replace(db, run_id, found[0], done, head)
-
-        await self._connections.use(work)
+        await self._connections.use(Erasing(run_id, tombstone, head).apply)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run with all that belongs to it; raise `RunNotFound`."""
         await self._open_writer().settled(run_id)
         self._holder.tips.pop(run_id, None)
-        tries = 0
-
-        async def work(db: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            async with db.transaction():
-                found = await (await db.execute("DELETE FROM runs WHERE run_id=%s RETURNING id", (run_id,))).fetchone()
-                blobs = await db.execute("DELETE FROM blobs WHERE run_id=%s", (run_id,))
-                if found is None and not blobs.rowcount and tries == 1:
-                    raise RunNotFound(run_id)
-                for table in ("records", "inbox", "snapshots") if found is not None else ():
-                    await db.execute(f"DELETE FROM {table} WHERE run=%s", found)
-                await db.execute("DELETE FROM claims WHERE run_id=%s", (run_id,))
-
-        await self._connections.use(work)
+        await self._connections.use(Deleting(run_id).apply)
 
     async def gc(self) -> int:
         """Forget dead holders and what belongs to no run any more, and vacuum; return the bytes that the tables became smaller."""
@@ -418,30 +386,6 @@ class PostgresStore:
             "SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (list(_TABLES),)
         )
         return rows[0][0]
-
-
-async def _replace(db: Connection, run_id: str, run: int, lines: Sequence[bytes], head: RunHead) -> None:
-    """Write other lines in place of a run's, and remove what else has content."""
-    await db.execute(
-        "UPDATE records r SET data=l.data FROM unnest(%b::bytea[]) WITH ORDINALITY AS l(data, n) WHERE r.run=%s AND r.seq=l.n",
-        (Lines(lines), run),
-    )
-    await db.execute(
-        "UPDATE runs SET created=%s, status=%s, tenant=%s, goal_id=%s, agent=%s, head=%b, tip=%s WHERE id=%s",
-        (
-            microseconds(head.created_at),
-            head.status,
-            head.tenant,
-            head.goal_id,
-            head.agent,
-            encode_head(head),
-            tip_of(lines[-1]) if lines else None,
-            run,
-        ),
-    )
-    await db.execute("UPDATE inbox SET signal=NULL WHERE run=%s", (run,))
-    await db.execute("DELETE FROM snapshots WHERE run=%s", (run,))
-    await db.execute("DELETE FROM blobs WHERE run_id=%s", (run_id,))
 
 
 def _head(run_id: str, entry: bytes) -> RunHead:

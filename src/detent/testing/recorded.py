@@ -177,7 +177,8 @@ def difference(expected: Any, actual: Any, path: str = "") -> str:
             if found:
                 return found
         return ""
-    return "" if expected is not _MISSING and expected == actual else f"{path}: recorded {_told(expected)}, now {_told(actual)}"
+    same = type(expected) is type(actual) and expected is not _MISSING and expected == actual  # True is not 1 in a prompt
+    return "" if same else f"{path}: recorded {_told(expected)}, now {_told(actual)}"
 
 
 def _told(value: Any) -> str:

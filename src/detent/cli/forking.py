@@ -1,0 +1,286 @@
+"""Commands that branch and compare runs, and say whether they survive an upgrade: fork, diff, bisect, check-upgrade."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, get_origin
+
+import msgspec
+import typer
+
+from detent.branching import EDITABLE
+from detent.cli import options as o
+from detent.cli.output import as_text, clean, shortened
+from detent.cli.progress import Progress
+from detent.cli.running import advance
+from detent.cli.session import Session
+from detent.cli.standing import report
+from detent.comparing import Diff, Difference, Parting
+from detent.core.agent import AgentSpec
+from detent.core.budget import Usage
+from detent.core.errors import ConfigError, DetentError, UnknownName
+from detent.engine import Engine
+from detent.loading import parse_budget, parse_text
+from detent.results import Result
+from detent.upgrading import Upgrade, Upgraded, open_runs
+
+LIMIT = 300
+
+First = Annotated[str, typer.Argument(metavar="A", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
+Second = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.", show_default=False)]
+
+
+# Fork -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def fork(
+    run: o.RunArgument,
+    *,
+    at: Annotated[
+        int | None,
+        typer.Option(
+            "--at",
+            metavar="N",
+            help="The record to go on from. Default: the end of an unfinished run, before the last turn of a finished one.",
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="K=V", help="What is different: model=..., goal=..., budget.max_iterations=5, variables.x=1. Repeatable."
+        ),
+    ] = None,
+    result: Annotated[
+        list[str] | None,
+        typer.Option("--result", metavar="CALL=JSON", help='What a call came to instead: a value, or {"error": ...}. Repeatable.'),
+    ] = None,
+    answer: Annotated[
+        list[str] | None, typer.Option("--reply", metavar="ASK=TEXT", help="What the user replies to a question instead. Repeatable.")
+    ] = None,
+    effects: Annotated[
+        Literal["dry-run", "reuse", "redo"],
+        typer.Option(
+            "--effects",
+            help="Calls that do not only read: answered from the record, else by a stub; from the record, else executed; executed.",
+        ),
+    ] = "dry-run",
+    child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own for the fork.")] = None,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only make the fork; do not take it on here.")] = False,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Begin a run that goes on from some record of another, with what is to be different, and take it on."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    edits = parse_edits(change or (), result or (), answer or ())
+    policy: Any = effects.replace("-", "_")
+
+    async def branch(engine: Engine) -> Result:
+        parent = await session.outfit(run)
+        made = await engine.fork(parent.run_id, at=at, edits=edits, effects=policy, child_id=child, resume=False)
+        session.run_id = made.run_id
+        return made
+
+    made = session.drive(branch)
+    session.output.say(f"forked: run {made.run_id} goes on from {made.state.ancestors[0]}")
+    if no_resume:
+        report(made, session)
+        return 0
+
+    async def go_on(engine: Engine, progress: Progress) -> Result:
+        return await engine.resume(made.run_id, observers=[progress])
+
+    return advance(session, go_on)
+
+
+def parse_edits(changes: Iterable[str], results: Iterable[str], replies: Iterable[str]) -> dict[str, Any]:
+    """Return the edits that `K=V` texts say; raise `ConfigError`."""
+    edits: dict[str, Any] = {}
+    bounds: list[str] = []
+    for pair in changes:
+        key, value = _pair("--set", pair)
+        part, _, name = key.partition(".")
+        if part == "budget" and name:
+            bounds.append(f"{name}={value}")
+        elif part == "variables" and name:
+            edits.setdefault("variables", {})[name] = _json_or_text(value)
+        elif part in ("model_settings", "profile") and name:
+            edits.setdefault(part, {})[name] = _json_or_text(value)
+        elif key in EDITABLE and key not in ("results", "replies"):
+            edits[key] = _typed(key, value)
+        else:
+            raise UnknownName("--set", key, [*(name for name in EDITABLE if name not in ("results", "replies")), "budget.max_iterations"])
+    if bounds:
+        said = msgspec.to_builtins(parse_budget(bounds, "--set budget"))
+        edits["budget"] = {**edits.get("budget", {}), **said}
+    for pair in results:
+        call, value = _pair("--result", pair)
+        edits.setdefault("results", {})[call] = _json_or_text(value)
+    for pair in replies:
+        ask, value = _pair("--reply", pair)
+        edits.setdefault("replies", {})[ask] = value
+    return edits
+
+
+def _pair(option: str, pair: str) -> tuple[str, str]:
+    key, equals, value = pair.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"{option} {pair!r}: write it as NAME=VALUE")
+    return key.strip(), value
+
+
+def _typed(key: str, value: str) -> Any:
+    """Return the value of an edit as the part of the agent is; objects and lists are JSON."""
+    if key in ("goal", "budget", "variables"):
+        return value if key == "goal" else _json_or_text(value)
+    kind: Any = next(field.type for field in msgspec.structs.fields(AgentSpec) if field.name == key)
+    if kind is str or get_origin(kind) is Literal:
+        return value
+    if kind is bool:
+        return parse_text(value, bool, f"--set {key}")
+    if get_origin(kind) is tuple and not value.lstrip().startswith("["):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return _json_or_text(value)
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+# Compare ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def diff(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+    """Show what differs between two runs, pass by pass and turn by turn; nothing for runs that did the same. Exits 0 either way."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Diff:
+        return await engine.diff(await session.find(a), await session.find(b))
+
+    found = session.drive(work)
+    first = found.first
+    session.output.document({**msgspec.structs.asdict(found), "identical": found.identical, "first": first})
+    if found.identical:
+        session.output.show(f"no difference: {found.a} and {found.b} did the same", "green")
+        return 0
+    out = session.output
+    out.show(f"a  {found.a}")
+    out.show(f"b  {found.b}")
+    if found.shared:
+        out.show(f"   the first {found.shared} records are the same ones")
+    for one in found.differences:
+        _show(one, session)
+    for said, tools in (("more", found.tools_added), ("less", found.tools_removed)):
+        if tools:
+            out.show(f"b calls {said}: " + ", ".join(f"{clean(tool)} ({count})" for tool, count in tools.items()))
+    for line in _figures(found.a_usage, found.b_usage):
+        out.show(line)
+    return 0
+
+
+def _show(one: Difference, session: Session) -> None:
+    where = f"iteration {one.iteration}" + (f" of {clean(one.scope)}" if one.scope not in ("", "main") else "") if one.iteration else "run"
+    what = one.what + (f" of {one.call}" if one.call else "")
+    session.output.show(f"{where}: {what}", "yellow")
+    for name, value, at in (("a", one.a, one.a_at), ("b", one.b, one.b_at)):
+        said = "-" if value is None else shortened(as_text(value), LIMIT)
+        session.output.show(f"  {name}  {said}" + (f"  (record {at})" if at else ""))
+
+
+def _figures(a: Usage, b: Usage) -> Iterable[str]:
+    """Yield the figures that differ."""
+    names = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "cost_usd")
+    for name in names:
+        mine, theirs = getattr(a, name), getattr(b, name)
+        if mine != theirs:
+            yield f"{name.replace('_', ' ')}: {_figure(mine)} -> {_figure(theirs)} ({(theirs or 0) - (mine or 0):+g})"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:g}"
+
+
+def bisect(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+    """Name the first step from which two runs part. Exits 0 either way."""
+    session = Session(store=store, config=config, json_wanted=json_wanted)
+
+    async def work(engine: Engine) -> Parting | None:
+        return await engine.bisect(await session.find(a), await session.find(b))
+
+    found = session.drive(work)
+    session.output.document({"parting": found})
+    if found is None:
+        session.output.show("they do the same all the way", "green")
+        return 0
+    scope = f" of pass {clean(found.scope)}" if found.scope else ""
+    turn = f"iteration {found.iteration}{scope}" if found.iteration else f"the run itself{scope}"
+    session.output.show(f"they part in {turn}, after {found.common} steps alike", "yellow")
+    for name, run_id, at, said in (("a", found.a_run, found.a_at, found.a), ("b", found.b_run, found.b_at, found.b)):
+        where = f"record {at} of {run_id}" if at else "nothing more"
+        session.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
+    return 0
+
+
+# Upgrade ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def check_upgrade(
+    *,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.")] = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Execute every open run again with the code at hand, record nothing, and say which would not go on. Exits 1 if there is one."""
+    first = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+    wanted = [first.drive(lambda _: first.find(run))] if run is not None else first.drive(_open_runs) if first.there else []
+    found = [_checked(run_id, store=store, config=config, workspace=workspace) for run_id in wanted]
+    first.output.document({"runs": [{**msgspec.structs.asdict(one), "goes_on": one.goes_on} for one in found]})
+    for one in found:
+        _tell(one, first)
+    stranded = len(Upgrade(runs=tuple(found)).stranded)
+    first.output.show(f"{len(found)} open runs, {stranded} would not go on", "red" if stranded else "green")
+    return 1 if stranded else 0
+
+
+async def _open_runs(engine: Engine) -> list[str]:
+    return await open_runs(engine.store)
+
+
+def _checked(run_id: str, **options: Any) -> Upgraded:
+    """Check one run in a session of its own: each has its own tools."""
+    session = Session(**options)
+
+    async def work(engine: Engine) -> Upgraded:
+        problem = ""
+        try:
+            await session.outfit(run_id)
+        except DetentError as error:
+            problem = str(error)
+        (found,) = (await engine.check_upgrade(run_id)).runs
+        return msgspec.structs.replace(found, problem=found.problem or problem) if found.missing else found
+
+    return session.drive(work)
+
+
+def _tell(one: Upgraded, session: Session) -> None:
+    out = session.output
+    out.show(f"{one.run_id}  {one.status.replace('_', ' ')}, {one.records} records: {'goes on' if one.goes_on else 'would not go on'}",
+             "green" if one.goes_on else "red")  # fmt: skip
+    if one.missing:
+        out.show(f"  tools that are not here: {', '.join(clean(name) for name in one.missing)}")
+    if one.problem:
+        out.show(f"  {clean(one.problem)}")
+    if one.divergence is not None:
+        out.show(f"  differs at record {one.divergence.sequence}")
+        out.show(f"    the log has      {shortened(clean(one.divergence.expected), LIMIT)}")
+        out.show(f"    this code gives  {shortened(clean(one.divergence.actual), LIMIT)}")
+    if one.changed:
+        out.show(f"  changed since it was opened: {', '.join(clean(name) for name in one.changed)}")

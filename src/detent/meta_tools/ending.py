@@ -1,0 +1,87 @@
+"""`final_answer`, `abstain`, `ask_user`: the control actions as tools, for planners that can only call tools."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from detent.core.actions import Abstain, AskUser, FinalAnswer
+from detent.core.state import KernelState
+from detent.meta_tools.declaring import declared, refused
+from detent.ports import Answer
+
+
+class FinalAnswerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `final_answer` takes."""
+
+    answer: Annotated[Any, Meta(description="The whole answer for the user.")]
+    format: Annotated[Literal["text", "markdown", "json", "csv", "html"], Meta(description="What the answer is written in.")] = "text"
+
+
+async def _final_answer(args: FinalAnswerArgs, state: KernelState, context: Any) -> Answer:
+    answer: Any = args.answer
+    if answer is None or (isinstance(answer, str) and not answer.strip()):
+        return refused("final_answer: the answer is blank; say what the result is")
+    schema: dict[str, Any] | None = context.input.output_schema
+    if isinstance(answer, str) and (args.format == "json" or schema is not None):
+        try:
+            answer = msgspec.json.decode(answer)
+        except msgspec.DecodeError as error:
+            return refused(f"final_answer: the answer is not JSON: {error}")
+    if schema is not None and (problem := _misfit(answer, schema)):
+        return refused(f"final_answer: {problem}")
+    return Answer(content="accepted", action=FinalAnswer(content=answer))
+
+
+def _misfit(answer: Any, schema: dict[str, Any]) -> str:
+    """Return where the answer does not fit the schema, "" where it does."""
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    kind: Any = validator_for(schema, default=Draft202012Validator)
+    registry: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
+    found: Any = best_match(kind(schema, registry=registry).iter_errors(answer))
+    return "" if found is None else f"answer{found.json_path.removeprefix('$')}: {str(found.message)[:400]}"
+
+
+final_answer = declared(
+    "final_answer",
+    "Give the final answer and end the work. Call it alone or as the last call.",
+    FinalAnswerArgs,
+    _final_answer,
+    ends_turn=True,
+)
+
+
+class AbstainArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `abstain` takes."""
+
+    reason: Annotated[str, Meta(min_length=1, description="Why an honest answer is not possible.")]
+    missing: Annotated[tuple[str, ...], Meta(description="What would be needed.")] = ()
+
+
+async def _abstain(args: AbstainArgs, state: KernelState, context: Any) -> Answer:
+    return Answer(content="accepted", action=Abstain(reason=args.reason, missing=args.missing))
+
+
+abstain = declared("abstain", "End the work because an honest answer is not possible, and say what is missing.", AbstainArgs, _abstain)
+
+
+class AskUserArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `ask_user` takes."""
+
+    question: Annotated[str, Meta(min_length=1, description="One clear question.")]
+    choices: Annotated[tuple[str, ...], Meta(description="The possible answers, if there are only these.")] = ()
+
+
+async def _ask_user(args: AskUserArgs, state: KernelState, context: Any) -> Answer:
+    expected: dict[str, Any] | None = {"enum": list(args.choices)} if args.choices else None
+    return Answer(content="the question was put to the user; the reply follows", action=AskUser(question=args.question, expected=expected))
+
+
+ask_user = declared(
+    "ask_user", "Ask the user a question and wait for the reply. Only for what no tool can tell you.", AskUserArgs, _ask_user
+)

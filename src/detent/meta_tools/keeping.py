@@ -1,0 +1,75 @@
+"""`checkpoint` and `todo`: what a planner writes down for itself, in the log of its run. It survives compaction, crashes and other passes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from detent.core.state import KernelState
+from detent.meta_tools.declaring import declared, notes_of, refused
+from detent.ports import Answer
+
+CHECKPOINT = "checkpoint:"
+TODO = "todo"
+MOST = 200
+"""How many entries a list may have."""
+
+
+class CheckpointArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `checkpoint` takes."""
+
+    action: Annotated[Literal["save", "retrieve", "list"], Meta(description="What to do.")]
+    name: Annotated[str, Meta(description="Of the checkpoint.")] = ""
+    content: Annotated[str, Meta(description="With save: what to keep.")] = ""
+
+
+async def _checkpoint(args: CheckpointArgs, state: KernelState, context: Any) -> Answer:
+    kept = {k.removeprefix(CHECKPOINT): v for k, v in notes_of(context.run.state).items() if k.startswith(CHECKPOINT)}
+    if args.action == "list":
+        return Answer(content=", ".join(kept) or "no checkpoints yet")
+    if not args.name.strip():
+        return refused(f"checkpoint: {args.action} needs a name")
+    if args.action == "save":
+        if not args.content.strip():
+            return refused("checkpoint: save needs content")
+        return Answer(content=f"saved {args.name!r}", notes={CHECKPOINT + args.name: args.content})
+    if args.name not in kept:
+        return refused(f"checkpoint: there is none named {args.name!r}; there are: {', '.join(kept) or 'none'}")
+    return Answer(content=kept[args.name])
+
+
+checkpoint = declared("checkpoint", "Keep what you have worked out under a name, and read it again later.", CheckpointArgs, _checkpoint)
+
+
+class TodoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `todo` takes."""
+
+    action: Annotated[Literal["add", "start", "done", "list"], Meta(description="What to do.")]
+    items: Annotated[tuple[str, ...], Meta(description="With add: the entries, in order.")] = ()
+    number: Annotated[int, Meta(description="With start and done: which entry; 1 is the first.")] = 0
+
+
+async def _todo(args: TodoArgs, state: KernelState, context: Any) -> Answer:
+    kept: list[dict[str, str]] = [dict(entry) for entry in notes_of(context.run.state).get(TODO, ())]
+    if args.action == "list":
+        return Answer(content=_rendered(kept))
+    if args.action == "add":
+        new = [text.strip() for text in args.items if text.strip()]
+        if not new or len(kept) + len(new) > MOST:
+            return refused(f"todo: add needs entries in items, and a list has at most {MOST}")
+        kept += [{"text": text, "state": "open"} for text in new]
+    elif not 1 <= args.number <= len(kept):
+        return refused(f"todo: there is no entry {args.number}; {_rendered(kept)}")
+    else:
+        kept[args.number - 1]["state"] = "started" if args.action == "start" else "done"
+    return Answer(content=_rendered(kept), notes={TODO: kept})
+
+
+def _rendered(entries: list[dict[str, str]]) -> str:
+    marks = {"open": "[ ]", "started": "[>]", "done": "[x]"}
+    return "\n".join(f"{n}. {marks[entry['state']]} {entry['text']}" for n, entry in enumerate(entries, 1)) or "the list is empty"
+
+
+todo = declared("todo", "A checklist for this work: add entries, mark them started or done, look at the list.", TodoArgs, _todo)

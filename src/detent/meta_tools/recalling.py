@@ -1,0 +1,133 @@
+"""`recall` and `find`: whole results and notes of the run, by key or by what is in them.
+
+A result that was shown as a preview is whole in the log or beside it; its key is the id of its call.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from detent.core.state import Item, KernelState, RunState
+from detent.meta_tools.declaring import as_text, declared, notes_of, refused, results_of, size_of
+from detent.ports import Answer
+
+PIECE = 4000
+"""How many characters one reading gives where no range is asked for."""
+ROWS = 50
+"""How many lines or items it gives."""
+PREVIEW = 200
+HITS = 8
+NOTE = "note:"
+
+
+class RecallArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `recall` takes."""
+
+    key: Annotated[str, Meta(description="Of a result (the id of its call) or a note; empty lists what there is.")] = ""
+    content: Annotated[str, Meta(description="Keep this text as a note under the key.")] = ""
+    full: Annotated[bool, Meta(description="The whole value, however long.")] = False
+    unit: Annotated[Literal["characters", "lines", "items"], Meta(description="What start and end count; items are those of a list.")] = (
+        "characters"
+    )
+    start: Annotated[int, Meta(ge=0, description="From this one; 0 is the first.")] = 0
+    end: Annotated[int, Meta(ge=0, description="To before this one; 0: as far as one reading goes.")] = 0
+    query: Annotated[str, Meta(description="Only the lines that contain this text.")] = ""
+
+
+async def _recall(args: RecallArgs, state: KernelState, context: Any) -> Answer:
+    run: RunState = context.run.state
+    if args.content:
+        if not args.key.strip():
+            return refused("recall: a note needs a key to be found again")
+        return Answer(content=f"kept under {args.key!r}", notes={NOTE + args.key: args.content})
+    if not args.key:
+        return Answer(content=_listed(run))
+    notes = notes_of(run)
+    if NOTE + args.key in notes:
+        return _part(args, notes[NOTE + args.key])
+    item = next((item for item in results_of(run) if item.call_id == args.key), None)
+    if item is None:
+        return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(run)}")
+    return _part(args, await context.run.world.full(item))
+
+
+def _part(args: RecallArgs, value: Any) -> Answer:
+    """Return what is asked for of a value: lines that contain a text, all of it, or a piece that says what it is a piece of."""
+    if args.query:
+        found = [line for line in _lines(value) if args.query.lower() in line.lower()]
+        return Answer(content="\n".join(found)) if found else refused(f"recall: nothing in {args.key} contains {args.query!r}")
+    text = as_text(value)
+    if args.full or (len(text) <= PIECE and not (args.start or args.end)):
+        return Answer(content=text)
+    if args.unit == "items" and not isinstance(value, list):
+        return refused(f"recall: {args.key} is no list; ask for characters or lines")
+    whole: Any = {"characters": text, "lines": _lines(value), "items": value}[args.unit]
+    end = min(args.end or args.start + (PIECE if args.unit == "characters" else ROWS), len(whole))
+    piece = whole[args.start : end]
+    shown = "\n".join(piece) if args.unit == "lines" else as_text(piece)
+    return Answer(content=f"{shown}\n[{args.unit} {args.start} to {end} of {len(whole)}]")
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [as_text(part) for part in cast("list[Any]", value)]
+    return as_text(value).splitlines() if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value)).decode().splitlines()
+
+
+def _listed(run: RunState) -> str:
+    found = [f"{item.call_id} ({item.tool}, {size_of(item)} bytes)" for item in results_of(run)[-50:]]
+    found += [f"{key.removeprefix(NOTE)} (note)" for key in notes_of(run) if key.startswith(NOTE)]
+    return ", ".join(found) or "nothing yet"
+
+
+recall = declared(
+    "recall",
+    "Read a stored result or note again, whole or in part, or keep a note: results that were shown in part are read here by their key.",
+    RecallArgs,
+    _recall,
+)
+
+
+class FindArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `find` takes."""
+
+    query: Annotated[str, Meta(min_length=1, description="Words to look for.")]
+    scope: Annotated[Literal["all", "results", "notes", "memory"], Meta(description="Where to look.")] = "all"
+
+
+async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
+    run: RunState = context.run.state
+    words = set(re.findall(r"\w+", args.query.lower()))
+    if not words:
+        return refused(f"find: {args.query!r} holds no word to look for")
+    places: list[tuple[str, str]] = []
+    if args.scope in ("all", "results"):
+        places += [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
+    if args.scope in ("all", "notes"):
+        places += [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
+    if args.scope in ("all", "memory"):
+        places += [(f"memory {n}", as_text(item)) for n, item in enumerate(state.memory, 1)]
+    scored = [(sum(word in text.lower() for word in words), -n, key, text) for n, (key, text) in enumerate(places)]
+    hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
+    if not hits:
+        return Answer(content=f"nothing here has {args.query!r}")
+    return Answer(content="\n".join(f"{key}: {_around(text, words)}" for _, _, key, text in hits))
+
+
+async def _whole(item: Item, context: Any) -> Any:
+    return item.content if item.artifact is None else await context.run.world.full(item)
+
+
+def _around(text: str, words: set[str]) -> str:
+    """Return the piece of a text in which the first of the words stands."""
+    place = min((p for word in words if (p := text.lower().find(word)) >= 0), default=0)
+    first = max(0, place - PREVIEW // 4)
+    piece = " ".join(text[first : first + PREVIEW].split())
+    return f"{'…' if first else ''}{piece}{'…' if first + PREVIEW < len(text) else ''}"
+
+
+find = declared("find", "Look for words in everything this work has seen: results, notes, memory. Says under which key.", FindArgs, _find)

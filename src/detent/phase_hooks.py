@@ -1,0 +1,99 @@
+"""Hooks before and after the phases of a kernel (`ports.KernelHooks.before`, `after`): a phase is wrapped, the loop stays as it is.
+
+What a hook decides is an `EffectRecorded` of the pass: it is asked once a turn, whoever resumes or replays the turn finds its answer. Without
+hooks a kernel is returned as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from detent.core.errors import UnknownName
+from detent.core.events import PassFinished
+from detent.core.state import CLOSED, KernelState
+from detent.kernel.context import KernelContext, fresh
+from detent.kernel.execution import give_up
+from detent.kernel.kernel import OWNED, Kernel, Phase
+from detent.ports import Abort, KernelHooks, PhaseHook, Skip
+
+log = logging.getLogger("detent")
+
+
+def phase_name(phase: Phase) -> str:
+    """Return what a phase is called: its function's name."""
+    return getattr(phase, "__name__", type(phase).__name__)
+
+
+def hooked(kernel: Kernel, hooks: KernelHooks) -> Kernel:
+    """Return the kernel with its phases wrapped in the hooks that name them."""
+    if not (hooks.before or hooks.after):
+        return kernel
+    phases = tuple(_wrapped(phase, hooks.before.get(phase_name(phase)), hooks.after.get(phase_name(phase))) for phase in kernel.phases)
+    return msgspec.structs.replace(kernel, phases=phases)
+
+
+def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
+    """Raise `UnknownName` for a hook of a phase that no kernel has."""
+    names = sorted({phase_name(phase) for kernel in kernels.values() for phase in kernel.phases})
+    for name in (*hooks.before, *hooks.after):
+        if name not in names:
+            raise UnknownName("phase", name, names)
+
+
+def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) -> Phase:
+    name = phase_name(phase)
+
+    async def wrapped(state: KernelState, context: KernelContext) -> KernelState:
+        if before is not None:
+            kind, reason = await _decided(before, f"before {name}", context)
+            if kind and name == "act":
+                give_up(context, reason, "hook_refused")
+            if kind:
+                return _stopped(reason, context) if kind == "abort" else context.state
+        returned = await phase(context.state, context)
+        if after is None or context.state.ended:
+            return returned
+        kind, reason = await _decided(after, f"after {name}", context)
+        if kind == "abort":
+            return _stopped(reason, context)
+        return msgspec.structs.replace(context.state, **{field: getattr(returned, field) for field in OWNED})
+
+    wrapped.__name__ = name
+    return wrapped
+
+
+async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[str, str]:
+    """Return what the hook decided in this turn: ("", ""), ("skip", reason) or ("abort", reason)."""
+
+    async def ask() -> list[str]:
+        answer: Any = None
+        try:
+            answer = hook(_copied(context.state))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
+            log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
+            return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label == "before act" else ["", ""]
+        kind = "skip" if isinstance(answer, Skip) and label.startswith("before") else "abort" if isinstance(answer, Abort) else ""
+        return [kind, await context.run.world.scrub(answer.reason) if kind else ""]
+
+    kind, reason = await context.effect(-1, label, ask)
+    return kind, reason
+
+
+def _stopped(reason: str, context: KernelContext) -> KernelState:
+    if context.state.status not in CLOSED and not context.state.ended:
+        context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=reason))
+    return context.state
+
+
+def _copied(state: KernelState) -> KernelState:
+    """Return the state with copies of what could be changed in place."""
+    calls = {call_id: msgspec.structs.replace(call, args=fresh(call.args)) for call_id, call in state.calls.items()}
+    plan = None if state.plan is None else msgspec.convert(msgspec.json.decode(msgspec.json.encode(state.plan)), type(state.plan))
+    return msgspec.structs.replace(state, calls=calls, plan=plan, meta=fresh(state.meta), scratchpad=dict(state.scratchpad))

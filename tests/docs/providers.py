@@ -1,0 +1,37 @@
+"""The server that pages about models are tested against: what it answers to the goals that stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planners.aimock import aimock, calls, when
+
+PARIS = "Paris has 2,100,000 inhabitants."
+FIXTURES: list[dict[str, Any]] = [
+    when("Paris and Lyon", calls(("population", {"city": "Paris"}), ("population", {"city": "Lyon"}))),
+    when("Paris and Lyon", {"content": "2,620,000 together."}, after_tools=True),
+    when("people live in Paris", calls(("population", {"city": "Paris"}), content="")),
+    when("people live in Paris", {"content": PARIS}, after_tools=True),
+    when("capital of France", {"content": "Paris."}),
+    when("1284000", {"content": '{"type": "final_answer", "content": "1,284,000 square kilometres"}'}),
+    when("How large is Chad", {"content": 'Let me look.\n```json\n{"type": "area", "country": "Chad"}\n```'}),
+]
+
+
+@contextmanager
+def answering(home: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Start the server and lead the clients of all providers to it."""
+    with aimock(FIXTURES, home) as mock:
+        for name, value in mock.environment.items():
+            monkeypatch.setenv(name, value)
+        for name in ("GEMINI_API_KEY", "OLLAMA_API_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("OLLAMA_BASE_URL", f"{mock.url}/v1")
+        monkeypatch.setenv("MY_SERVER", f"{mock.url}/v1")
+        monkeypatch.setenv("MY_KEY", "no-key")
+        yield

@@ -1,0 +1,246 @@
+"""Forking at every record of a run: where no effect is open it works and can be replayed, where one is it is refused. DESIGN 8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detent import Host
+from detent.core import events as e
+from detent.core.codec import read_record
+from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, RunErased, RunNotFound
+from detent.core.fold import fold
+from detent.snapshots import base_of
+from detent.testing.faults import Crash, CrashingStore, When
+from forking.family import NAMES, Tools, events, finish, make_engine, open_at, parent_of, run_async
+from laws.places import KINDS, Place, agent_of, engine_on
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_forked_at_every_record_and_comes_to_the_same_end(kind: str, tmp_path: Path) -> None:
+    """The fork's state is the fold of its log, its replay identical, no effect happens again, and where one is open the call is named."""
+
+    async def main() -> None:
+        place, tools = Place(kind, tmp_path), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            parent = await parent_of(engine)
+            records, effects = await engine.records("parent"), tools.effects
+            refused = open_at(records)
+            assert len(records) > 40 and len(refused) >= 4
+            for at in range(1, len(records) + 1):
+                if at in refused:
+                    with pytest.raises(NotAllowedNow, match=rf"at record {at}: call {refused[at]} \(") as raised:
+                        await engine.fork("parent", at=at)
+                    assert raised.value.reason_code == "effect_open"
+                    continue
+                child = (await engine.fork("parent", at=at, child_id=f"at-{at}", resume=False)).run_id
+                assert (await engine.load(child)).status == "running"
+                result = await finish(engine, child)
+                assert (result.status, result.output) == ("completed", parent.output), f"forked at record {at}"
+                assert tools.effects == effects, f"forked at record {at}"
+                replayed = await engine.replay(child)
+                assert replayed.identical, (at, replayed.divergence)
+                lines = await engine.store.read(child)
+                base = await base_of(engine.store, child, lines)
+                assert fold(map(read_record, lines), base) == await engine.load(child) == result.state
+                assert (await engine.verify(child)).ok
+        await place.close()
+
+    run_async(main)
+
+
+def test_a_fork_of_a_fork_goes_on_from_both() -> None:
+    """At every record of the first fork; its history is that of the grandparent, the parent and its own."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine("ram:", tools) as engine:
+            parent = await parent_of(engine)
+            early = next(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.GoalPushed))
+            await engine.fork("parent", at=early, child_id="child", resume=False)
+            await finish(engine, "child")
+            records = await engine.records("child")
+            refused = open_at(records)
+            assert refused
+            for at in range(1, len(records) + 1):
+                if at in refused:
+                    with pytest.raises(NotAllowedNow, match=refused[at]):
+                        await engine.fork("child", at=at)
+                    continue
+                made = await engine.fork("child", at=at, child_id=f"grandchild-{at}", resume=False)
+                assert made.state.ancestors == ("child", "parent")
+                result = await finish(engine, made.run_id)
+                assert result.output == parent.output
+                assert (await engine.replay(made.run_id)).identical
+            third = await engine.fork(f"grandchild-{len(records)}", child_id="third")
+            assert third.state.ancestors == (f"grandchild-{len(records)}", "child", "parent")
+            assert (third.output, (await engine.replay("third")).identical) == (parent.output, True)
+
+    run_async(main)
+
+
+def test_what_was_used_is_shown_and_not_charged() -> None:
+    """Bounds are those of a new run, in the run and in its pass; the parent's use, and its parent's, stands beside."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine("ram:", tools) as engine:
+            parent = await parent_of(engine, host=Host(tenant="acme"))
+            at = max(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.TurnStarted)) - 1
+            bounded = {"budget": {"max_iterations": 1, "max_tool_calls": 1}}
+            child = await engine.fork("parent", child_id="child", edits=bounded)
+            assert (child.status, child.usage.iterations, child.usage.tool_calls) == ("completed", 1, 0)
+            assert child.state.inherited.iterations == 7 == parent.usage.iterations - 1
+            assert child.state.inherited.tool_calls == parent.usage.tool_calls
+            assert child.state.passes["main"].usage.iterations == 1 and child.state.passes["main"].iteration == 8
+            assert child.state.budget.max_iterations == 1 and child.state.budget.max_failed_turns == parent.state.budget.max_failed_turns
+            grandchild = await engine.fork("child", child_id="grandchild")
+            assert grandchild.state.inherited.iterations == 7
+            assert events(await engine.records("child"), e.Forked)[0].sequence == at
+            spent = await engine.store.spent("acme", "2000-01-01")
+            assert (spent.runs, spent.tool_calls) == (3, parent.usage.tool_calls)
+
+    run_async(main)
+
+
+def test_without_a_place_a_fork_is_before_the_last_turn_or_at_the_end() -> None:
+    """Of a finished run: the last decision is made again. Of one that waits: what it waits for is asked again."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine("ram:", tools) as engine:
+            waiting = await engine.run(agent_of(*NAMES), "clean up", run_id="waits")
+            assert waiting.status == "waiting_for_user"
+            child = await engine.fork("waits")
+            assert child.status == "waiting_for_user" and list(child.state.asks) == list(waiting.state.asks)
+            assert events(await engine.records(child.run_id), e.Forked)[0].sequence == waiting.state.seq
+            assert (await engine.load("waits")) == waiting.state
+            await finish(engine, "waits")
+            last = await engine.fork("waits", resume=False)
+            assert last.state.passes["main"].iteration == 7 and last.state.passes["main"].plan is not None
+
+    run_async(main)
+
+
+def test_what_was_asked_of_people_is_asked_again() -> None:
+    """An approval and a question stay with the parent: the fork asks for its own, and answers to one are none to the other."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine("ram:", tools) as engine:
+            await engine.run(agent_of(*NAMES), "clean up", run_id="parent", variables={"who": "ann"})
+            asked = await engine.reply("parent", "blue")
+            assert asked.status == "waiting_for_approval"
+            bare = await engine.fork("parent", child_id="child", resume=False)
+            assert (bare.status, bare.state.approvals, bare.state.asks) == ("running", {}, {})
+            child = await engine.resume("child")
+            assert list(child.state.approvals) == list(asked.state.approvals)
+            await engine.deny("child", "main.5.0", by="bob", reason="no")
+            assert (await engine.load("parent")).status == "waiting_for_approval"
+            granted = await engine.approve("parent", "main.5.0", by="ann")
+            assert granted.status == "completed" and tools.effects[-2:] == ["wipe x", "note a"]
+            approved = next(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.ApprovalResolved))
+            again = await engine.fork("parent", at=approved)
+            assert again.status == "waiting_for_approval", "what people allowed the parent is not allowed to the fork"
+
+    run_async(main)
+
+
+def test_what_cannot_be_forked_is_refused_and_leaves_nothing() -> None:
+    """A record that is not there, an unknown run, another tenant, an erased run, an id that is taken."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine("ram:", tools) as engine:
+            parent = await parent_of(engine, host=Host(tenant="acme", principal="ann"))
+            for at in (0, -1, parent.state.seq + 1, True):
+                with pytest.raises(ConfigError, match=rf"has {parent.state.seq} records.*not at"):
+                    await engine.fork("parent", at=at)
+            with pytest.raises(RunNotFound):
+                await engine.fork("nowhere")
+            with pytest.raises(RunNotFound):
+                await engine.fork("parent", host=Host(tenant="other"))
+            with pytest.raises(RunContextMismatch, match=r"host\.principal"):
+                await engine.fork("parent", host=Host(tenant="acme", principal="bob"))
+            with pytest.raises(NotAllowedNow, match="already"):
+                await engine.fork("parent", child_id="parent")
+            with pytest.raises(ConfigError, match="choose one of dry_run"):
+                await engine.fork("parent", effects="twice")  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="run id"):
+                await engine.fork("parent", child_id="no/slash")
+            assert len(await engine.list_runs()) == 1
+            child = await engine.fork("parent", child_id="child", host=Host(tenant="acme", principal="ann"))
+            assert child.state.host.tenant == "acme"
+            (head,) = [head for head in await engine.list_runs(tenant="acme") if head.run_id == "child"]
+            assert (head.parent, head.goal_id, head.agent, head.status) == ("parent", "parent", "worker", "completed")
+            with pytest.raises(RunNotFound):
+                await engine.load("child", host=Host(tenant="other"))
+            await engine.erase("parent")
+            with pytest.raises(RunErased, match="'parent' was erased"):
+                await engine.fork("parent", child_id="late")
+            with pytest.raises(RunErased, match="'child' goes on from run 'parent', which was erased"):
+                await engine.load("child")
+            with pytest.raises(RunErased):
+                await engine.fork("child")
+
+    run_async(main)
+
+
+def test_a_call_in_doubt_keeps_a_run_from_being_forked_until_it_is_settled() -> None:
+    """At its start, while it is in doubt, and after the end of a run that left it so; after its settlement it is a boundary."""
+
+    async def main() -> None:
+        from detent import FinalAnswer, ToolCall, tool
+
+        @tool(side_effect="write")
+        async def send(to: str) -> str:
+            """Leave everybody in the dark."""
+            raise OSError("the line went dead")
+
+        def plan(view: object) -> object:
+            return ToolCall(tool="send", args={"to": "a"}) if getattr(view, "iteration", 0) == 1 else FinalAnswer(content="sent")
+
+        async with engine_on("ram:", plan, [send]) as engine:
+            result = await engine.run(agent_of("send"), "send it", run_id="parent")
+            assert result.status == "waiting_for_reconciliation"
+            for at in (None, result.state.seq, result.state.seq - 1):
+                with pytest.raises(NotAllowedNow, match=r"call main\.1\.0 \(send\) is in doubt"):
+                    await engine.fork("parent", at=at)
+            await engine.cancel("parent")
+            with pytest.raises(NotAllowedNow, match="is in doubt"):
+                await engine.fork("parent", at=(await engine.load("parent")).seq)
+            assert (await engine.fork("parent", at=3)).status == "completed"
+            assert (await engine.reconcile("parent", "main.1.0", happened=True, result="ok")).status == "stopped"
+            settled = await engine.fork("parent", at=(await engine.load("parent")).seq)
+            assert (settled.status, settled.output) == ("completed", "sent")
+            assert settled.state.passes["main"].results[0].content == "ok"
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_fork_that_dies_at_any_write_is_resumed_like_any_run(at: int, when: When) -> None:
+    """Between `Forked` and the first turn, and at each later write: either there is no fork, or it comes to the same end, with no effect."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            parent = await parent_of(engine)
+        early = next(r.envelope.seq for r in await place.records("parent") if isinstance(r.event, e.GoalPushed))
+        effects = tools.effects
+        async with make_engine(CrashingStore(place.store(), at=at, when=when, operations=("append",)), tools) as engine:
+            with pytest.raises(Crash):
+                await finish(engine, (await engine.fork("parent", at=early, child_id="child")).run_id)
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            if at == 1 and when == "before":
+                assert await engine.store.head("child") is None
+                return
+            result = await finish(engine, "child")
+            assert (result.output, tools.effects) == (parent.output, effects)
+            assert (await engine.replay("child")).identical
+        await place.close()
+
+    run_async(main)

@@ -1,0 +1,158 @@
+"""What becomes of effects in a fork: answered from the record or by a stub, reused, or done again; counted by tools that leave traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import FinalAnswer, ToolCall, View
+from detent.core import events as e
+from detent.stores.ram import RamStore
+from detent.testing.faults import Crash, CrashingStore
+from forking.family import STUBBED, Tools, events, finish, make_engine, parent_of, run_async
+from laws.places import Place, agent_of, engine_on
+
+
+def notes(*texts: str) -> Any:
+    """Return a planner that writes these notes one after the other, and then says what came of it."""
+
+    def plan(view: View) -> Any:
+        if view.iteration <= len(texts):
+            return ToolCall(tool="note", args={"text": texts[view.iteration - 1]})
+        return FinalAnswer(content=[item.content for item in view.results])
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("effects", "made", "sources"),
+    [
+        ("dry_run", [], ["recorded", "recorded", "stub", "stub"]),
+        ("reuse", ["note c", "note a"], ["recorded", "recorded", "", ""]),
+        ("redo", ["note a", "note b", "note c", "note a"], ["", "", "", ""]),
+    ],
+)
+def test_each_policy_does_what_it_says(effects: Any, made: list[str], sources: list[str]) -> None:
+    """The n-th equal call is answered by the n-th; what no ancestor did is stubbed or done; reads are always done; the log says which."""
+
+    async def main() -> None:
+        tools, store = Tools(), RamStore()
+        async with make_engine(store, tools, notes("a", "b", "a")) as engine:
+            await engine.run(agent_of("note", "look"), "write", run_id="parent")
+            assert tools.made == ["note a", "note b", "note a"]
+        tools.made.clear()
+        async with make_engine(store, tools, notes("a", "b", "c", "a")) as engine:
+            # the first `a` is shared: the fork's own are `b`, `c` and the second `a`, whose outcome is on record; only one more is not
+            at = [r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.TurnStarted)][0] - 1
+            child = await engine.fork("parent", at=at, effects=effects, child_id="child")
+            outcomes = events(await engine.records("child"), e.ToolFinished)
+            expected = sources if effects != "dry_run" else ["recorded", "recorded", "stub", "recorded"]
+            expected = expected if effects != "reuse" else ["recorded", "recorded", "", "recorded"]
+            assert [one.source for one in outcomes] == expected
+            assert tools.made == (made if effects != "reuse" else ["note c"])
+            recorded = ["noted a as number 1", "noted b as number 2", "noted a as number 3"]
+            if effects == "dry_run":
+                assert [child.output[0], child.output[1], child.output[3]] == recorded
+                assert STUBBED in child.output[2]["dry_run"]
+            assert (await engine.replay("child")).identical
+            assert (await engine.load("child")).fork_effects == effects
+
+    run_async(main)
+
+
+def test_occurrences_are_counted_from_the_beginning_of_the_shared_history() -> None:
+    """A fork that begins after the first of two equal calls is answered by the second, and a third has no record."""
+
+    async def main() -> None:
+        tools, store = Tools(), RamStore()
+        async with make_engine(store, tools, notes("a", "a")) as engine:
+            await engine.run(agent_of("note"), "write", run_id="parent")
+        async with make_engine(store, tools, notes("a", "a", "a")) as engine:
+            at = [r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.TurnStarted)][1] - 1
+            child = await engine.fork("parent", at=at, child_id="child")
+            assert child.output[:2] == ["noted a as number 1", "noted a as number 2"] and STUBBED in str(child.output[2])
+            early = await engine.fork("child", at=2, resume=False)
+            grandchild = await engine.resume(early.run_id)
+            assert grandchild.output == child.output, "a fork of a fork is answered by what its ancestors have on record"
+            sources = [one.source for one in events(await engine.records(early.run_id), e.ToolFinished)]
+            assert sources == ["recorded", "stub"], "what was a stub stays one"
+            assert tools.made == ["note a", "note a"]
+
+    run_async(main)
+
+
+def test_recorded_failures_and_whole_results_are_given_again() -> None:
+    """A known failure is the same failure; a result over the cap is read whole from where it is kept."""
+
+    async def main() -> None:
+        from detent import tool
+
+        made: Counter[str] = Counter()
+
+        @tool(side_effect="write", max_result_bytes=60)
+        async def store_it(n: int) -> list[str]:
+            """Give more than the cap, or fail."""
+            made["store"] += 1
+            if n == 2:
+                from detent import ToolFailed
+
+                raise ToolFailed("full", error_code="no_room")
+            return [f"row {k}" for k in range(30)]
+
+        whole: list[Any] = []
+
+        class Reading:
+            async def plan(self, view: View) -> Any:
+                from detent import Plan
+
+                if view.iteration <= 2:
+                    return Plan(actions=(ToolCall(tool="store_it", args={"n": view.iteration}),))
+                assert view.full is not None
+                whole.append(await view.full(view.results[0]))
+                error = view.results[1].error
+                return Plan(actions=(FinalAnswer(content=[len(whole[-1]), error.code if error else ""]),))
+
+        for keep in (True, False):
+            async with engine_on("ram:", Reading(), [store_it]) as engine:
+                made.clear()
+                parent = await engine.run(agent_of("store_it"), "store", run_id="parent")
+                assert (parent.output, made["store"]) == ([30, "no_room"], 2)
+                for at in (2, parent.state.seq - 4):
+                    child = await engine.fork("parent", at=at, child_id=f"child-{at}", resume=False)
+                if not keep:
+                    await engine.delete("parent")
+                for at in (2, parent.state.seq - 4):
+                    child = await engine.resume(f"child-{at}")
+                    assert (child.output, made["store"]) == ([30, "no_room"], 2)
+                    await engine.gc()
+                    assert (await engine.replay(child.run_id)).identical
+                    assert await engine.load(child.run_id) == child.state
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_dry_run_that_dies_leaves_nothing_in_doubt(at: int) -> None:
+    """Between the intent and its outcome, too: nothing was done, so there is nothing to settle, and nothing is done on resume."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            parent = await parent_of(engine)
+        effects = tools.effects
+        async with make_engine(CrashingStore(place.store(), at=at, when="after", operations=("append",)), tools) as engine:
+            with pytest.raises(Crash):
+                await finish(engine, (await engine.fork("parent", at=2, child_id="child")).run_id)
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            child = await finish(engine, "child")
+            assert (child.output, child.state.in_doubt, tools.effects) == (parent.output, (), effects)
+            assert events(await engine.records("child"), e.ToolInDoubt) == []
+            replayed = await engine.replay("child")
+            assert replayed.identical, replayed.divergence
+        await place.close()
+
+    run_async(main)

@@ -18,7 +18,7 @@ import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.codec import digest_of
-from detent.core.errors import PlannerFailed, StoreError
+from detent.core.errors import PlannerFailed, StoreError, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
 from detent.gateway import Gateway, Room, Traffic
@@ -267,8 +267,7 @@ class LiveWorld:
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
-        answered = await self._not_executed(tool, call)
-        if answered is not None:
+        if self._run().fork_effects and (answered := await self._not_executed(tool, call)) is not None:
             return answered
         context = self._context(tool, call, deadline_s)
         args = await self._resolved(call.args)
@@ -323,7 +322,17 @@ class LiveWorld:
             cancelled=Cancellation(self.control.cancelled),
             progress=self._progress(call, state) if self._chunk is not None else None,
             secrets=self.vault,
+            results=self._result,
         )
+
+    async def _result(self, call_id: str) -> Any:
+        """Return the whole result of an earlier call of the run; raise `ToolFailed`."""
+        items = [item for state in self._run().passes.values() for item in state.results if item.ok and not item.meta]
+        for item in items:
+            if item.call_id == call_id:
+                return await self.full(item)
+        known = ", ".join(item.call_id for item in items[-10:]) or "none yet"
+        raise ToolFailed(f"no result is kept under {call_id!r}; the latest: {known}", error_code="result_not_found")
 
     def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:
         loop, emit = asyncio.get_running_loop(), self._chunk

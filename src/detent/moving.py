@@ -27,7 +27,7 @@ from urllib.parse import quote
 import msgspec
 
 from detent.core.codec import read_log
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunNotFound
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.lineage import carried, preserve
@@ -105,8 +105,6 @@ async def take(store: EventStore, run_id: str) -> Held:
         data = await store.get_blob(run_id, key)
         if data is not None:
             blobs[key] = data
-    finished = head.status in TERMINAL
-    blobs |= await carried(store, run_id, lines, finished=finished)
     with contextlib.suppress(RunErased):  # of an ancestor: there is nothing left to take along
         blobs |= await carried(store, run_id, lines, finished=head.status in TERMINAL)
     signals = (await store.signals([run_id])).get(run_id, [])

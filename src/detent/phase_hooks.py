@@ -56,7 +56,7 @@ def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) ->
             if kind:
                 return _stopped(reason, context) if kind == "abort" else context.state
         returned = await phase(context.state, context)
-        if after is None or context.state.ended:
+        if after is None or context.state.ended or not isinstance(returned, KernelState):  # pyright: ignore[reportUnnecessaryIsInstance]
             return returned
         kind, reason = await _decided(after, f"after {name}", context)
         if kind == "abort":

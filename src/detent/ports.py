@@ -191,7 +191,7 @@ class ToolContext:
     is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it. `secret(name)` is the only way to a credential.
     """
 
-    __slots__ = ("_key", "_progress", "_secrets", "attempt", "call_id", "cancelled", "deadline", "host", "run_id", "tool")
+    __slots__ = ("_key", "_progress", "_results", "_secrets", "attempt", "call_id", "cancelled", "deadline", "host", "run_id", "tool")
 
     def __init__(
         self,
@@ -206,7 +206,9 @@ class ToolContext:
         cancelled: Cancellation | None = None,
         progress: Callable[[Any], None] | None = None,
         secrets: Secrets | None = None,
+        results: Callable[[str], Awaitable[Any]] | None = None,
     ) -> None:
+        self._results = results
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
         self._key, self.attempt, self.deadline = idempotency_key, attempt, deadline
         self.cancelled = Cancellation() if cancelled is None else cancelled
@@ -221,6 +223,12 @@ class ToolContext:
         """Tell observers, at once and best effort, how far the call is; `event` is JSON."""
         if self._progress is not None:
             self._progress(event if self._secrets is None else self._secrets.data(event))
+
+    async def result(self, call_id: str) -> Any:
+        """Return the whole result of an earlier successful call of this run; raise `ToolFailed` (`result_not_found`)."""
+        if self._results is None:
+            raise ToolFailed(f"there are no results here to take {call_id!r} from", error_code="result_not_found")
+        return await self._results(call_id)
 
     def secret(self, name: str) -> str:
         """Return the credential `name`, which the tool declared (`credentials`) and the run's host was given (`credential_refs`).

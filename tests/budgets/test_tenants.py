@@ -202,6 +202,9 @@ def test_a_run_that_goes_on_without_the_bound_is_not_held_by_an_old_reading() ->
         result = await free.resume("r")
         assert (result.reason, result.usage.tool_calls) == ("max_iterations", 8)
         assert (await free.replay("r")).identical
+        stopped = await bounded.run(Agent(name="w", tools=["look", "put"]), "go", host=ACME, run_id="s", budget=Budget(max_iterations=4))
+        assert stopped.state.dimension == "tenant_tool_calls"
+        assert (await free.reopen("s")).reason == "max_iterations"
 
     asyncio.run(main())
 

@@ -57,7 +57,7 @@ def desk(tmp_path: Path) -> Desk:
 
 def spec(desk: Desk) -> dict[str, Any]:
     """Return the agent that stands in the log of the last run."""
-    return json.loads(desk.detent("export", "last").out.splitlines()[0])["event"]["agent"]
+    return json.loads(desk.detent("export", "last").out.splitlines()[0])["body"]["agent"]
 
 
 def test_a_model_needs_no_agent_file_and_a_later_process_needs_no_options(desk: Desk) -> None:
@@ -176,10 +176,11 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
     assert [re.sub(r"\d+ ms|\d{8}-\S+", "N", line) for line in lines] == [
         "run N",
         lines[1],
+        "   1  model call failed (server): model 'served': the provider failed (HTTP 503): no",
         "   1  note ok N  one",
         "completed (final_answer) · 2 iterations, 1 calls · 3 model calls: 200 in (80 cached), 20 out · run N",
     ]
-    assert "model call failed (server)" in lines[1]
+    assert lines[1].startswith("no price is known for model 'served'")
     assert "\x1b" not in done.err
     with ChatServer(script[1:]) as server:
         more = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "-v", "note", **NO_KEYS)

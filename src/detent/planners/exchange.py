@@ -106,7 +106,7 @@ class Exchange:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
             raise failure_of(error, model=self.name, key=self._key) from error
-        _mend_names(response)
+        _mend(response)
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)
         if refused is not None:
@@ -131,7 +131,7 @@ class Exchange:
             if models is not None:
                 for kind, text in (("thinking", response.thinking), ("text", response.text)):
                     if text:
-                        models.emit(kind, text)  # type: ignore[arg-type]
+                        models.emit(kind, _whole(text))  # type: ignore[arg-type]
             return response
         async with self.model.request_stream(messages, settings, params) as stream:
             async for event in stream:
@@ -147,12 +147,32 @@ class Exchange:
         return response
 
 
-def _mend_names(response: ModelResponse) -> None:
-    """Let the names that a provider gives be texts that can be written down."""
+def _mend(response: ModelResponse) -> None:
+    """Let what a provider says be text that can be written down: a stream may cut a surrogate pair in two, and a half may have no other half.
+
+    Halves that stand side by side are one character; others become U+FFFD, but not in arguments: those are invalid, and stay so.
+    """
     for field in ("model_name", "provider_response_id"):
         said: Any = getattr(response, field)
         if said is not None:
-            setattr(response, field, str(said).encode("utf-8", "replace").decode())
+            setattr(response, field, _whole(str(said)))
+    for part in response.parts:
+        match part.part_kind:
+            case "text" | "thinking":
+                part.content = _whole(part.content)
+            case "tool-call" if isinstance(part.args, str):
+                part.args = _whole(part.args, "surrogatepass")
+            case _:
+                pass
+
+
+def _whole(text: str, lone: str = "replace") -> str:
+    """Return a text with halves of surrogate pairs put together; `lone` is what becomes of others (a way of decoding errors)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", lone)
+    return text
 
 
 def _can_stream(model: Any) -> bool:
@@ -180,7 +200,7 @@ def _emit(models: Models, event: Any) -> None:
         case _:
             return
     if text and part in ("text", "thinking"):
-        models.emit(part, text)
+        models.emit(part, _whole(text))
 
 
 def _refusal(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:

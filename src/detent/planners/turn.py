@@ -156,6 +156,9 @@ class Turn:
             m.ToolReturnPart(call.tool_name, told if n == 0 else "Not run.", call.tool_call_id, timestamp=EPOCH, outcome="retried")
             for n, call in enumerate(pieces.calls)
         ]
+        for call in pieces.calls:
+            if isinstance(call.args, str):
+                call.args = call.args.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent back
         self._follow += [response, m.ModelRequest(parts=parts or [m.UserPromptPart(told, timestamp=EPOCH)], timestamp=EPOCH)]
 
     def _told(self) -> Usage | None:

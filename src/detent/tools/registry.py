@@ -17,15 +17,10 @@ from detent.tools.threads import ThreadPool
 class PooledTool:
     """A tool together with the pool that it runs in; what a registry hands to the kernel."""
 
-    __slots__ = ("_pool", "tool")
+    __slots__ = ("_pool", "spec", "tool")
 
     def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
-        self.tool, self._pool = tool, pool
-
-    @property
-    def spec(self) -> ToolSpec:
-        """The tool's declaration."""
-        return self.tool.spec
+        self.tool, self.spec, self._pool = tool, tool.spec, pool
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
         """See `Tool.check`."""

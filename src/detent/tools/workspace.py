@@ -29,6 +29,7 @@ from detent.tools import patch as patching
 from detent.tools.confine import Limits, Workspace
 from detent.tools.done import done_tool
 from detent.tools.function import Tool, tool
+from detent.tools.result_files import result_file_tool
 from detent.tools.writing import Precondition
 
 AnyTool = Tool[..., Any]
@@ -67,6 +68,7 @@ def workspace_tools(
         _append_file(root),
         _replace_in_file(root),
         _apply_patch(root),
+        result_file_tool(root),
         _exec(root, inherit_env, *sandbox.choose(sandbox_mode, root.root, sandbox_options)),
         done_tool(),
     ]

@@ -87,7 +87,7 @@ async def fork(
     if edited != agent:
         usable(edited)
     await _known(store, run_id, at, plain)
-    await _refuse_open_effects(store, run_id, at)
+    await refuse_open_effects(store, run_id, at)
     line = await _line(store, run_id, at)
     patterns = (*parts.redact, *edited.redact)
     plain, secrets = await _hidden(store, run_id, plain, patterns)
@@ -159,7 +159,7 @@ async def _origin(store: EventStore, run_id: str) -> tuple[RunStarted, AgentSpec
     return started, agent
 
 
-async def _refuse_open_effects(store: EventStore, run_id: str, at: int) -> None:
+async def refuse_open_effects(store: EventStore, run_id: str, at: int) -> None:
     """Raise `NotAllowedNow` naming the call, where an effect was begun and had no outcome after record `at`."""
     since, known = await _snapshot(store, run_id, at)
     lines = await store.read(run_id, after=since, limit=at - since) if at > since else []

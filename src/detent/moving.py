@@ -17,7 +17,7 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -26,17 +26,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from detent import lineage
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
-from detent.lineage import carried, preserve
 from detent.ports import EventStore, RunQuery, Signal
 
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
 
 replace = msgspec.structs.replace
+
+
+Preserve = Callable[[EventStore, str], Awaitable[None]]
+"""Called before a run is removed from its store: gives to its forks what they refer to in it."""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +110,7 @@ async def take(store: EventStore, run_id: str) -> Held:
         if data is not None:
             blobs[key] = data
     with contextlib.suppress(RunErased):  # of an ancestor: there is nothing left to take along
-        blobs |= await carried(store, run_id, lines, finished=head.status in TERMINAL)
+        blobs |= await lineage.carried(store, run_id, lines, finished=head.status in TERMINAL)
     signals = (await store.signals([run_id])).get(run_id, [])
     return Held(head=head, lines=tuple(lines), blobs=blobs, signals=tuple(signals), consumed=consumed, digest=digest)
 
@@ -164,7 +168,7 @@ async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
 # From store to store --------------------------------------------------------------------------------------------------------------------
 
 
-async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False) -> Moved:
+async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False, preserve: Preserve = lineage.preserve) -> Moved:
     """Copy a run into another store; with `move`, remove it from the first once the other has been checked.
 
     Raise `NotAllowedNow` for an unfinished run that is not moved, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
@@ -196,7 +200,7 @@ def archive_path(directory: Path, run_id: str) -> Path:
     return directory / f"{quote(run_id, safe='')}{SUFFIX}"
 
 
-async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
+async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: Preserve = lineage.preserve) -> Moved:
     """Write a finished run into an archive in `directory`, check the file, and remove the run from the store.
 
     An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
@@ -237,7 +241,7 @@ def _check_beginning(path: Path, held: Held) -> None:
 
 
 async def archive_before(
-    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None
+    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None, preserve: Preserve = lineage.preserve
 ) -> AsyncGenerator[Moved | NotAllowedNow]:
     """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
 
@@ -245,7 +249,7 @@ async def archive_before(
     """
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
-            yield await archive(store, directory, head.run_id)
+            yield await archive(store, directory, head.run_id, preserve=preserve)
         except NotAllowedNow as error:
             yield error
 

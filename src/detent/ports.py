@@ -157,7 +157,7 @@ class Models(Protocol):
         """Make one model call and return its answer; retryable failures are tried again with backoff, each attempt on record.
 
         `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
-        run's budget leaves (None: no limit). It raises `ModelCallFailure` for what the provider refused or broke. `input_tokens` is an
+        run's budget leaves (None: no limit; where none is named and tokens or cost are bounded, a usual one). It raises `ModelCallFailure` for what the provider refused or broke. `input_tokens` is an
         estimate of the prompt's size, for the reservation. `provider` names what concurrency and rate limits are shared by (else what stands
         before the colon of `model`). `purpose` says what the call is for; usage that a plan reports is charged only where no call with the
         purpose `plan` came before it. Raises

@@ -155,8 +155,8 @@ def test_a_strategy_and_a_kernel_are_edited() -> None:
     """The fork's passes were begun for other code on purpose, and no divergence is raised."""
 
     async def main() -> None:
-        from detent import make_kernel
         from detent.kernel.act import act
+        from detent.kernel.kernel import make_kernel
         from detent.kernel.think import think
 
         async def twice(run: Any) -> Any:

@@ -11,18 +11,20 @@ import pytest
 from detent import Agent, Budget, Thought, Usage, View
 from detent.core import events as e
 from detent.core.budget import DEFAULT, NOTHING
+from detent.core.codec import read_log
 from detent.core.errors import ConfigError
 from detent.core.events import PassStarted, RunStarted
-from detent.core.fold import evolve
+from detent.core.fold import evolve, fold
 from detent.core.records import Envelope, Record
 from detent.core.state import RunState
 from detent.kernel.act import act
+from detent.kernel.journal import head_of
 from detent.kernel.kernel import make_kernel
 from detent.kernel.outside import BoundReached
 from detent.kernel.think import think
 from detent.ports import RunQuery
 from detent.pricing import ModelPrice, Prices
-from detent.reserving import Asked, allowed
+from detent.reserving import USUAL_OUTPUT, Asked, allowed
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH
 from gateway.providers import END, MODEL, PRICES, Caller, Planning, Provider, answer, check, engine, events_of, failure, of, run, used
@@ -82,11 +84,40 @@ def test_the_output_is_clamped_to_what_the_budget_leaves(budget: dict[str, Any],
     assert limit(state_with(Budget(**budget), usage)) == expected
 
 
-def test_without_a_limit_of_its_own_a_call_may_ask_for_all_that_is_left() -> None:
+def test_without_a_limit_of_its_own_a_call_may_ask_for_what_is_left_of_a_usual_answer() -> None:
     """And without any bound for as much as it likes."""
     assert limit(state_with(Budget()), asked(most=None)) is None
     assert limit(state_with(Budget(max_total_tokens=500)), asked(most=None)) == 490
     assert limit(state_with(Budget(max_cost_usd=1.0)), asked(most=None)) == 99
+    assert limit(state_with(Budget(max_total_tokens=1_000_000)), asked(most=None)) == USUAL_OUTPUT
+    assert limit(state_with(Budget(max_total_tokens=1_000_000)), asked(most=100_000)) == 100_000
+
+
+def test_a_call_that_dies_with_its_process_leaves_most_of_a_large_budget() -> None:
+    """What is charged for it is a usual answer, not all that the run had left."""
+
+    async def main() -> None:
+        store, budget = RamStore(), Budget(max_total_tokens=1_000_000)
+        hung = asyncio.Event()
+
+        async def hang(limit: int | None) -> Any:
+            hung.set()
+            await asyncio.Event().wait()
+
+        async with engine(Caller(Provider(hang), input_tokens=10), store=store) as made:
+            task = asyncio.create_task(made.run(Agent(name="asker"), "go", run_id="r", budget=budget))
+            await hung.wait()
+            left = await store.read("r")  # as a process that dies now leaves it
+            task.cancel()
+            await asyncio.wait({task})
+        after = RamStore()
+        await after.append("r", 0, left, head=head_of(fold(list(read_log("r", left)))))
+        async with engine(Caller(Provider(answer(END)), input_tokens=10), store=after) as made:
+            result = await made.resume("r")
+        assert result.status == "completed" and result.usage.estimated
+        assert result.usage.total_tokens == 10 + USUAL_OUTPUT + used().total_tokens
+
+    asyncio.run(main())
 
 
 def test_the_pass_has_bounds_of_its_own() -> None:

@@ -90,7 +90,10 @@ def test_recall_gives_back_exactly_what_was_cut() -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ({"unit": "items", "start": 3, "end": 5}, '[{"row":3,"text":"entry number 3"},{"row":4,"text":"entry number 4"}]\n[items 3 to 5 of 400]'),
+        (
+            {"unit": "items", "start": 3, "end": 5},
+            '[{"row":3,"text":"entry number 3"},{"row":4,"text":"entry number 4"}]\n[items 3 to 5 of 400]',
+        ),
         ({"unit": "lines", "start": 399}, '{"row":399,"text":"entry number 399"}\n[lines 399 to 400 of 400]'),
         ({"unit": "characters", "end": 9}, '[{"row":0\n[characters 0 to 9 of 14271]'),
         ({"query": "number 77"}, '{"row":77,"text":"entry number 77"}'),
@@ -117,10 +120,18 @@ def test_recall_keeps_notes_and_says_what_there_is() -> None:
 
 def test_find_looks_in_whole_results_and_notes() -> None:
     """Ranked by how many of the words are there, with the key and the place."""
-    script = [call("table"), call("recall", key="n", content="number theory"), call("find", query="number 399"), call("find", query="zebra"), END]
+    script = [
+        call("table"),
+        call("recall", key="n", content="number theory"),
+        call("find", query="number 399"),
+        call("find", query="zebra"),
+        END,
+    ]
     done = ran(script, table, agent={"tools": ["table", "recall", "find"]})
     _, (_, hits), (_, none) = answers(done)
-    assert hits.splitlines()[0].startswith("main.1.0: ") and hits.splitlines()[1].startswith("n: number theory") and none.startswith("nothing")
+    assert (
+        hits.splitlines()[0].startswith("main.1.0: ") and hits.splitlines()[1].startswith("n: number theory") and none.startswith("nothing")
+    )
 
 
 def test_checkpoint_and_todo_keep_what_they_are_told() -> None:
@@ -170,7 +181,11 @@ def test_discover_tools_offers_what_it_finds_from_the_next_turn_on() -> None:
 
 def test_final_answer_ends_the_run_as_an_answer_does() -> None:
     """The calls behind it are not run; a blank or unfit one is refused."""
-    script = [call("final_answer", answer=" "), call("final_answer", answer="{", format="json"), (call("final_answer", answer="42"), call(n=1))]
+    script = [
+        call("final_answer", answer=" "),
+        call("final_answer", answer="{", format="json"),
+        (call("final_answer", answer="42"), call(n=1)),
+    ]
     done = ran(script, *Desk().all, agent=asked("final_answer"))
     assert done.why == ("completed", "final_answer") and done.result.output == "42" and done.codes[-1] == "not_run"
     assert [ok for ok, _ in answers(done)] == [False, False, True]

@@ -140,7 +140,9 @@ def test_without_healing_a_wrong_call_is_a_failed_observation() -> None:
     ]
 
 
-@pytest.mark.parametrize(("one", "other", "far"), [("", "", 0), ("abc", "abc", 0), ("abc", "acb", 1), ("abc", "abxc", 1), ("kitten", "sitting", 3)])
+@pytest.mark.parametrize(
+    ("one", "other", "far"), [("", "", 0), ("abc", "abc", 0), ("abc", "acb", 1), ("abc", "abxc", 1), ("kitten", "sitting", 3)]
+)
 def test_distance_counts_slips(one: str, other: str, far: int) -> None:
     """A swap of neighbours is one."""
     assert distance(one, other) == distance(other, one) == far

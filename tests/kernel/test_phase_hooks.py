@@ -108,7 +108,9 @@ def test_a_strategys_own_calls_pass_the_hook_too() -> None:
 
     desk = Desk()
     hooks = KernelHooks(before={"act": lambda s: Skip("no")})
-    done = ran([], *desk.all, hooks=hooks, strategies={"calls": direct_calls}, agent={"strategy": "calls"}, policy=Decide(lambda c: "allow"))
+    done = ran(
+        [], *desk.all, hooks=hooks, strategies={"calls": direct_calls}, agent={"strategy": "calls"}, policy=Decide(lambda c: "allow")
+    )
     assert desk.ran == [] and done.result.output == "done"
 
 

@@ -111,10 +111,20 @@ def test_the_wait_that_a_provider_asks_for_reaches_the_gateway(*, stream: bool) 
     assert caught.value.retry_after_s == 7.0
 
 
-def test_a_refused_key_names_the_variable_and_never_the_key() -> None:
+def test_a_refused_key_names_the_variable_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says which variable to look at; what the provider echoed of the key is not repeated."""
-    with pytest.raises(ModelCallFailure) as caught:
-        ask([fails(401, "Incorrect API key provided: sk-abcdefghijklmnop")])
+
+    async def go() -> None:
+        made = ModelPlanner("openai-chat:gpt-4o")
+        try:
+            await made.plan(view(None))
+        finally:
+            await made.close()
+
+    with ChatServer([fails(401, "Incorrect API key provided: sk-abcdefghijklmnop")]) as server, pytest.raises(ModelCallFailure) as caught:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-abcdefghijklmnop")
+        asyncio.run(go())
     assert "OPENAI_API_KEY" in str(caught.value)
     assert "sk-abc" not in str(caught.value)
 

@@ -15,7 +15,6 @@ from detent.cli.removing import confirm
 from detent.cli.session import Session
 from detent.core.errors import ConfigError
 from detent.engine import Engine
-from detent.lineage import preserve
 from detent.ports import EventStore, RunQuery
 
 Target = Annotated[
@@ -68,7 +67,7 @@ async def _copy(
         run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
     done: list[moving.Moved] = []
     for run_id in run_ids:
-        done.append(await moving.copy(source, target, run_id, move=move, preserve=preserve))
+        done.append(await moving.copy(source, target, run_id, move=move))
         session.output.say(_said(done[-1]))
     return done
 
@@ -99,7 +98,7 @@ def archive(
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         done: list[moving.Moved] = []
         left = 0
-        async for result in moving.archive_before(engine.store, to, moment, tenant=tenant, preserve=preserve):
+        async for result in moving.archive_before(engine.store, to, moment, tenant=tenant):
             if isinstance(result, moving.Moved):
                 done.append(result)
                 session.output.say(_said(result))

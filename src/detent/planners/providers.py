@@ -233,7 +233,9 @@ def _compatible(ref: ModelRef) -> Any:
     except ImportError as error:
         raise ConfigError(f'a base_url needs a client that is not installed: pip install "detent[openai]" ({error})') from error
     name = ref.model if ref.provider in EXTRAS else ref.name
-    return OpenAIChatModel(name, provider=OpenAICompatibleProvider(parts.netloc.rpartition("@")[2], base_url=ref.base_url, api_key=key or None))
+    return OpenAIChatModel(
+        name, provider=OpenAICompatibleProvider(parts.netloc.rpartition("@")[2], base_url=ref.base_url, api_key=key or None)
+    )
 
 
 def _bedrock(ref: ModelRef) -> Any:

@@ -53,7 +53,8 @@ def read_arguments(args: Any) -> Any:
     if args is None or args == "":
         return {}
     if not isinstance(args, str):
-        return args if not isinstance(args, dict | list) or not _nests_deeper(args, DEEPEST) else _as_text(args)
+        given: Any = args
+        return _as_text(given) if isinstance(args, dict | list) and _nests_deeper(given, DEEPEST) else given
     try:
         value = msgspec.json.decode(args)
     except UNREADABLE:

@@ -6,7 +6,7 @@
 |---|---|---|
 | done | none | run again |
 | read_file, stat_file, search_in_file, list_dir, find_files, glob | read | run again |
-| write_file, create_file | write, idempotent | run again: the same content there is success; any other is left alone and reported |
+| write_file, create_file, write_result_to_file | write, idempotent | run again: the same content there is success; any other is left alone and reported |
 | append_file, replace_in_file | write | in doubt: that the text is there does not say who wrote it |
 | apply_patch | write; destructive where it may remove files (`allow_delete`) | in doubt |
 | exec | destructive; in a sandbox where bubblewrap works | in doubt |

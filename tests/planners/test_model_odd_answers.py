@@ -1,0 +1,205 @@
+"""What no provider should send and some do: half characters, bottomless arguments, calls of nothing, usage that is none. Over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, Engine, Result, tool
+from detent.model_limits import ModelRetries
+from detent.planners.model import ModelPlanner
+from detent.planners.typed_answers import DEEPEST, read_arguments
+from detent.pricing import ModelPrice
+from planners.chat_server import Answer, ChatServer, Entry, fails, says
+
+DONE = says("done")
+HIGH, LOW = "\ud83d", "\ude00"
+both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+
+class Desk:
+    """A tool that notes what it was called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def look(self) -> Any:
+        @tool(side_effect="read")
+        def look(s: str = "", deep: list[Any] | None = None) -> str:
+            """Look."""
+            self.seen.append(s)
+            return "seen"
+
+        return look
+
+
+def run(
+    script: Sequence[Entry], desk: Desk | None = None, *, stream: bool = True, budget: Budget | None = None, **agent: Any
+) -> tuple[Result, ChatServer]:
+    """Run an agent with the tool `look` against a server with this script, on a store in a file; check that its log replays."""
+
+    async def go(server: ChatServer) -> Result:
+        look = (desk or Desk()).look()
+        planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream, **agent.pop("settings", {})})
+        retries = ModelRetries(retries=1, base_s=0.0)
+        prices = {"openai:served": ModelPrice(input_usd=1.0, output_usd=10.0)}
+        async with Engine(store="ram:", planner=planner, model_retries=retries, model_prices=prices) as engine:
+            result = await engine.run(Agent(name="a", tools=[look], **agent), "go", budget=budget)
+            again = await engine.replay(result.run_id)
+            assert again.identical, again.divergence
+        await planner.close()
+        return result
+
+    with ChatServer(script) as server:
+        return asyncio.run(go(server)), server
+
+
+def served(*, streamed: bool, **fields: Any) -> Answer:
+    """Return a good answer, "hello", with some fields of its envelope replaced."""
+    said = {"role": "assistant", "content": "hello"}
+    choice = {"index": 0, "finish_reason": "stop", "delta" if streamed else "message": said}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **fields}
+    text = f"data: {json.dumps(body)}\n\ndata: [DONE]\n\n" if streamed else json.dumps(body)
+    return {"status": 200, "body": text, "headers": {"Content-Type": "text/event-stream" if streamed else "application/json"}}
+
+
+# What is no text ----------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(("sent", "said"), [(f"abc{HIGH}{LOW}!", "abc😀!"), (f"abc{HIGH} and", "abc\ufffd and")])
+def test_a_character_that_was_cut_in_two_is_whole_and_a_half_is_marked(sent: str, said: str, *, stream: bool) -> None:
+    """A stream may cut a surrogate pair between two pieces: that costs no answer."""
+    result, server = run([says(sent, reasoning_content=f"hm {HIGH}")], stream=stream)
+    assert result.output == said and len(server.requests) == 1
+
+
+@both
+def test_arguments_with_half_a_character_are_invalid_and_run_nothing(*, stream: bool) -> None:
+    """They are not mended: what a tool gets is what the model wrote. Two halves side by side are what it wrote."""
+    desk = Desk()
+    result, server = run([says("", ("c", "look", f'{{"s": "{HIGH}"}}')), DONE], desk, stream=stream)
+    assert (result.status, desk.seen, len(server.requests)) == ("completed", [], 2)
+    run([says("", ("c", "look", f'{{"s": "{HIGH}{LOW}"}}')), DONE], desk, stream=stream)
+    assert desk.seen == ["😀"]
+
+
+@both
+def test_a_typed_answer_with_half_a_character_is_given_again(*, stream: bool) -> None:
+    """The answer is shown to the model as far as it can be written, with the problem."""
+    bad, good = says("", ("f", "final_result", f'{{"n": "{HIGH}"}}')), says("", ("f", "final_result", {"n": 5}))
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    result, server = run([bad, good], stream=stream, output_schema=schema)
+    assert result.output == {"n": 5} and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fields", [{"model": f"m{HIGH}"}, {"id": f"x{HIGH}"}, {"id": 7}], ids=["model", "id", "number"])
+def test_names_that_cannot_be_written_down_cost_no_answer(fields: dict[str, Any]) -> None:
+    """The provider's name of the model and of the request go into the log as far as they are text."""
+    result, server = run([served(streamed=True, **fields)])
+    assert result.output == "hello" and len(server.requests) == 1
+
+
+# What is no call ----------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_call_that_names_no_tool_is_no_answer(*, stream: bool) -> None:
+    """Its arguments never become the output: the plan is refused and the model asked again."""
+    result, server = run([says("", ("c", "", {"x": 1})), DONE], stream=stream)
+    assert result.output == "done" and len(server.requests) == 2
+
+
+@both
+@pytest.mark.parametrize("depth", [DEEPEST + 50, 900])
+def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *, stream: bool) -> None:
+    """They go back to the model as the text that they are: nothing recurses over them."""
+    desk = Desk()
+    deep = '{"s": ' + "[" * depth + "]" * depth + "}"
+    result, server = run([says("", ("c", "look", deep)), DONE], desk, stream=stream)
+    assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
+
+
+def test_a_tool_that_wants_deep_arguments_gets_them() -> None:
+    """Text that is a JSON object is read once more where the call is checked."""
+    desk = Desk()
+    deep = '{"s": "ok", "deep": ' + "[" * 150 + "]" * 150 + "}"
+    result, _ = run([says("", ("c", "look", deep)), DONE], desk)
+    assert result.output == "done" and desk.seen == ["ok"]
+
+
+def test_arguments_that_came_as_data_are_measured_too() -> None:
+    """Some providers send objects, not text."""
+    deep: Any = 1
+    for _ in range(DEEPEST + 1):
+        deep = [deep]
+    assert read_arguments({"x": deep}) == json.dumps({"x": deep}, separators=(",", ":"))
+    assert read_arguments({"x": [1]}) == {"x": [1]}
+
+
+@both
+def test_an_answer_that_only_thinks_aloud_is_empty(*, stream: bool) -> None:
+    """Local models write their thinking into the text; with nothing after it there is no answer, and the model is asked again."""
+    result, server = run([says("<think>hm, what now</think>\n"), DONE], stream=stream)
+    assert result.output == "done" and len(server.requests) == 2
+    assert "Your last answer was empty" in json.dumps(server.requests[1])
+
+
+# What is no account -------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("tokens", [2**62, 2**70])
+def test_usage_beyond_all_measure_breaks_no_store(tokens: int, stream: bool, tmp_path: Path) -> None:
+    """Stores hold 64 bits: a count that cannot be is cut and marked as an estimate."""
+    usage = {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": tokens * 2}
+
+    async def go(server: ChatServer) -> Result:
+        planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream})
+        async with Engine(store=f"sqlite:///{tmp_path}/runs.db", planner=planner) as engine:
+            result = await engine.run(Agent(name="a"), "go")
+        await planner.close()
+        return result
+
+    with ChatServer([says("ok", usage=usage)]) as server:
+        result = asyncio.run(go(server))
+    assert result.output == "ok" and result.usage.estimated and result.usage.input_tokens == 10**12
+
+
+def test_an_answer_without_choices_is_the_providers_failure() -> None:
+    """It is tried again, like any other body that is no answer."""
+    result, server = run([served(streamed=False, choices=[]), DONE], stream=False)
+    assert result.output == "done" and len(server.requests) == 2
+
+
+# What is asked for under a bound ------------------------------------------------------------------------------------------------
+
+
+def test_under_a_bound_a_model_is_asked_for_no_more_than_it_can_give() -> None:
+    """A large budget is no reason to ask for an answer that providers refuse to give: without a limit of its own it asks for a usual one."""
+    _, server = run([DONE], budget=Budget(max_total_tokens=1_000_000, max_cost_usd=100.0))
+    assert server.requests[0]["max_completion_tokens"] == 8192
+    _, server = run([DONE], budget=Budget(max_total_tokens=1_000_000), settings={"max_tokens": 20_000})
+    assert server.requests[0]["max_completion_tokens"] == 20_000
+    _, server = run([says("half", finish="length"), DONE], budget=Budget(max_total_tokens=1_000_000))
+    assert [asked["max_completion_tokens"] for asked in server.requests] == [8192, 4 * 8192]
+    _, server = run([DONE])
+    assert "max_completion_tokens" not in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({}, "model_settings.api_key_env"), ({"api_key_env": "KEY_OF_MY_SERVER"}, "check that KEY_OF_MY_SERVER holds a valid key")],
+)
+def test_a_key_that_a_server_of_ones_own_refused_is_not_that_of_a_provider(
+    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a base URL the provider's own key is never sent, so its variable is not what to look at."""
+    monkeypatch.setenv("KEY_OF_MY_SERVER", "x")
+    result, _ = run([fails(401)], settings=settings)
+    assert result.status == "failed" and told in str(result.error) and "OPENAI_API_KEY" not in str(result.error)

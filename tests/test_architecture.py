@@ -19,7 +19,10 @@ import pytest
 
 from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, statements, tree, where
 
-ADAPTERS = ("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities", "teams", "workers", "clock")
+ADAPTERS = (
+    *("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities"),
+    *("teams", "workers", "clock"),
+)
 NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "mcp_tables", "engine", "server", "evals", "testing")
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 

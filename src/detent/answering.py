@@ -47,7 +47,8 @@ def approval_payload(
     if asked.expires_at is not None and asked.expires_at <= now:
         raise refuse(
             "approval_expired",
-            f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; `detent resume {run_id}` ends the run",
+            f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; "
+            f"`detent resume {run_id}` ends the run",
         )
     if answer["decision"] == "approved" and by in call.approved_by:
         left = asked.approvers - len(call.approved_by)

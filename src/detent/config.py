@@ -23,14 +23,15 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """Who works on a goal. `tools` are names, or tools, which are then registered with the engine that runs the agent.
 
     Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
-    `model_settings` how they are asked (`planners.settings.ModelSettings`), `planner` "on-device" that they are raw-text models of a server of
-    one's own (`planners.raw_text`); `actions` are the control actions that a model may take:
-    `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`. `strategy` says when and how often the kernel runs (`detent.strategies`),
-    `strategy_options` are its options. `rules` (entries of a rule file) make the agent plan without a model.
-    `wrap_up` grants one turn without tools to answer when a bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is its own policy as data
-    (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`). `required_tools`: how often which tool must have succeeded before an
-    answer counts; `deliverables`: what the work is to produce, each `{"file": PATH}` or `{"section": HEADING}` of the answer. `healing`: whether
-    calls with a wrong name, shape or type are repaired before they are checked (None: for agents with a model).
+    `model_settings` how they are asked (`planners.settings.ModelSettings`), `planner` "on-device" that they are raw-text models of a server
+    of one's own (`planners.raw_text`); `actions` are the control actions that a model may take: `ask_user`, `stop`, `abstain`, `push_goal`
+    (with `complete_goal`), `schedule`. `strategy` says when and how often the kernel runs (`detent.strategies`), `strategy_options` are its
+    options. `rules` (entries of a rule file) make the agent plan without a model. `wrap_up` grants one turn without tools to answer when a
+    bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is
+    its own policy as data (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
+    `required_tools`: how often which tool must have succeeded before an answer counts; `deliverables`: what the work is to produce, each
+    `{"file": PATH}` or `{"section": HEADING}` of the answer. `healing`: whether calls with a wrong name, shape or type are repaired before
+    they are checked (None: for agents with a model).
     """
 
     name: str
@@ -219,9 +220,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
     "module:attribute" or "./file.py:attribute"; a class is called without arguments. `planner` and `policy` may be the name of a plug-in's
-    (entry points `detent.planners`, `detent.policies`). `policy` may also be the path of a policy file (.toml),
-    or what would stand in it. `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that
-    declare the name may be given. `tenants`: what all runs of a tenant may use in a day or a month; "*" for each that is not named.
+    (entry points `detent.planners`, `detent.policies`). `policy` may also be the path of a policy file (.toml), or what would stand in it.
+    `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that declare the name may
+    be given. `tenants`: what all runs of a tenant may use in a day or a month; "*" for each that is not named.
     """
 
     store: StoreConfig = StoreConfig()

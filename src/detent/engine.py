@@ -92,15 +92,17 @@ Approver = Callable[[Approval], Any]
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`;
-    an agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a
-    function of an `Approval` that returns whether it is approved (sync or async). `workspace`: a directory whose workspace tools agents
-    may list; `sandbox`: whether its exec tool runs programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of
-    iterations that a budget may ask for. `kernels`, `strategies`, `guards`: more of them, by the names that agents use. `grace_s`: how long a running call may take to stop once its run is cancelled. `secrets`: where
-    credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a
-    run needs them, and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or
-    limits by provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried
-    again. `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named.
+    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an
+    agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`:
+    who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that returns whether it
+    is approved (sync or async). `workspace`: a directory whose workspace tools agents may list; `sandbox`: whether its exec tool runs
+    programs in a sandbox, see `workspace_tools`. `ceiling`: the highest number of iterations that a budget may ask for. `kernels`,
+    `strategies`, `guards`: more of them, by the names that agents use. `grace_s`: how long a running call may take to stop once its run is
+    cancelled. `secrets`: where credentials are kept; a run that is started without a host is given all of them. `capabilities`: what agents
+    may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a run needs them,
+    and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by
+    provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried again.
+    `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named.
     """
 
     def __init__(
@@ -771,7 +773,8 @@ class Engine:
     ) -> Backtest:
         """Ask a candidate policy (or policy file; None: this engine's policy) and budget about every recorded decision; nothing is executed.
 
-        It is combined with each run's own agent's policy, as an engine with that policy would. `query` and `only` (of an id) say which runs.
+        It is combined with each run's own agent's policy, as an engine with that policy would. `query` and `only` (of an id) say which
+        runs.
         """
         from detent.policies.combining import governance
         from detent.policies.documents import load_policy

@@ -205,7 +205,7 @@ class LiveWorld:
 
     async def reading(self, what: Literal["now", "random"]) -> float:
         """Return the time in seconds since 1970, or a random number in [0, 1); the caller records it."""
-        return self._clock.now().timestamp() if what == "now" else random.random()  # noqa: S311 - no secret
+        return self._clock.now().timestamp() if what == "now" else random.random()
 
     async def breathe(self) -> None:
         """Give the event loop its turn."""

@@ -66,7 +66,8 @@ def find_config(directory: str | Path = ".") -> Path | None:
 class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file.
 
-    `policy`: the path of a policy file, its rules, or a table like it. `sandbox` says whether exec runs programs in a sandbox; where the engine's configuration says it too, the stricter of the two holds.
+    `policy`: the path of a policy file, its rules, or a table like it. `sandbox` says whether exec runs programs in a sandbox; where the
+    engine's configuration says it too, the stricter of the two holds.
     """
 
     name: str = ""

@@ -157,11 +157,11 @@ class Models(Protocol):
         """Make one model call and return its answer; retryable failures are tried again with backoff, each attempt on record.
 
         `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
-        run's budget leaves (None: no limit; where none is named and tokens or cost are bounded, a usual one). It raises `ModelCallFailure` for what the provider refused or broke. `input_tokens` is an
-        estimate of the prompt's size, for the reservation. `provider` names what concurrency and rate limits are shared by (else what stands
-        before the colon of `model`). `purpose` says what the call is for; usage that a plan reports is charged only where no call with the
-        purpose `plan` came before it. Raises
-        `ModelCallFailure` when attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
+        run's budget leaves (None: no limit; where none is named and tokens or cost are bounded, a usual one). It raises `ModelCallFailure`
+        for what the provider refused or broke. `input_tokens` is an estimate of the prompt's size, for the reservation. `provider` names
+        what concurrency and rate limits are shared by (else what stands before the colon of `model`). `purpose` says what the call is for;
+        usage that a plan reports is charged only where no call with the purpose `plan` came before it. Raises `ModelCallFailure` when
+        attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
         """
         ...
 
@@ -186,8 +186,8 @@ class Planner(Protocol):
 class ToolContext:
     """What a running tool may know and do.
 
-    `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the
-    run is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
+    `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the run
+    is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
     is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it. `secret(name)` is the only way to a credential.
     """
 
@@ -490,8 +490,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`
     bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
-    `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the
-    small model will do, `meta` the strategy's own data. With `calls` no planner is asked: the pass carries these calls out as one batch and is
+    `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the small
+    model will do, `meta` the strategy's own data. With `calls` no planner is asked: the pass carries these calls out as one batch and is
     `done` when all of them succeeded, without an output; its `results` are theirs, in this order.
     """
 
@@ -685,8 +685,9 @@ class EventStore(Protocol):
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
-        In the same transaction `spent` is added to what its tenant has used on its day. `head` is the run's listing entry from now on. `durable` survives power loss, otherwise process death. Raise `Conflict` when
-        the run does not have exactly `expected_seq` records (0 creates it).
+        In the same transaction `spent` is added to what its tenant has used on its day. `head` is the run's listing entry from now on.
+        `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
+        (0 creates it).
         """
         ...
 
@@ -784,9 +785,9 @@ async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Something streamed while it happens: immediate, best effort, never stored.
 
-    `text` and `thinking` of a model, `progress` of a call as the tool tells it. `tool` when an attempt of a call begins (content: `tool`, `args`,
-    `attempt`; a reading call's start stands in no record), `model` when a model is asked (`model`, `attempt`, `purpose`; the record of
-    that is often committed with the answer).
+    `text` and `thinking` of a model, `progress` of a call as the tool tells it. `tool` when an attempt of a call begins (content: `tool`,
+    `args`, `attempt`; a reading call's start stands in no record), `model` when a model is asked (`model`, `attempt`, `purpose`; the record
+    of that is often committed with the answer).
     """
 
     kind: Literal["text", "thinking", "model", "tool", "progress"]
@@ -843,9 +844,9 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is the `KernelState` after the record. A hook is a plain or a coroutine function.
 
-    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel). What they decide stands in the log: a resumed
-    turn or a replay does not ask again. They see copies: arguments can be refused and never changed. Where the hook before `act` fails, the
-    calls are refused.
+    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel). What they decide stands in the log: a
+    resumed turn or a replay does not ask again. They see copies: arguments can be refused and never changed. Where the hook before `act`
+    fails, the calls are refused.
     """
 
     on_thought: Callable[..., Any] = _nothing

@@ -35,6 +35,11 @@ async def check(place: Place, effects: Effects, status: str, output: Any) -> Non
     once = {e.UserAsked: 1, e.UserReplied: 1, e.ScheduleSet: 1, e.ScheduleFired: 1, e.ApprovalRequested: 4, e.Planned: 6, e.RunFinished: 1}
     assert {kind: counts[kind] for kind in once} == once
     check_laws(await place.lines(RUN), every=11)
+    store = place.store()
+    await store.open()
+    assert await store.signals([RUN]) == {}, "every answer was taken up with the record that it became"
+    await store.close()
+    place.opened.remove(store)
 
 
 async def whole(place: Place, effects: Effects, store: Any) -> Any:

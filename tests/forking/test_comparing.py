@@ -7,9 +7,9 @@ from typing import Any
 from detent import Budget, FinalAnswer, ToolCall, View
 from detent.comparing import Difference
 from detent.core import events as e
+from detent.core.budget import Usage
 from detent.engine import Engine
 from detent.ports import Plan
-from detent.core.budget import Usage
 from detent.stores.ram import RamStore
 from forking.family import Tools, finish, make_engine, open_at, parent_of, run_async
 from laws.places import agent_of, engine_on

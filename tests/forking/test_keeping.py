@@ -183,11 +183,11 @@ def test_an_outcome_that_comes_too_late_is_put_on_a_forks_log_too() -> None:
 
     async def main() -> None:
         from detent import FinalAnswer, ToolCall, View, tool
+        from detent.clock import RandomIds, SystemClock
         from detent.core.errors import Conflict
         from detent.kernel.journal import Journal
         from detent.snapshots import load_run
         from detent.stores.ram import RamStore
-        from detent.clock import RandomIds, SystemClock
         from laws.places import agent_of, engine_on
 
         store = RamStore()
@@ -224,8 +224,8 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log(m
 
     async def main() -> None:
         from detent import forking
-        from detent.core.fold import evolve
         from detent.core.errors import NotAllowedNow
+        from detent.core.fold import evolve
         from detent.core.state import RunState
         from detent.snapshots import dump_snapshot
         from detent.stores.ram import RamStore

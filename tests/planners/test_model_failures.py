@@ -373,6 +373,27 @@ def test_a_failure_that_stays_ends_the_run_with_its_reason(entry: Entry, reason:
     assert events[0] == []
 
 
+def test_a_run_that_a_refused_key_ended_goes_on_when_it_is_mended() -> None:
+    """What was planned before is not asked for again."""
+
+    @tool(side_effect="write")
+    def put(x: int) -> int:
+        """Put x."""
+        return x
+
+    async def go(server: ChatServer) -> tuple[Any, Any]:
+        agent = Agent(name="a", model="openai:served", model_settings={"base_url": server.url}, tools=[put])
+        async with Engine(store="ram:", tools=[put]) as engine:
+            failed = await engine.run(agent, "g")
+            return failed, await engine.reopen(failed.run_id, why="the key was renewed")
+
+    with ChatServer([says(None, ("c1", "put", {"x": 1})), fails(401), says("done")]) as server:
+        failed, result = asyncio.run(go(server))
+    assert (failed.status, failed.reason) == ("failed", "planner_error")
+    assert (result.status, result.output) == ("completed", "done")
+    assert (len(server.requests), len(result.tool_calls), result.usage.model_calls) == (3, 1, 3)
+
+
 def test_a_stream_that_breaks_runs_no_tool() -> None:
     """Half a call is nothing; the same call whole is run once."""
     broken = {**says(None, ("c1", "put", {"x": 12345})), "break_after": 3}

@@ -44,7 +44,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     def calls_of(self, tool: str) -> int | None:
         """Return how often `tool` may be called, None where that is not said."""
-        return dict(self.max_calls_of or ()).get(tool)
+        return next((most for name, most in tuple(self.max_calls_of or ()) if name == tool), None)
 
     def over(self, base: Budget) -> Budget:
         """Return this budget with every unset field taken from `base`, and so for each tool of `max_calls_of`."""
@@ -186,7 +186,7 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
         if value is not None and not value > 0:
             raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
     for tool, most in tuple(budget.max_calls_of or ()):
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise BudgetRefused(f"budget.max_calls_of.{tool} is {most!r}; a bound is a whole number above 0")
     if budget.max_iterations is not None and budget.max_iterations > ceiling:
         raise BudgetRefused(

@@ -384,7 +384,7 @@ def _approval_resolved(state: RunState, scope: str, event: e.ApprovalResolved) -
     if event.decision == "denied" or asked is None:
         state = _approval_closed(state, event.call)
         state = _call(state, event.call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
-        stops = (asked and asked.on_reject or state.agent.on_reject) == "stop"
+        stops = ((asked.on_reject if asked else "") or state.agent.on_reject) == "stop"
         return _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {event.call}") if stops else state
     by = (*_call_state(state, event.call).approved_by, event.by)
     if len(by) < asked.approvers:

@@ -200,24 +200,17 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         if state.ended or context.run.world.cancelled or call.status in ("asked", "in_doubt"):
             break
         call = state.calls[call_id]
-        if over:
-            _refuse(call, context, "not_run", "not run: the call before it ended the turn")
-        elif call.refused:
-            _refuse(call, context, call.refused, f"{call.refused}: {call.why}" if call.why else call.refused)
-        elif tool is None:
-            _refuse(call, context, "tool_not_found", f"there is no tool {call.tool!r} here any more")
-        elif tool.spec.ends_turn and any(c.item is not None and not c.item.ok for c in state.calls.values()):
-            over = True
-            _refuse(call, context, "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed")
+        refusal = _refusal(call, tool, context, over=over)
+        if refusal is not None or tool is None:
+            code, why = refusal or ("tool_not_found", f"there is no tool {call.tool!r} here any more")
+            over = over or code in ("batch_failed", "answer_refused")
+            _refuse(call, context, code, why)
         elif isinstance(tool, MetaTool):
             await _run_group(together, context, digests)
             together = []
             await answer(call, tool, context)
             if context.state.ended:
                 _skip_rest(context)
-        elif tool.spec.ends_turn and (objection := context.run.objection(FinalAnswer(content=call.args.get("answer")), context)):
-            over = True
-            _refuse(call, context, "answer_refused", objection)
         elif alone:
             over = tool.spec.ends_turn
             await _run_group([call], context, digests)
@@ -231,6 +224,20 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
             together.append(call)
     else:
         await _run_group(together, context, digests)
+
+
+def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *, over: bool) -> tuple[str, str] | None:
+    """Return the code and the reason for which a decided call is not run; None where it is. `over`: a call before it ended the turn."""
+    if over:
+        return "not_run", "not run: the call before it ended the turn"
+    if call.refused:
+        return call.refused, f"{call.refused}: {call.why}" if call.why else call.refused
+    if tool is None or not tool.spec.ends_turn:
+        return None
+    if any(c.item is not None and not c.item.ok for c in context.state.calls.values()):
+        return "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed"
+    objection = "" if isinstance(tool, MetaTool) else context.run.objection(FinalAnswer(content=call.args.get("answer")), context)
+    return ("answer_refused", objection) if objection else None
 
 
 def _skip_rest(context: KernelContext) -> None:

@@ -161,20 +161,21 @@ async def _execute(tool: Tool[..., Any], args: dict[str, Any], context: ToolCont
 @types.coroutine
 def _watched(work: Coroutine[Any, Any, Any], watch: Watch) -> Generator[Any, Any, Any]:
     """Await `work`; the watch is armed when it first waits, so that a tool that answers at once costs no timer."""
-    step, given = work.send, None
+    given: Any = None
+    raised: BaseException | None = None
     while True:
         try:
-            waits = step(given)
+            waits: Any = work.send(given) if raised is None else work.throw(raised)
         except StopIteration as done:
             return done.value
         watch.arm()
         try:
-            step, given = work.send, (yield waits)
+            given, raised = (yield waits), None
         except GeneratorExit:
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - handed on to the tool, as `await` would
-            step, given = work.throw, error
+            given, raised = None, error
 
 
 async def _before(hook: Callable[..., Any], args: dict[str, Any], context: ToolContext) -> None:

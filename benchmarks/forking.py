@@ -75,7 +75,7 @@ async def measure(url: str, records: int, times: int) -> dict[str, Any]:
         head = await store.head("parent")
         assert head is not None
         parts: Any = engine._parts
-        there = [line for line in await store.read("parent", limit=1)]
+        there = await store.read("parent", limit=1)
         found: dict[str, Any] = {"store": url.partition(":")[0], "records": head.records}
         places = {"end": head.records, "middle": next(iter(await boundary(store, head.records // 2)))}
         for name, at in places.items():

@@ -25,7 +25,7 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFoun
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
-from detent.lineage import body_of, forked_of, segments
+from detent.lineage import body_of, ends_with, forked_of, segments
 from detent.live import KEY_BLOB, blob_of
 from detent.ports import EventStore
 from detent.redact import Redactor
@@ -46,6 +46,15 @@ class Open(msgspec.Struct, frozen=True):
     call: str
     tool: str
     doubt: bool = False
+
+
+class There(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be known of a run after some record: whose it is, its agent by then, that record's digest, the effects that are open."""
+
+    agent: AgentSpec
+    host: Host
+    digest: str
+    open: Sequence[Open]
 
 
 class _CallRecord(msgspec.Struct, frozen=True):
@@ -77,26 +86,25 @@ async def fork(
     if head is None:
         raise RunNotFound(run_id, store.url)
     at = await _boundary(store, head, at)
-    started, agent = await _origin(store, run_id)
+    there = await look(store, run_id, at)
     if host is not None:
-        admission.same_host(run_id, started.host, host)
-    plain = checked_edits(edits or {}, agent)
+        admission.same_host(run_id, there.host, host)
+    plain = checked_edits(edits or {}, there.agent)
     if "budget" in plain:
         checked(msgspec.convert(plain["budget"], Budget), ceiling=ceiling)
-    edited = edited_agent(agent, plain)
-    if edited != agent:
+    edited = edited_agent(there.agent, plain)
+    if edited != there.agent:
         usable(edited)
     await _known(store, run_id, at, plain)
-    await refuse_open_effects(store, run_id, at)
-    line = await _line(store, run_id, at)
+    refuse_open_effects(run_id, at, there)
     patterns = (*parts.redact, *edited.redact)
     plain, secrets = await _hidden(store, run_id, plain, patterns)
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
     child_id = child_id or new_run_id(goal, parts.clock.now(), parts.ids.token(6))
-    forked = Forked(parent=run_id, sequence=at, digest=read_record(line).digest, edits=plain, effects=effects)
+    forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
     for name, value in secrets.items():
         await store.put_blob(child_id, name, value)
-    await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=started.host)
+    await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=there.host)
     return child_id
 
 
@@ -111,7 +119,7 @@ async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, 
         journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids)
         journal.record(forked)
         await journal.commit(durable=True)
-        if not await store.read(forked.parent, after=forked.sequence - 1, limit=1):  # removed in the meantime, and this fork was not seen
+        if await store.head(forked.parent) is None:  # removed in the meantime, and this fork was not seen
             await store.delete(child_id)
             raise RunNotFound(forked.parent, store.url)
     finally:
@@ -134,20 +142,40 @@ async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
     return max(1, turns[-1] - 1) if turns else 1
 
 
-async def _line(store: EventStore, run_id: str, at: int) -> bytes:
-    found = await store.read(run_id, after=at - 1, limit=1)
-    if not found:
+async def look(store: EventStore, run_id: str, at: int) -> There:
+    """Return what is known of the parent after record `at`, from its snapshot and what follows where that counts."""
+    since, state = await _snapshot(store, run_id, at)
+    start = max(0, since - 1)
+    lines = await store.read(run_id, after=start, limit=at - start)
+    if len(lines) < at - start:
         raise RunNotFound(run_id, store.url)
-    if not body_of(found[0]):
+    if state is not None and not ends_with(lines[0], state.digest):  # it is not of this log
+        state, lines = None, await store.read(run_id, limit=at)
+    if not body_of(lines[-1]):
         raise RunErased(run_id)
-    return found[0]
+    digest = read_record(lines[-1]).digest
+    if state is None:
+        started, agent = await _origin(store, run_id, lines[0])
+        return There(agent=agent, host=started.host, digest=digest, open=open_effects(lines))
+    calls = [call for one in state.passes.values() for call in one.calls.values() if not call.read_only]
+    begun = [call for call in calls if call.status in ("started", "in_doubt", "again")]
+    known = [Open(call.call_id, call.tool, call.status == "in_doubt") for call in begun]
+    return There(agent=state.agent, host=state.host, digest=digest, open=open_effects(lines[1:], known))
 
 
-async def _origin(store: EventStore, run_id: str) -> tuple[RunStarted, AgentSpec]:
+async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunState | None]:
+    """Return the run's snapshot, which holds no transcript, if it is not after record `at` and can be read; else (0, None)."""
+    found = await store.get_snapshot(run_id)
+    if found is None or not 0 < found[0] <= at or not found[1].startswith(b'{"v":%d,' % STATE_VERSION):
+        return 0, None
+    try:
+        return found[0], load_state(found[1], RunState)
+    except ValueError:
+        return 0, None
+
+
+async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStarted, AgentSpec]:
     """Return how the first ancestor was started, and the run's agent: that of its start with the edits of every fork on the way."""
-    (first,) = await store.read(run_id, limit=1) or [b""]
-    if not body_of(first):
-        raise RunErased(run_id)
     logs = [*(one.lines[0] for one in await segments(store, run_id, [first])), first]
     started = read_record(logs[0]).event
     if not isinstance(started, RunStarted):
@@ -159,11 +187,9 @@ async def _origin(store: EventStore, run_id: str) -> tuple[RunStarted, AgentSpec
     return started, agent
 
 
-async def refuse_open_effects(store: EventStore, run_id: str, at: int) -> None:
+def refuse_open_effects(run_id: str, at: int, there: There) -> None:
     """Raise `NotAllowedNow` naming the call, where an effect was begun and had no outcome after record `at`."""
-    since, known = await _snapshot(store, run_id, at)
-    lines = await store.read(run_id, after=since, limit=at - since) if at > since else []
-    for one in open_effects(lines, known):
+    for one in there.open:
         how = "is in doubt" if one.doubt else "has begun and has no outcome"
         raise NotAllowedNow(
             run_id,
@@ -171,23 +197,6 @@ async def refuse_open_effects(store: EventStore, run_id: str, at: int) -> None:
             f"its outcome (`detent explain {run_id} {one.call}` shows both), or settle it first",
             reason_code="effect_open",
         )
-
-
-async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, list[Open]]:
-    """Return a record not after `at` at which it is known which effects were open, and these; (0, none) where nothing is known."""
-    found = await store.get_snapshot(run_id)
-    if found is None or not 0 < found[0] <= at or not found[1].startswith(b'{"v":%d,' % STATE_VERSION):
-        return 0, []
-    try:
-        state = load_state(found[1], RunState)
-    except ValueError:
-        return 0, []
-    lines = await store.read(run_id, after=found[0] - 1, limit=1)
-    if not lines or read_record(lines[0]).digest != state.digest:
-        return 0, []
-    calls = [call for one in state.passes.values() for call in one.calls.values() if not call.read_only]
-    begun = [call for call in calls if call.status in ("started", "in_doubt", "again")]
-    return found[0], [Open(call.call_id, call.tool, call.status == "in_doubt") for call in begun]
 
 
 def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Open]:

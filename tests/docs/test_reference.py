@@ -92,7 +92,7 @@ def test_every_error_is_described() -> None:
 
 def codes_of_calls() -> set[str]:
     """Return the codes of failed calls that stand in the kernel and in what makes tools, workspace tools left out."""
-    sources = [*(PACKAGE / "kernel").glob("*.py"), PACKAGE / "core" / "fold.py", PACKAGE / "core" / "errors.py", PACKAGE / "live.py"]
+    sources = [*(PACKAGE / "kernel").glob("*.py"), PACKAGE / "core" / "fold.py", PACKAGE / "core" / "errors.py", PACKAGE / "live.py", PACKAGE / "phase_hooks.py"]
     sources += [PACKAGE / "tools" / name for name in ("attempt.py", "function.py", "results.py", "schema.py", "signature.py")]
     found: set[str] = set()
     for path in sources:
@@ -101,6 +101,9 @@ def codes_of_calls() -> set[str]:
                 said = [k.value for k in node.keywords if k.arg in ("error_code", "code", "refused")]
                 said += node.args[2:3] if ast.unparse(node.func).endswith("_refuse") else []
                 said += node.args[1:2] if ast.unparse(node.func).endswith("_unfit") else []
+                said += node.args[2:3] if ast.unparse(node.func) == "give_up" else []
+            elif isinstance(node, ast.FunctionDef) and node.name == "_refusal":
+                said = [n.elts[0] for n in ast.walk(node) if isinstance(n, ast.Tuple) and isinstance(n.ctx, ast.Load)]
             elif isinstance(node, ast.AnnAssign | ast.Assign) and "default_error_code" in ast.unparse(node):
                 said = [node.value]
             else:

@@ -209,7 +209,8 @@ def test_a_stream_gives_every_record_in_order_and_the_result_last() -> None:
         records = [i for i in items if isinstance(i, Record)]
         assert [r.envelope.seq for r in records] == list(range(1, len(records) + 1)) == [r.envelope.seq for r in await engine.records("r")]
         assert isinstance(items[-1], Result) and items[-1].status == "completed" and len([i for i in items if isinstance(i, Result)]) == 1
-        (chunk,) = [i for i in items if isinstance(i, Chunk)]
+        begun, chunk = (i for i in items if isinstance(i, Chunk))
+        assert (begun.kind, begun.content, begun.call_id) == ("tool", {"tool": "work", "args": {}, "attempt": 1}, "main.1.0")
         assert (chunk.kind, chunk.content, chunk.run_id, chunk.call_id, chunk.iteration, chunk.agent) == (
             "progress",
             {"half": True},

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="keep the server's folder and the files of effects")
+    parser.add_argument("--keep", action="store_true", help="keep the files of effects and of acknowledged records")
     asked = parser.parse_args()
     found = programs()
     if found is None:
@@ -50,8 +50,7 @@ def main() -> int:
         sys.stderr.write(f"WRONG: {error}\n(files in {directory})\n")
         return 1
     finally:
-        if not asked.keep:
-            cluster.remove()
+        cluster.remove()
     if not asked.keep:
         shutil.rmtree(directory)
     return 0

@@ -219,7 +219,7 @@ def test_an_outcome_that_comes_too_late_is_put_on_a_forks_log_too() -> None:
     run_async(main)
 
 
-def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log() -> None:
     """Wherever the parent's last snapshot is; one that is not of this log is not believed."""
 
     async def main() -> None:
@@ -245,7 +245,7 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log(m
                     await store.put_snapshot("parent", state.seq, data)
                     for at in range(state.seq, len(records) + 1):
                         try:
-                            await forking.refuse_open_effects(store, "parent", at)
+                            forking.refuse_open_effects("parent", at, await forking.look(store, "parent", at))
                         except NotAllowedNow:
                             assert at in refused
                         else:

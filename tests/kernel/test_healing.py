@@ -133,11 +133,9 @@ def test_each_call_of_a_batch_is_healed() -> None:
 def test_without_healing_a_wrong_call_is_a_failed_observation() -> None:
     """Off for scripts and rules unless asked for; on for agents with a model; either can be said."""
     assert ran([call("Search_Notes", query="a"), END], search_notes).codes == ["tool_not_found"]
-    assert [Agent(name="a", **said).spec().healing for said in ({}, {"model": "test:m"}, {"model": "test:m", "healing": False})] == [
-        False,
-        True,
-        False,
-    ]
+    scripted, asked = Agent(name="a"), Agent(name="a", model="test:m")
+    assert (scripted.spec().healing, asked.spec().healing) == (False, True)
+    assert Agent(name="a", model="test:m", healing=False).spec().healing is False
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,12 @@ def test_in_memory_gives_copies() -> None:
     seen = InMemoryObserver()
     result = run(lambda engine: engine.run(AGENT, "add", variables={"x": [1]}, observers=[seen]))
     assert [r.envelope.seq for r in seen.records] == list(range(1, result.state.seq + 1))
-    (started,), (chunk,) = seen.of(e.RunStarted), seen.chunks
+    (started,), (begun, chunk) = seen.of(e.RunStarted), seen.chunks
     started.variables["x"].append(2)
     chunk.content["done"].append(2)
     assert seen.of(e.RunStarted)[0].variables == {"x": [1]} == result.state.variables
-    assert seen.chunks[0].content == {"done": [1]}
+    assert seen.chunks[1].content == {"done": [1]}
+    assert (begun.kind, begun.content["tool"], begun.call_id) == ("tool", result.tool_calls[0].tool, "main.1.0")
     assert (chunk.run_id, chunk.agent, chunk.scope, chunk.iteration, chunk.call_id) == (result.run_id, "adder", "main", 1, "main.1.0")
     with pytest.raises(AttributeError):
         chunk.content = 1  # type: ignore[misc]
@@ -263,7 +264,7 @@ def test_the_console_can_write_json_lines() -> None:
     """One object a line, with the ids that say where it belongs (row K100) and the severity number of its level."""
     lines = [json.loads(line) for line in lines_of(json=True, level="verbose")]
     assert [line["type"] for line in lines if line["seq"]][:4] == ["run_started", "pass_started", "turn_started", "planned"]
-    assert [line["type"] for line in lines if not line["seq"]] == ["progress_chunk"]
+    assert [line["type"] for line in lines if not line["seq"]] == ["tool_chunk", "progress_chunk"]
     for line in lines:
         assert {
             "time",

@@ -209,7 +209,10 @@ def test_a_stream_has_every_record_and_chunk_in_order_and_the_result_last() -> N
             assert [r.envelope.seq for r in records] == list(range(1, result.state.seq + 1))
             assert isinstance(records[0].event, e.RunStarted)
             assert isinstance(records[-1].event, e.RunFinished)
-            assert [i.content for i in items if isinstance(i, Chunk)] == [0, 1, 2]
+            assert [(i.kind, i.content) for i in items if isinstance(i, Chunk)] == [
+                ("tool", {"tool": "work", "args": {"n": 3}, "attempt": 1}),
+                *(("progress", done) for done in range(3)),
+            ]
             finished = next(n for n, i in enumerate(items) if isinstance(i, Record) and isinstance(i.event, e.ToolFinished))
             assert all(n < finished for n, i in enumerate(items) if isinstance(i, Chunk))
 

@@ -121,10 +121,11 @@ def test_a_refused_key_names_the_variable_and_never_the_key(monkeypatch: pytest.
         finally:
             await made.close()
 
-    with ChatServer([fails(401, "Incorrect API key provided: sk-abcdefghijklmnop")]) as server, pytest.raises(ModelCallFailure) as caught:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-abcdefghijklmnop")
+    with ChatServer([fails(401, "Incorrect API key provided: sk-abcdefghijklmnop")]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-abcdefghijklmnop")
-        asyncio.run(go())
+        with pytest.raises(ModelCallFailure) as caught:
+            asyncio.run(go())
     assert "OPENAI_API_KEY" in str(caught.value)
     assert "sk-abc" not in str(caught.value)
 

@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,19 @@ def programs() -> Path | None:
         return Path(found).resolve().parent
     packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     return next((path for path in packaged if (path / "initdb").exists()), None)
+
+
+_WATCH = """
+import os, pathlib, shutil, signal, sys
+place = pathlib.Path(sys.argv[1])
+sys.stdin.read()
+try:
+    os.kill(int((place / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+except (OSError, ValueError):
+    pass
+shutil.rmtree(place, ignore_errors=True)
+"""
+"""Waits until the process of the tests is gone, however it ended, and then ends the server and removes its folder."""
 
 
 class Cluster:
@@ -56,7 +70,8 @@ class Cluster:
         return str(self.directory / "data")
 
     def create(self) -> None:
-        """Create the cluster and start its server."""
+        """Create the cluster and start its server; it ends with this process at the latest."""
+        self._watch = subprocess.Popen([sys.executable, "-c", _WATCH, str(self.directory)], stdin=subprocess.PIPE)
         initdb = (str(self._bin / "initdb"), "-D", self._data, "-U", "detent", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         self._do(*initdb)
         with (self.directory / "data" / "postgresql.conf").open("a") as conf:
@@ -85,7 +100,7 @@ class Cluster:
         try:
             self.stop()
         finally:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._watch.communicate()
 
     def database(self, owner: str = "detent") -> str:
         """Create a database and return its URL."""
@@ -141,7 +156,7 @@ def new_cluster(*settings: str) -> Cluster:
     try:
         made.create()
     except BaseException:
-        shutil.rmtree(made.directory, ignore_errors=True)
+        made.remove()
         raise
     return made
 

@@ -98,7 +98,8 @@ def test_a_place_without_skills_is_refused(tmp_path: Path) -> None:
     (skill(tmp_path) / "SKILL.md").write_text("hello", encoding="utf-8")
     with pytest.raises(ConfigError, match="front matter"):
         skill_tool(tmp_path)
-    skill(tmp_path / "a"), skill(tmp_path / "b")
+    skill(tmp_path / "a")
+    skill(tmp_path / "b")
     with pytest.raises(ConfigError, match="two skills"):
         skill_tool(tmp_path / "a", tmp_path / "b")
 

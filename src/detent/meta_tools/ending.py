@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -43,7 +43,7 @@ def _misfit(answer: Any, schema: dict[str, Any]) -> str:
 
     kind: Any = validator_for(schema, default=Draft202012Validator)
     registry: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
-    found: Any = best_match(kind(schema, registry=registry).iter_errors(answer))
+    found: Any = cast("Any", best_match)(kind(schema, registry=registry).iter_errors(answer))
     return "" if found is None else f"answer{found.json_path.removeprefix('$')}: {str(found.message)[:400]}"
 
 

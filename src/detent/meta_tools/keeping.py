@@ -12,7 +12,7 @@ from detent.meta_tools.declaring import declared, notes_of, refused
 from detent.ports import Answer
 
 CHECKPOINT = "checkpoint:"
-TODO = "todo"
+LIST = "todo"
 MOST = 200
 """How many entries a list may have."""
 
@@ -52,7 +52,7 @@ class TodoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 async def _todo(args: TodoArgs, state: KernelState, context: Any) -> Answer:
-    kept: list[dict[str, str]] = [dict(entry) for entry in notes_of(context.run.state).get(TODO, ())]
+    kept: list[dict[str, str]] = [dict(entry) for entry in notes_of(context.run.state).get(LIST, ())]
     if args.action == "list":
         return Answer(content=_rendered(kept))
     if args.action == "add":
@@ -64,7 +64,7 @@ async def _todo(args: TodoArgs, state: KernelState, context: Any) -> Answer:
         return refused(f"todo: there is no entry {args.number}; {_rendered(kept)}")
     else:
         kept[args.number - 1]["state"] = "started" if args.action == "start" else "done"
-    return Answer(content=_rendered(kept), notes={TODO: kept})
+    return Answer(content=_rendered(kept), notes={LIST: kept})
 
 
 def _rendered(entries: list[dict[str, str]]) -> str:

@@ -65,10 +65,10 @@ def _part(args: RecallArgs, value: Any) -> Answer:
         return Answer(content=text)
     if args.unit == "items" and not isinstance(value, list):
         return refused(f"recall: {args.key} is no list; ask for characters or lines")
-    whole: Any = {"characters": text, "lines": _lines(value), "items": value}[args.unit]
+    whole = cast("list[Any]", value) if args.unit == "items" else _lines(value) if args.unit == "lines" else text
     end = min(args.end or args.start + (PIECE if args.unit == "characters" else ROWS), len(whole))
     piece = whole[args.start : end]
-    shown = "\n".join(piece) if args.unit == "lines" else as_text(piece)
+    shown = "\n".join(map(str, piece)) if args.unit == "lines" else as_text(piece)
     return Answer(content=f"{shown}\n[{args.unit} {args.start} to {end} of {len(whole)}]")
 
 

@@ -1,0 +1,30 @@
+"""The server of the tests ends with the tests, however they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from postgres.cluster import MISSING, programs
+
+
+def test_a_killed_test_process_leaves_no_server_behind() -> None:
+    """Its folder is removed after the server was ended, although nobody could tidy up."""
+    if programs() is None:
+        pytest.skip(MISSING)
+    tests = str(Path(__file__).resolve().parent.parent)
+    source = (
+        f"import sys; sys.path.insert(0, {tests!r}); from postgres.cluster import new_cluster\n"
+        "made = new_cluster(); print(made.directory, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        directory = child.stdout.readline().strip()
+        assert (Path(directory) / "data" / "postmaster.pid").exists()
+        child.kill()
+        child.wait()
+        child.stdout.read()  # ends when the watch, which has this pipe too, has done its work
+    assert not Path(directory).exists()

@@ -234,6 +234,7 @@ def _declared(records: Iterable[Record]) -> dict[str, ToolSpec]:
                     volatile=event.volatile,
                     ends_turn=event.ends_turn,
                     cost_usd=event.cost_usd,
+                    trust=event.trust,
                 )
             case _:
                 pass

@@ -38,9 +38,10 @@ def heal(call: CallState, context: KernelContext) -> CallHealed | None:
     healed = mended(
         call.tool, call.args, {name: tool.spec for name, tool in context.tools.items()}, root=context.agent.meta.get("workspace", "")
     )
-    if not healed.repairs or not isinstance(healed.args, dict):
+    given: Any = healed.args
+    if not healed.repairs or not isinstance(given, dict):
         return None
-    args = cast("dict[str, Any]", healed.args)
+    args = cast("dict[str, Any]", given)
     return CallHealed(call=call.call_id, tool=healed.tool, args=args, repairs=healed.repairs)
 
 
@@ -203,7 +204,7 @@ def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> A
 
 def _kind(value: Any) -> str:
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
-    return names.get(type(value), "")
+    return names.get(cast("Any", type(value)), "")
 
 
 def _kinds(schema: Any) -> tuple[str, ...]:

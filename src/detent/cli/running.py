@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from detent.cli import options as o
@@ -17,6 +15,7 @@ from detent.cli.output import as_text, clean, code_of_status, shortened
 from detent.cli.progress import Progress
 from detent.cli.session import Session, operator
 from detent.cli.standing import report
+from detent.cli.values import json_object, json_or_text, parse_variables
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent
 from detent.core.errors import ConfigError
@@ -181,7 +180,7 @@ def approve(
 ) -> int:
     """Approve exactly the call that waits, and take the run on."""
     session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
-    edited = _object(args, "--args") if args is not None else None
+    edited = json_object(args, "--args") if args is not None else None
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
@@ -234,7 +233,7 @@ def reconcile(
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
-        result = _json_or_text(happened) if happened is not None else None
+        result = json_or_text(happened) if happened is not None else None
         return await engine.reconcile(state.run_id, call, happened=happened is not None, result=result, by=by or operator(), resume=False)
 
     return _answered(session, work, run, said=f"settled call {call}", resume=not no_resume)
@@ -263,7 +262,7 @@ def reply(
         asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)
         said: Any = " ".join(text)
         if asked is not None and asked.expected is not None and asked.expected.get("type") != "string":
-            said = _json_or_text(said)
+            said = json_or_text(said)
         return await engine.reply(state.run_id, said, by=by or operator(), ask_id=ask, resume=False)
 
     return _answered(session, work, run, said="replied", resume=not no_resume)
@@ -350,57 +349,8 @@ def _ask_one(session: Session, request: Approval) -> bool | None:
                 say("  y, n or l")
 
 
-# Values -------------------------------------------------------------------------------------------------------------------------
-
-
-def parse_variables(pairs: list[str], agent: Agent) -> dict[str, Any]:
-    """Return the variables that `K=V` texts say; raise `ConfigError`.
-
-    A variable that the agent file declares as text stays text. Any other value is JSON where it is written exactly as JSON writes it
-    (3, true, [1, 2]), else text: 007 and 1.10 stay as they are.
-    """
-    import difflib
-
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--var {pair!r}: write it as NAME=VALUE")
-        if key not in agent.variables and (near := difflib.get_close_matches(key, agent.variables, n=1)):
-            raise ConfigError(f"--var {key}: agent {agent.name!r} declares no such variable; did you mean {near[0]!r}?")
-        found[key] = text if isinstance(agent.variables.get(key), str) else _value(text)
-    return found
-
-
 def _public(goal: str, agent: Agent, session: Session) -> str:
     """Return the goal without what is redacted: a run id is made of it, and ids are seen everywhere."""
     for pattern in (*agent.redact, *(session.config.redact or ())):
         goal = re.sub(pattern, "", goal)
     return goal
-
-
-def _value(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value if json.dumps(value) == text else text
-    return value
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f'{where} is not JSON: {error}; give the arguments as one object, such as \'{{"path": "a.txt"}}\'') from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a JSON object with the arguments of the call, not {text}")
-    return cast("dict[str, Any]", value)

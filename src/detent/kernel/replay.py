@@ -16,12 +16,11 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import AnyAction
-from detent.core.budget import OPTIONS, Exhausted
+from detent.core.budget import Exhausted
 from detent.core.codec import decode_event, encode
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
-from detent.core.settle import ENDS_RUN
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.outside import BRANCH, BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
@@ -116,20 +115,8 @@ class ReplayJournal:
             if isinstance(record.event, e.RunResumed):
                 return None
             if not isinstance(record.event, (*e.INPUTS, *GATEWAY)):
-                return "" if self._closing(index) else record.envelope.scope
+                return record.envelope.scope
         return None
-
-    def _closing(self, index: int) -> bool:
-        """Whether a record has the scope of a pass and was made by the end of the run, not by that pass."""
-        event = self.records[index].event
-        if not isinstance(event, (e.ToolInDoubt, e.PassFinished)):
-            return False
-        end = next((r.event for r in self.records[index:] if not isinstance(r.event, (e.ToolInDoubt, e.PassFinished, *GATEWAY))), None)
-        if not isinstance(end, e.RunFinished) or (isinstance(event, e.PassFinished) and event.reason != end.reason):
-            return False
-        dimension, _, tool = end.dimension.partition(":")
-        limit = self.state.budget.calls_of(tool) if tool else getattr(self.state.budget, OPTIONS.get(dimension, ""), None)
-        return end.reason in ENDS_RUN or (limit is not None and limit == end.limit)
 
     def consume(self, signal_id: str) -> None:
         """Nothing to do: the inbox is not touched."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,12 +38,12 @@ async def _final_answer(args: FinalAnswerArgs, state: KernelState, context: Any)
 
 def _misfit(answer: Any, schema: dict[str, Any]) -> str:
     """Return where the answer does not fit the schema, "" where it does."""
-    from jsonschema.exceptions import best_match
     from jsonschema.validators import Draft202012Validator, validator_for
 
     kind: Any = validator_for(schema, default=Draft202012Validator)
     registry: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
-    found: Any = cast("Any", best_match)(kind(schema, registry=registry).iter_errors(answer))
+    best_match: Any = importlib.import_module("jsonschema.exceptions").best_match
+    found: Any = best_match(kind(schema, registry=registry).iter_errors(answer))
     return "" if found is None else f"answer{found.json_path.removeprefix('$')}: {str(found.message)[:400]}"
 
 

@@ -119,11 +119,23 @@ def add_data(evidence: Evidence, value: Any, origin: str, *, field: str = "", wi
 
 
 def can_carry(value: Any) -> bool:
-    """Return whether a result could say anything: a text or number that would count as a proof. `{"ok": true}` could not."""
+    """Return whether a result could say anything: a text or number that would count as a proof, or many short texts. `{"ok": true}` could not."""
+    return _tells(value) or (isinstance(value, (dict, list, tuple)) and _short_chars(value) >= MANY_SHORT_CHARS)
+
+
+def _short_chars(value: Any) -> int:
+    """Return how many characters the texts of JSON data have together."""
+    if isinstance(value, str):
+        return len(normal(value))
+    parts = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return sum(_short_chars(part) for part in cast("Iterable[Any]", parts))
+
+
+def _tells(value: Any) -> bool:
     if isinstance(value, str):
         return len(normal(value)) >= MIN_CHARS
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return not is_small(number_key(value) or "0")
     if isinstance(value, dict):
-        return any(" " in key or can_carry(inner) for key, inner in cast("dict[str, Any]", value).items())
-    return any(can_carry(inner) for inner in cast("list[Any]", value)) if isinstance(value, (list, tuple)) else False
+        return any(" " in key or _tells(inner) for key, inner in cast("dict[str, Any]", value).items())
+    return any(_tells(inner) for inner in cast("list[Any]", value)) if isinstance(value, (list, tuple)) else False

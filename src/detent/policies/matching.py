@@ -121,7 +121,7 @@ def keys_in(text: str) -> set[str]:
     if "@" in text:
         found.update(_MAIL.findall(text))
     if "://" in text or "www." in text:
-        found.update(_url_key(url) for url in _URL.findall(text))
+        found.update(key for url in _URL.findall(text) for key in _url_keys(url))
     if "/" in text or "\\" in text:
         found.update([_path_key(t) for t in found if ("/" in t or "\\" in t) and t[0] != "="])
     if _DIGIT.search(text):
@@ -246,8 +246,16 @@ def _clock_key(match: re.Match[str]) -> str:
 # Addresses --------------------------------------------------------------------------------------------------------------------
 
 
+def _url_keys(url: str) -> tuple[str, ...]:
+    """Return what a URL of a source proves: itself, itself without a scheme, and over https what was named over http or without a scheme."""
+    bare = _url_key(url.partition("://")[2] or url)
+    if "://" not in url:
+        return bare, _url_key("http://" + url), _url_key("https://" + url)
+    return (bare, _url_key(url), _url_key("https" + url[4:])) if url.startswith("http://") else (bare, _url_key(url))
+
+
 def _url_key(url: str) -> str:
-    return "u:" + url.partition("://")[2].rstrip("/.,;:!?)]") if "://" in url else "u:" + url.rstrip("/.,;:!?)]")
+    return "u:" + url.rstrip("/.,;:!?)]")
 
 
 def _path_key(path: str) -> str:

@@ -53,14 +53,20 @@ Sources = dict[str, Evidence]
 """Evidence by label."""
 
 
+_KEYED: tuple[Kind | None, ...] = ("recipient", "identifier")
+"""What is written as keys of an object too."""
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and value of each leaf of JSON data; an empty list or object is a leaf.
 
-    A key that is no name (`{"bob@example.com": "write"}`) says something itself: it is a leaf too, at `path{}`. Paths may be the same.
+    A key that is no name (`{"bob@example.com": "write"}`) says something itself, and so does one of a field that holds people or identifiers
+    (`permissions`: `{"bob": "write"}`), unless it is the name of such a field: it is a leaf too, at `path{}`. Paths may be the same.
     """
     if isinstance(value, dict) and value:
+        said_by_key = bool(path) and kind_of_name(field_of(path)) in _KEYED
         for key, inner in cast("dict[str, Any]", value).items():
-            if not key.replace("-", "_").isidentifier():
+            if not key.replace("-", "_").isidentifier() or (said_by_key and kind_of_name(key) is None):
                 yield path + "{}", key
             yield from leaves(inner, f"{path}.{key}" if path else key)
     elif isinstance(value, (list, tuple)) and value:

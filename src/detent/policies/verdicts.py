@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -32,10 +32,17 @@ class Stage(Protocol):
 
 
 def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | None:
-    """Return what one stage says; one that raises denies, so that it hides no stronger verdict of another."""
+    """Return what one stage says; one that raises denies, so that it hides no stronger verdict of another.
+
+    So does a policy whose `decide` gives no verdict: only a stage with `judge` may have no say.
+    """
     try:
-        judge: Callable[[Call, RunState], Verdict | None] = getattr(policy, "judge", None) or getattr(policy, "decide")  # noqa: B009
-        return judge(call, state)
+        judge: Callable[[Call, RunState], Verdict | None] | None = getattr(policy, "judge", None)
+        said = judge(call, state) if judge is not None else cast("Policy", policy).decide(call, state)
+        if isinstance(said, Verdict) or (said is None and judge is not None):
+            return said
+        why = f"the policy {policy.version!r} answered {type(said).__name__}, which is no Verdict"
+        return Verdict(decision="deny", rule="policy_error", reason=why)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy {policy.version!r} failed: {said}")

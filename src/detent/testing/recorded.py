@@ -177,8 +177,12 @@ def difference(expected: Any, actual: Any, path: str = "") -> str:
             if found:
                 return found
         return ""
-    same = type(expected) is type(actual) and expected is not _MISSING and expected == actual  # True is not 1 in a prompt
-    return "" if same else f"{path}: recorded {_told(expected)}, now {_told(actual)}"
+    return "" if _same(expected, actual) else f"{path}: recorded {_told(expected)}, now {_told(actual)}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are the same in a prompt, where true is not 1; what is missing is the same as nothing."""
+    return isinstance(other, one.__class__) and isinstance(one, other.__class__) and one is not _MISSING and bool(one == other)
 
 
 def _told(value: Any) -> str:

@@ -20,6 +20,12 @@ PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CGNAT = ipaddress.IPv4Network("100.64.0.0/10")
 _SITE_LOCAL = ipaddress.IPv6Network("fec0::/10")
+_SPECIAL = (
+    ipaddress.IPv4Network("192.0.0.0/24"),  # a cloud keeps its metadata at .192
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    ipaddress.IPv6Network("3fff::/20"),
+)
+"""Ranges for special purposes that `ipaddress` takes for public in some versions of Python."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
@@ -131,7 +137,7 @@ def why_refused(address: Address, allowed: Sequence[Network]) -> str:
         ("unspecified", address.is_unspecified),
         ("shared by a provider's customers", address.version == 4 and address in _CGNAT),
         ("private", address.is_private or (address.version == 6 and address in _SITE_LOCAL)),
-        ("reserved", address.is_reserved or not address.is_global),
+        ("reserved", address.is_reserved or not address.is_global or any(address in network for network in _SPECIAL)),
     )
     return next((kind for kind, found in kinds if found), "")
 

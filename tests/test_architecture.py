@@ -23,7 +23,7 @@ ADAPTERS = (
     *("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities"),
     *("teams", "workers", "clock"),
 )
-NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "mcp_tables", "engine", "server", "evals", "testing")
+NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "mcp_tables", "engine", "server", "evals", "testing", "forking")
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 
 PURE = {

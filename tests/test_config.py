@@ -179,7 +179,6 @@ def test_an_agent_file_becomes_an_agent(home: Path) -> None:
         ("name = 'x'\nnmae = 'y'", "a.toml: nmae: unknown key; did you mean 'name'?"),
         ("name = 'x'\non_deny = 'ask'", "a.toml: on_deny: expected one of 'observe', 'fail', found the text 'ask'"),
         ("name = 'x'\ntools = 'read_file'", "a.toml: tools: expected a list of texts, found the text 'read_file'"),
-        ("name = 'x'\nstrategy = 'reactiv'", "a.toml: strategy: unknown strategy 'reactiv'; did you mean 'reactive'?"),
         ("name = 'x'\nrules = 3", "a.toml: rules: expected text or a list of tables, found 3"),
         ("name = 'x'\n[[rules]]\nname = 'r'\nwen = 'true'\nanswer = 'x'", "unknown key 'wen'"),
         ("name = 'x'\nredact = ['(']", "a.toml: redact: redact pattern '(' is not a regular expression"),

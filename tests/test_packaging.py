@@ -16,12 +16,19 @@ import pytest
 from source_code import PACKAGE, ROOT, TESTS, imports, modules, where
 
 CONTRACT = ROOT.parent / "shared" / "contract" / "test_public_contract.py"
-PROVIDES = {"common-expression-language": "cel", "pyyaml": "yaml", "pytest-xdist": "xdist", "import-linter": "importlinter"}
+PROVIDES = {
+    "common-expression-language": "cel",
+    "import-linter": "importlinter",
+    "pydantic-ai-slim": "pydantic_ai",
+    "pytest-xdist": "xdist",
+    "pyyaml": "yaml",
+}
 """Distributions whose import name is another."""
 
 COMES_WITH = {
     "anyio": "mcp",
-    "httpx2": "mcp",
+    "genai_prices": "pydantic_ai",
+    "psycopg_pool": "psycopg",
     "referencing": "jsonschema",
     "jsonschema_specifications": "jsonschema",
     "pydantic_core": "pydantic",
@@ -51,7 +58,7 @@ def test_dependencies_have_a_lower_bound_and_no_upper_one() -> None:
     """A floor with a reason beside it; nothing keeps a user from a newer version."""
     lists = [project()["dependencies"], *project()["optional-dependencies"].values()]
     every = [r for listed in lists for r in listed if not r.startswith("detent[")]
-    assert [r for r in every if not re.fullmatch(r"[\w.\[\]-]+>=[\w.]+", r)] == []
+    assert [r for r in every if not re.fullmatch(r"[\w.\[\],-]+>=[\w.]+", r)] == []
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     bare = [line for line in text.splitlines() if re.match(r'\s+"[\w.\[\]-]+>=', line) and "#" not in line]
     assert bare == [], "say beside each lower bound why it is that one"
@@ -76,7 +83,9 @@ def test_what_the_tests_import_is_declared() -> None:
     """`pip install '.[dev]'` is enough to run them."""
     every = [*project()["dependencies"], *(r for listed in project()["optional-dependencies"].values() for r in listed)]
     own = {p.stem for p in TESTS.glob("*.py")} | {p.name for p in TESTS.iterdir() if p.is_dir()}
-    known = {import_name(r) for r in every} | {"detent", "tests"} | own | set(sys.stdlib_module_names)
+    declared = {import_name(r) for r in every}
+    brought = {name for name, owner in COMES_WITH.items() if owner in declared}
+    known = declared | brought | {"detent", "tests"} | own | set(sys.stdlib_module_names)
     wrong = [f"{where(p, node)} imports {name}" for p in modules(TESTS) for node, name in imports(p) if name.split(".")[0] not in known]
     assert wrong == []
 

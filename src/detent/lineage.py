@@ -175,8 +175,8 @@ async def preserve(store: EventStore, run_id: str) -> None:
             blobs = await carried(store, fork, await store.read(fork), finished=head is not None and head.status in TERMINAL)
         except RunErased:  # there is nothing left to give
             continue
-        for key in sorted(blobs, key=lambda key: key == PREFIX_BLOB):  # the copy last: with it the fork stops looking elsewhere
-            await store.put_blob(fork, key, blobs[key])
+        for key, data in blobs.items():
+            await store.put_blob(fork, key, data)
 
 
 async def forget(store: EventStore, run_id: str) -> None:

@@ -143,6 +143,15 @@ def test_what_was_asked_of_people_is_asked_again() -> None:
             approved = next(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.ApprovalResolved))
             again = await engine.fork("parent", at=approved)
             assert again.status == "waiting_for_approval", "what people allowed the parent is not allowed to the fork"
+            await engine.run(agent_of(*NAMES), "clean up", run_id="edited", variables={"who": "ann"})
+            await engine.reply("edited", "blue")
+            await engine.approve("edited", "main.5.0", by="ann", args={"name": "y"})
+            edited = next(r.envelope.seq for r in await engine.records("edited") if isinstance(r.event, e.ApprovalEdited))
+            other = await engine.fork("edited", at=edited)
+            assert (other.status, [one.args for one in await engine.approvals(run_id=other.run_id)]) == (
+                "waiting_for_approval",
+                [{"name": "y"}],
+            )
 
     run_async(main)
 

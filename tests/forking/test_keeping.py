@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from detent.core.errors import CorruptLog, RunErased
 from detent.lineage import PREFIX_BLOB, forks_of
 from detent.ports import EventStore
 from detent.stores import open_store
+from detent.testing.faults import Crash, CrashingStore
 from forking.family import Tools, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place
 
@@ -236,10 +238,12 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log()
             records = await engine.records("parent")
             refused = open_at(records)
             lines = await engine.store.read("parent")
-            state = RunState(run_id="parent")
+            states = [RunState(run_id="parent")]
             for record in records:
-                state = evolve(state, record)
-                for data in (dump_snapshot(state), b"nonsense", dump_snapshot(state).replace(state.digest.encode(), b"0" * 64)):
+                states.append(evolve(states[-1], record))
+            opened = dump_snapshot(states[min(refused)])
+            for state in states[1:]:
+                for data in (dump_snapshot(state), b"nonsense", opened):
                     store = RamStore()
                     await store.append("parent", 0, lines, head=(await engine.store.head("parent")))  # type: ignore[arg-type]
                     await store.put_snapshot("parent", state.seq, data)
@@ -250,5 +254,30 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log()
                             assert at in refused
                         else:
                             assert at not in refused
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_removal_that_dies_at_any_write_is_done_again(at: int) -> None:
+    """While it gives to the forks what they need: the parent is there still, the forks are whole, and the second attempt ends it."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            output, effects = await family(engine), tools.effects
+        async with make_engine(CrashingStore(place.store(), at=at, operations=("put_blob", "delete")), tools) as engine:
+            with contextlib.suppress(Crash):
+                await engine.delete("parent")
+                await engine.delete("ended")
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            for name in ("parent", "ended"):
+                if await engine.store.head(name) is not None:
+                    await engine.delete(name)
+            for child in ("open", "below"):
+                assert ((await finish(engine, child)).output, tools.effects) == (output, effects)
+                assert (await engine.replay(child)).identical
+        await place.close()
 
     run_async(main)

@@ -10,6 +10,8 @@ from detent.policies.sinks import kind_of_name
 
 CHUNK_CHARS = 65_536
 """Texts are looked through in pieces of about this length; none is divided, so a phrase never spans two."""
+MANY_SHORT_CHARS = 12
+"""Texts too short to prove anything could still say something together, from this many characters on."""
 
 
 class Evidence:

@@ -82,11 +82,14 @@ UNPROVABLE = Needle()
 
 
 def normal(text: str) -> str:
-    """Return `text` as it is compared: compatibility forms, case, invisible characters, quotes, dashes and white space made alike."""
+    """Return `text` as it is compared: compatibility forms, case, invisible characters, quotes, dashes and white space made alike.
+
+    A letter is never taken for two (`ß` is not `ss`): in a domain they are different places.
+    """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_QUOTES).translate(_DASHES)
         text = "".join(c for c in text if c.isascii() or unicodedata.category(c) != "Cf")
-    return " ".join(text.casefold().split())
+    return " ".join(text.lower().split())
 
 
 def variants(text: str) -> Iterator[str]:

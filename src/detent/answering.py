@@ -58,7 +58,12 @@ def approval_payload(
         )
     for signal in waiting:
         same = signal.kind == "approval" and signal.payload.get("call") == call_id
-        if same and (asked.approvers == 1 or _person(signal.by) == _person(by) or signal.payload.get("decision") != "approved" or "args" in signal.payload):
+        if same and (
+            asked.approvers == 1
+            or _person(signal.by) == _person(by)
+            or signal.payload.get("decision") != "approved"
+            or "args" in signal.payload
+        ):
             said = f"{signal.payload.get('decision')} by {signal.by}"
             raise refuse(
                 "approval_already_decided",

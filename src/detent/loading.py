@@ -126,6 +126,7 @@ def load_agent(path: str | Path) -> Agent:
     except ConfigError as error:
         raise ConfigError(f"{where}: redact: {error}") from None
     _check_grants(said.grants, where)
+    _check_strategy(said.strategy, where)
     imports = [absolute_import(entry, home) for entry in said.tools if ":" in entry]
     tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
     meta = {**said.meta, "agent_file": str(file.resolve())}
@@ -169,6 +170,15 @@ def _check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
             read_grant(said)
         except ConfigError as error:
             raise ConfigError(f"{where}: grants[{index}]: {error}") from None
+
+
+def _check_strategy(name: str, where: str) -> None:
+    """Raise `ConfigError` for a strategy that is nearly one of those known here; the engine that runs the agent may know others."""
+    from detent.strategies import BUILT_IN
+
+    known = Names("strategy", BUILT_IN)
+    if name not in BUILT_IN and name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
+        raise ConfigError(f"{where}: strategy: unknown strategy {name!r}; did you mean {near[0]!r}?")
 
 
 def _check_called_tools(agent: Agent, where: str) -> None:

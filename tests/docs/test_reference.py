@@ -173,7 +173,7 @@ def test_every_environment_variable_is_described_and_exists() -> None:
 def test_every_command_and_option_is_described() -> None:
     """cli.md has each command, and each of its options in the section of the command."""
     text = generated(DOCS / "cli.md", "commands")
-    parts = dict(re.findall(r"^#### detent (\w+)\n(.*?)(?=^#{3,4} |\Z)", text, re.MULTILINE | re.DOTALL))
+    parts = dict(re.findall(r"^#### detent ([\w-]+)\n(.*?)(?=^#{3,4} |\Z)", text, re.MULTILINE | re.DOTALL))
     commands = command_line().commands
     assert set(parts) == set(commands)
     for name, command in commands.items():

@@ -9,9 +9,10 @@ import pytest
 from detent import Agent, tool
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
-from detent.policies import PolicyPipeline, ProvenancePolicy, RulePolicy, TieredPolicy
+from detent.policies import PolicyPipeline, RulePolicy, TieredPolicy
 from detent.policies.evidence import Evidence, can_carry
 from detent.policies.origins import leaves, trace
+from detent.policies.provenance import ProvenancePolicy
 from detent.policies.rules import Rule
 from kernel.runs import END, Allow, Desk, Script, call, engine_for, ran, run_async
 
@@ -34,6 +35,8 @@ def test_https_is_proven_by_the_same_place_however_it_was_named(goal: str) -> No
     """A trailing slash, a full stop, and encryption where there was none, change nothing."""
     assert label(goal, "https://www.bank.example/a") == "user"
     assert label(goal, "www.bank.example/a") == "user"
+    assert label("see http://a.example/?next=https://b.example/", "https://a.example/?next=https://b.example") == "user"
+    assert label("see http://a.example/?next=https://b.example/", "https://b.example") == "model"
 
 
 def test_a_letter_is_not_taken_for_two() -> None:
@@ -93,7 +96,7 @@ def test_a_stage_that_forgets_to_answer_denies() -> None:
         assert (said.decision, said.rule, desk.ran) == ("deny", "policy_error", []) and "'forgetful' answered NoneType" in said.reason
 
 
-@pytest.mark.parametrize("again", ["ann ", " Ann", "ANN", "a\u200bnn", "ａnn"])
+@pytest.mark.parametrize("again", ["ann ", " Ann", "ANN", "a\u200bnn", "\uff41nn"])
 def test_one_person_under_two_spellings_is_one_approver(again: str) -> None:
     """Two people must approve: white space, case and invisible characters do not make a second one."""
 

@@ -114,7 +114,7 @@ def archive(
 
 
 def bring_back(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Archives, or directories of archives.", show_default=False)],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Archives, or directories of archives.", show_default=False)],
     store: o.Store = None,
     config: o.ConfigFile = None,
     json_wanted: o.Json = False,

@@ -16,7 +16,7 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import AnyAction
-from detent.core.budget import OPTIONS, Exhausted
+from detent.core.budget import Exhausted
 from detent.core.codec import decode_event, encode
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
@@ -222,15 +222,14 @@ class ReplayWorld:
                 )
             case e.PlanRejected(problem=problem, raw=raw, usage=usage):
                 raise MalformedPlan(problem, raw=raw, usage=usage)
-            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension and limit is not None and used is not None:
-                mine = getattr(journal.state.budget, OPTIONS.get(dimension, ""), None) != limit
-                raise BoundReached(Exhausted(dimension, limit, used, of="pass" if mine else "run"), expected.error)
+            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
+                raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
             case e.PassFinished(reason=reason, error=error):
-                match journal.records[journal.cursor + 1 : journal.cursor + 2]:
-                    case [Record(event=e.RunFinished(dimension=dimension, limit=float(limit), used=float(used)))] if dimension:
-                        raise BoundReached(Exhausted(dimension, limit, used), error)
-                    case _:
-                        raise PlannerFailed(error, reason=reason)
+                later = (record.event for record in journal.records[journal.cursor :])
+                end = next((event for event in later if isinstance(event, e.RunFinished)), None)
+                if reason == "budget_exhausted" and end is not None and end.dimension:  # a bound of the run, which ends with its passes
+                    raise BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), error)
+                raise PlannerFailed(error, reason=reason)
             case e.CancelRequested() | e.TurnStarted():
                 raise Interrupted
             case _:

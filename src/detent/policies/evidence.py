@@ -129,8 +129,9 @@ def _short_chars(value: Any) -> int:
     """Return how many characters the texts of JSON data have together."""
     if isinstance(value, str):
         return len(normal(value))
-    parts = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return sum(_short_chars(part) for part in cast("Iterable[Any]", parts))
+    if isinstance(value, dict):
+        return sum(map(_short_chars, cast("dict[str, Any]", value).values()))
+    return sum(map(_short_chars, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else 0
 
 
 def _tells(value: Any) -> bool:

@@ -84,7 +84,7 @@ UNPROVABLE = Needle()
 def normal(text: str) -> str:
     """Return `text` as it is compared: compatibility forms, case, invisible characters, quotes, dashes and white space made alike.
 
-    A letter is never taken for two (`ß` is not `ss`): in a domain they are different places.
+    No letter is two (`ß` is not `ss`): in a domain they are different places.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_QUOTES).translate(_DASHES)
@@ -251,10 +251,9 @@ def _clock_key(match: re.Match[str]) -> str:
 
 def _url_keys(url: str) -> tuple[str, ...]:
     """Return what a URL of a source proves: itself, itself without a scheme, and over https what was named over http or without a scheme."""
-    bare = _url_key(url.partition("://")[2] or url)
-    if "://" not in url:
-        return bare, _url_key("http://" + url), _url_key("https://" + url)
-    return (bare, _url_key(url), _url_key("https" + url[4:])) if url.startswith("http://") else (bare, _url_key(url))
+    scheme, _, rest = url.partition("://") if "://" in url else ("", "", url)
+    schemes = {"": ("http", "https"), "http": ("http", "https")}.get(scheme, (scheme,))
+    return _url_key(rest), *(_url_key(f"{one}://{rest}") for one in schemes)
 
 
 def _url_key(url: str) -> str:

@@ -23,7 +23,20 @@ ADAPTERS = (
     *("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities"),
     *("teams", "workers", "clock"),
 )
-NAMES_ADAPTERS = ("__init__", "__main__", "assembly", "cli", "config", "loading", "mcp_tables", "engine", "server", "evals", "testing", "forking")
+NAMES_ADAPTERS = (
+    "__init__",
+    "__main__",
+    "assembly",
+    "cli",
+    "config",
+    "loading",
+    "mcp_tables",
+    "engine",
+    "server",
+    "evals",
+    "testing",
+    "forking",
+)
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 
 PURE = {
@@ -184,7 +197,9 @@ def test_strategies_are_small_and_have_no_loop_over_tool_calls() -> None:
     wrong = []
     for path in modules(PACKAGE / "strategies"):
         wrong += [f"{where(path, node)} loops" for node in ast.walk(tree(path)) if isinstance(node, ast.While)]
-        wrong += [f"{where(path, node)} makes {name}" for node, name in calls(path) if name.split(".")[-1] in ("View", "KernelInput", "Plan")]
+        wrong += [
+            f"{where(path, node)} makes {name}" for node, name in calls(path) if name.split(".")[-1] in ("View", "KernelInput", "Plan")
+        ]
         wrong += [f"{path.name} has {code_lines(path)} lines"] if code_lines(path) > 150 else []
     assert wrong == []
 

@@ -20,8 +20,8 @@ from detent.core.events import AnyEvent, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.endings import objection
-from detent.healing import heal
 from detent.gateway import Traffic
+from detent.healing import heal
 from detent.kernel.context import Run, World
 from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
@@ -158,7 +158,9 @@ class Advancing:
         hooks = self.parts.hooks
         if hooks is not noop_hooks:
             sinks.append(lambda record, state: fire(hooks, record, state))
-        return SnapshotJournal(self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants))
+        return SnapshotJournal(
+            self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
+        )
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
@@ -198,7 +200,7 @@ class Advancing:
         if reopened:
             self.control.drop(left)
         else:
-            self.control.deliver([*due(state, parts.clock), *left])
+            self.control.deliver([*left, *due(state, parts.clock)])  # an answer that was given in time wins over the expiry
         idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
         if idle:
             return state

@@ -5,13 +5,13 @@ Each way in which an answer does not fit has a reason code of its own (`NotAllow
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from detent.core.errors import NotAllowedNow
 from detent.core.state import RunState
+from detent.kernel.inbox import person
 from detent.ports import Signal
 
 
@@ -38,7 +38,7 @@ def approval_payload(
             raise refuse("approval_unknown", f"run {run_id!r} has no call {call_id!r} in its current turn (waiting for approval: {others})")
         why = f"it was {call.why}" if call.approved_by else "it was decided already or never asked"
         raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: {why} (waiting: {others})")
-    if not _person(by):
+    if not person(by):
         raise refuse("approver_missing", f"say who decides on call {call_id!r} of run {run_id!r}: by=NAME")
     if digest and digest != asked.digest:
         raise refuse(
@@ -51,7 +51,7 @@ def approval_payload(
             f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; "
             f"`detent resume {run_id}` ends the run",
         )
-    if answer["decision"] == "approved" and _person(by) in map(_person, call.approved_by):
+    if answer["decision"] == "approved" and person(by) in map(person, call.approved_by):
         left = asked.approvers - len(call.approved_by)
         raise refuse(
             "approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {left} other people must approve it"
@@ -60,7 +60,7 @@ def approval_payload(
         same = signal.kind == "approval" and signal.payload.get("call") == call_id
         if same and (
             asked.approvers == 1
-            or _person(signal.by) == _person(by)
+            or person(signal.by) == person(by)
             or signal.payload.get("decision") != "approved"
             or "args" in signal.payload
         ):
@@ -70,9 +70,3 @@ def approval_payload(
                 f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
             )
     return {"call": call_id, "digest": asked.digest, **answer}
-
-
-def _person(name: str) -> str:
-    """Return a name as it is compared: white space, case, invisible characters and compatibility forms make nobody another person."""
-    visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    return " ".join(visible.casefold().split())

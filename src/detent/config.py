@@ -71,7 +71,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.tools, str):
             raise ConfigError(f"agent {self.name!r}: tools must be a list, not the text {self.tools!r}; write tools=[{self.tools!r}]")
         if isinstance(self.actions, str):
-            raise ConfigError(f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]")
+            raise ConfigError(
+                f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]"
+            )
         _check_raw_text(self)
         check_ending(self)
         if self.model_settings or self.actions:
@@ -149,7 +151,9 @@ def _check_raw_text(agent: Agent) -> None:
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
     if not agent.planner and "on_device" in agent.model_settings:
-        raise ConfigError(f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" only; set that, or leave it out')
+        raise ConfigError(
+            f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" only; set that, or leave it out'
+        )
 
 
 # The engine -------------------------------------------------------------------------------------------------------------------

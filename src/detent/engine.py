@@ -303,9 +303,7 @@ class Engine:
         state = RunState(run_id=advancing.run_id)
         patterns = (*self._parts.redact, *started.agent.redact)
         tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self._parts)
-        usable = admission.usable(
-            started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities
-        )
+        usable = admission.usable(started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities)
         journal = advancing.journal(state)
         if patterns:
             started = await self._redacted(started, advancing.run_id, patterns)
@@ -589,6 +587,7 @@ class Engine:
         return result_of(state)
 
     async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer], *, turns: int | None) -> Result:
+        answered = False
         for request in approvals_of(state):
             try:
                 answer = approver(request)
@@ -596,8 +595,13 @@ class Engine:
             except Exception:  # foreign code: an approver that fails has not decided
                 log.exception("the approver failed on call %s of run %s; the call still waits", request.call_id, state.run_id)
                 return result_of(state)
-            payload = {"call": request.call_id, "decision": "approved" if approved else "denied"}
+            if approved and "approver" in request.approved_by:
+                continue  # it has approved already: somebody else must, too
+            answered = True
+            payload = {"call": request.call_id, "decision": "approved" if approved else "denied", "digest": request.digest}
             await self.store.post(state.run_id, self._signal("approval", payload, by="approver"))
+        if not answered:
+            return result_of(state)
         return await self._resume(state.run_id, turns=turns, observers=observers)
 
     # Answers --------------------------------------------------------------------------------------------------------------------

@@ -281,3 +281,17 @@ def test_a_removal_that_dies_at_any_write_is_done_again(at: int) -> None:
         await place.close()
 
     run_async(main)
+
+
+def test_forks_live_in_postgresql_too(postgres_url: str) -> None:
+    """Made, taken on, compared and kept after their parent is gone."""
+
+    async def main() -> None:
+        tools = Tools()
+        async with make_engine(postgres_url, tools) as engine:
+            output, effects = await family(engine), tools.effects
+            assert (await engine.diff("parent", "ended")).identical
+            await engine.delete("parent")
+            await whole(engine, output, effects, tools)
+
+    run_async(main)

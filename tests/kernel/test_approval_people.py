@@ -126,7 +126,9 @@ def test_a_rule_says_what_a_rejection_does(choice: Any, status: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("decision", "status"), [("deny", "completed"), ("stop", "stopped"), ("allow", "completed"), ("require_approval", "completed")])
+@pytest.mark.parametrize(
+    ("decision", "status"), [("deny", "completed"), ("stop", "stopped"), ("allow", "completed"), ("require_approval", "completed")]
+)
 def test_the_current_policy_decides_once_more_before_an_approved_call_runs(decision: Any, status: str) -> None:
     """A deny or stop of the policy as it is now wins; otherwise the approval holds."""
 
@@ -237,3 +239,51 @@ def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
         assert (await engine.replay("r")).identical
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {"decision": "maybe"}, {"rule": None}, {"reason": 5}, {"facts": {"x": object()}}, {"sources": (1,)}, {"approvers": "2"}, {"approvers": 0},
+        {"expires_s": float("nan")}, {"expires_s": 1e15}, {"on_reject": "explode"}, {"decision": "allow", "rule": None}, {"reason": "\ud800"},
+    ],
+    ids=lambda verdict: "-".join(verdict),
+)  # fmt: skip
+def test_a_verdict_that_cannot_be_used_denies_and_is_recorded(verdict: dict[str, Any]) -> None:
+    """Whatever a policy answers: nothing runs, the denial is on record, the run goes on and the log replays."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(**verdict))
+        result = await engine.run(AGENT, "pay", run_id="r")
+        assert bank.paid == [] and result.status in ("completed", "waiting_for_approval")
+        if result.status == "completed":
+            assert [r.event.rule for r in await engine.records("r") if isinstance(r.event, e.PolicyDecided)] == ["policy_error"]
+        assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_an_approver_in_the_program_is_one_person() -> None:
+    """It approves once; the second approval is somebody else's, and the program does not ask it for ever."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        engine.approver = lambda request: True
+        result = await engine.run(AGENT, "pay", run_id="r")
+        assert (result.status, bank.paid) == ("waiting_for_approval", [])
+        result = await engine.approve("r", CALL, by="bob")
+        assert (result.status, bank.paid) == ("completed", [5])
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_question_with_an_unusable_schema_can_be_told_apart() -> None:
+    """The answer is refused with the reason, not with another library's error."""
+    from detent.admission import fitting_reply
+
+    for schema in ({"type": "nonsense"}, {"$ref": "http://nowhere.invalid/x"}):
+        with pytest.raises(NotAllowedNow) as caught:
+            fitting_reply("r", "yes", schema)
+        assert caught.value.reason_code == "unusable_schema"

@@ -236,7 +236,10 @@ def test_a_denied_call_is_a_failed_observation_and_never_runs() -> None:
         and done.items[0].error.message == "policy_denied: deny by rule"
         and done.main.tools_used == {"look"}
     )
-    assert [(d.decision, d.rule, d.policy) for d in done.all(e.PolicyDecided)] == [("deny", "own", "decide-1"), ("allow", "own", "decide-1")]
+    assert [(d.decision, d.rule, d.policy) for d in done.all(e.PolicyDecided)] == [
+        ("deny", "own", "decide-1"),
+        ("allow", "own", "decide-1"),
+    ]
 
 
 def test_an_agent_may_end_on_denial() -> None:

@@ -161,7 +161,7 @@ FACT_CHANGES: dict[str, Any] = {
     "error": "x", "memory": ("x",), "compacted": 1, "summary": "x", "partial": "x", "plan": e.Planned(actions=(FinalAnswer(content="x"),)),
     "calls": {"main.1.9": CallState(call_id="main.1.9", index=9, tool="x", args={})}, "observed": 5, "acted": True, "turn_ok": 5, "turn_bad": 5, "rejected": 5,
     "progressed": True, "polled": True, "phases_done": frozenset({7}), "effects": {"x": 1}, "failed_turns": 5, "since_progress": 5, "reflections": 5,
-    "seen": Map[str, bool]().put("x", True), "recalled": True, "metered": True, "wrapping_up": True, "bound": Exhausted("iterations", 1, 1), 
+    "seen": Map[str, bool]().put("x", True), "recalled": True, "metered": True, "wrapping_up": True, "bound": Exhausted("iterations", 1, 1),
     "balance": e.TenantBalance(tenant="x", window="day", since="2026-01-01", limits=Budget()), "balance_at": Usage(iterations=9),
 }  # fmt: skip
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from detent.planners import RulePlanner
 from detent.expressions.functions import FUNCTIONS
+from detent.planners import RulePlanner
 from detent.planners.rule_files import FORMS, OPTIONS
 from planners.views import value
 

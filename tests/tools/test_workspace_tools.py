@@ -36,7 +36,17 @@ def value(outcome: ToolOutcome) -> Any:
 def test_effects_are_declared(tmp_path: Path) -> None:
     """Reading is safe beside its like; writing is `write`; exec, and a patch that may remove files, are destructive."""
     specs = {tool.spec.name: tool.spec for tool in workspace_tools(tmp_path)}
-    assert set(specs) == {*READING, "write_file", "create_file", "append_file", "replace_in_file", "apply_patch", "exec", "done", "write_result_to_file"}
+    assert set(specs) == {
+        *READING,
+        "write_file",
+        "create_file",
+        "append_file",
+        "replace_in_file",
+        "apply_patch",
+        "exec",
+        "done",
+        "write_result_to_file",
+    }
     for name in READING:
         assert (specs[name].side_effect, specs[name].concurrency_safe) == ("read", True)
     for name in ("write_file", "create_file", "append_file", "replace_in_file", "apply_patch"):

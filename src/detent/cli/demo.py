@@ -93,7 +93,10 @@ def _demonstrate(output: Output, home: Path) -> dict[str, Any]:
     timeline = next(home.glob("reports/timeline-*.md"))
     lines = timeline.read_text(encoding="utf-8")
     started, ended = _count(before, ToolStarted), _count(before, ToolFinished)
-    say(f"  SIGKILL after record {len(before)}; {started} calls with an effect were started, {ended} calls have their outcome in the log.", "red")
+    say(
+        f"  SIGKILL after record {len(before)}; {started} calls with an effect were started, {ended} calls have their outcome in the log.",
+        "red",
+    )
     say(f"  {timeline.relative_to(home)} as it was left behind:")
     _quote(output, lines)
     say()
@@ -251,7 +254,9 @@ def _checks(home: Path, before: list[Record], after: list[Record], timeline: Pat
     settled = {r.event.call for r in after if isinstance(r.event, ToolReconciled)}
     again = [s.call for s in effects if s.attempt > 1 and s.call not in settled]
     done_before = {r.event.call for r in before if isinstance(r.event, ToolFinished)}
-    repeated = [r.event.call for r in after[len(before) :] if isinstance(r.event, ToolStarted | ToolFinished) and r.event.call in done_before]
+    repeated = [
+        r.event.call for r in after[len(before) :] if isinstance(r.event, ToolStarted | ToolFinished) and r.event.call in done_before
+    ]
     text = timeline.read_text(encoding="utf-8")
     written = _texts(after)
     once = [line for line in written if text.count(line) != 1]

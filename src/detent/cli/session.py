@@ -118,7 +118,10 @@ class Session:
         """Whether the store exists; commands that only look do not create one."""
         url = cast("str", self.config.store.url)
         scheme, _, rest = url.partition(":")
-        return scheme in ("ram", "postgresql", "postgres") or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
+        return (
+            scheme in ("ram", "postgresql", "postgres")
+            or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
+        )
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""
@@ -227,7 +230,9 @@ class Session:
         """
         named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
         if asked.model is not None and self.engine.planner is not None:
-            raise ConfigError(f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out")
+            raise ConfigError(
+                f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out"
+            )
         if named is not None:
             path: Path | str = self._agent_path(named)
             agent = asked.over(load_agent(path))
@@ -318,7 +323,9 @@ def _no_agent() -> str:
     what = f"no agent was given, there is no {AGENT_FILE} here, and no --model"
     if ready:
         model = SUGGESTED[ready[0]]
-        return f"{what}\na key is set, so: detent run --model {model} GOAL; without a model: rules, see `detent init`; more: `detent doctor`"
+        return (
+            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model: rules, see `detent init`; more: `detent doctor`"
+        )
     return (
         f"{what}; no key of a provider is set either\n"
         "without a key: rules plan (`detent init` writes an example), or a local model does; `detent doctor` shows what is at hand and what to do"

@@ -134,7 +134,9 @@ class _Reader:
         self.state = evolve(self.state, record)
         envelope, event = record.envelope, record.event
         if isinstance(event, e.TurnStarted):
-            turn = Iteration(iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, models=[], calls=[], events=[])
+            turn = Iteration(
+                iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, models=[], calls=[], events=[]
+            )
             self.iterations.append(turn)
             self.open[envelope.scope] = turn
         elif isinstance(event, (e.Planned, e.PlanRejected)):

@@ -56,6 +56,15 @@ _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 encode = _encoder.encode
 """Any event, envelope or plain data as JSON bytes."""
 
+
+def encode_event(event: AnyEvent) -> bytes:
+    """Return an event as JSON; what no JSON can hold (a lone surrogate, as in undecodable file names) is escaped in it."""
+    try:
+        return encode(event)
+    except UnicodeEncodeError:
+        return encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
+
+
 decode_envelope = _envelopes.decode
 decode_event = _events.decode
 """An event from the JSON bytes of a record's body."""

@@ -28,6 +28,9 @@ from detent.ports import Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdi
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
 
+LONGEST_S = 10 * 365 * 86_400
+"""How long a request for approval may stand, in seconds."""
+
 RETRY_CODES = ("timeout", "handler_error")
 
 
@@ -134,9 +137,9 @@ def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
         said = guard(call, context.state, context.run.state)
     except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
         return Block(f"guard failed: {type(error).__name__}: {error}")
-    if said is None or isinstance(said, Block):
+    if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         return said
-    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block")
+    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
 
 
 def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
@@ -147,11 +150,31 @@ def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
+    if not _plain(verdict):
+        try:
+            verdict = checked(verdict)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return Verdict(decision="deny", rule="policy_error", reason=f"the policy's verdict cannot be used: {error}")
     if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
         verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
     same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
     if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
         return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)
+    return verdict
+
+
+def _plain(verdict: Verdict) -> bool:
+    """Whether it is an allowance with nothing in it that would have to be looked at; this is asked for every call."""
+    return verdict.decision == "allow" and type(verdict.rule) is type(verdict.reason) is str and not (verdict.facts or verdict.sources)
+
+
+def checked(verdict: Verdict) -> Verdict:
+    """Return the verdict of foreign code as data of its own; raise `ValueError` or `TypeError` for one that holds what it may not."""
+    verdict = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
+    if verdict.decision == "require_approval" and verdict.approvers < 1:
+        raise ValueError(f"approvers is {verdict.approvers}; at least 1")
+    if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
+        raise ValueError(f"expires_s is {verdict.expires_s:g}; above 0, and at most ten years")
     return verdict
 
 

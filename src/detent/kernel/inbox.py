@@ -7,6 +7,7 @@ dropped; it never stops the run.
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,12 +93,20 @@ def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
             raise ValueError(f"there is no signal of kind {signal.kind!r}")
 
 
+def person(name: str) -> str:
+    """Return a name as it is compared: white space, case, invisible characters and compatibility forms make nobody another person."""
+    visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return " ".join(visible.casefold().split())
+
+
 def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
     call, decision = signal.payload["call"], signal.payload["decision"]
     asked, known = state.approvals.get(call), state.call(call)
     if asked is None or known is None:
         return ()
-    if signal.payload.get("digest", asked.digest) != asked.digest or (decision == "approved" and signal.by in known.approved_by):
+    if signal.payload.get("digest", asked.digest) != asked.digest or (
+        decision == "approved" and person(signal.by) in map(person, known.approved_by)
+    ):
         return ()  # somebody else changed the arguments since, or this person has approved already
     if decision == "expired":
         return (e.ApprovalExpired(call=call, signal=signal.id),)

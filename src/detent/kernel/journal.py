@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Usage
-from detent.core.codec import decode_event, encode, read_log, seal, walk
+from detent.core.codec import decode_event, encode_event, read_log, seal
 from detent.core.errors import Conflict
 from detent.core.events import (
     AnyEvent,
@@ -84,10 +84,7 @@ class Journal:
 
     def _record_one(self, event: AnyEvent, scope: str, at: Any) -> None:
         before = self.state
-        try:
-            body = encode(event)
-        except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
-            body = encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
+        body = encode_event(event)
         event = decode_event(body)
         run_id, goal_id, known = before.run_id, before.goal_id, before.passes.get(scope)
         iteration = event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0

@@ -17,7 +17,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import AnyAction
 from detent.core.budget import Exhausted
-from detent.core.codec import decode_event, encode
+from detent.core.codec import decode_event, encode, encode_event
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
@@ -49,7 +49,9 @@ class ReplayJournal:
         self.records = records
         self.cursor = 0
         self.state = base or RunState(run_id=records[0].envelope.run)
-        self._last = {record.envelope.scope: index for index, record in enumerate(records) if not isinstance(record.event, (*e.INPUTS, *GATEWAY))}
+        self._last = {
+            record.envelope.scope: index for index, record in enumerate(records) if not isinstance(record.event, (*e.INPUTS, *GATEWAY))
+        }
         self.accept()
 
     @property
@@ -70,7 +72,7 @@ class ReplayJournal:
         for event in events:
             expected = self.expect()
             envelope = self.records[self.cursor].envelope
-            actual = decode_event(encode(event))
+            actual = decode_event(encode_event(event))
             if measured(actual, expected) != expected or envelope.scope != scope:
                 raise self.diverged(event)
             self.accept()
@@ -93,7 +95,7 @@ class ReplayJournal:
     def diverged(self, actual: Any) -> Divergence:
         """Return the error that names the next record and what came instead."""
         expected = self.next
-        said = actual if isinstance(actual, str) else encode(actual).decode()
+        said = actual if isinstance(actual, str) else encode_event(actual).decode()
         return Divergence(self.state.run_id, self.cursor + 1, encode(expected).decode() if expected else "nothing", said)
 
     async def until(self) -> None:

@@ -44,7 +44,11 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
 
 
 def guards_for(
-    spec: AgentSpec, kernels: Sequence[Guard], tools: Mapping[str, Any], *, named: Callable[[str], Guard] = lambda name: guards_named((name,))[0]
+    spec: AgentSpec,
+    kernels: Sequence[Guard],
+    tools: Mapping[str, Any],
+    *,
+    named: Callable[[str], Guard] = lambda name: guards_named((name,))[0],
 ) -> tuple[Guard, ...]:
     """Return the guards of one opening of a run: the kernel's, then those that the agent names (`named` finds them). Raise `UnknownName`."""
     return bound([*kernels, *(named(name) for name in spec.guards)], {name: tool.spec for name, tool in tools.items()})

@@ -249,7 +249,9 @@ def _sinks_are_arguments(name: str, sinks: tuple[str, ...], schema: dict[str, An
     properties = cast("dict[str, Any]", schema.get("properties", {}))
     for sink in sinks:
         if sink.partition(".")[0] not in properties and schema.get("additionalProperties", True) is False:
-            raise ConfigError(f"tool {name!r}: there is no argument {sink!r} that could be a sink; arguments: {', '.join(properties) or 'none'}")
+            raise ConfigError(
+                f"tool {name!r}: there is no argument {sink!r} that could be a sink; arguments: {', '.join(properties) or 'none'}"
+            )
 
 
 def _sensitive_are_text(name: str, fields: tuple[str, ...], schema: dict[str, Any]) -> None:

@@ -156,11 +156,11 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
 
     try:
         Draft202012Validator.check_schema(expected)
-        Draft202012Validator(expected).is_valid(reply)
+        validator: Any = Draft202012Validator(expected)
+        validator.is_valid(reply)
     except Exception as error:  # the schema is a planner's own; what it refers to may not be there
         why = f"what run {run_id!r} expects is no JSON Schema that can be used ({str(error).splitlines()[0]}); cancel the run, or resume it with another agent"
         raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
-    validator: Any = Draft202012Validator(expected)
     candidates = [reply]
     if isinstance(reply, str):
         with contextlib.suppress(msgspec.DecodeError):

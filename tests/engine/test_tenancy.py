@@ -38,6 +38,11 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "verify": lambda n, h: n.verify("r", host=h),
     "erase": lambda n, h: n.erase("r", host=h),
     "delete": lambda n, h: n.delete("r", host=h),
+    "fork": lambda n, h: n.fork("r", at=2, child_id="f", host=h),
+    "diff": lambda n, h: n.diff("r", "r", host=h),
+    "bisect": lambda n, h: n.bisect("r", "r", host=h),
+    "check_upgrade": lambda n, h: n.check_upgrade("r", host=h),
+    "plans": lambda n, h: n.plans("r", host=h),
 }
 """Every public method that takes the id of a run, called with a host."""
 
@@ -47,7 +52,7 @@ ABOUT_MANY = {"list_runs", "approvals", "backtest", "due", "wake"}
 ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc"}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""
 
-ADVANCING = ("run", "step", "stream", "resume", "reopen")
+ADVANCING = ("run", "step", "stream", "resume", "reopen", "fork")
 """What takes a run on, and so must come from who started it; the others are answers, and may be another person's of the tenant."""
 
 SITUATIONS: dict[str, list[Any]] = {

@@ -44,7 +44,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     def calls_of(self, tool: str) -> int | None:
         """Return how often `tool` may be called, None where that is not said."""
-        return next((most for name, most in tuple(self.max_calls_of or ()) if name == tool), None)
+        bounds = self.max_calls_of or ()
+        return dict(bounds.items() if isinstance(bounds, dict) else bounds).get(tool)
 
     def over(self, base: Budget) -> Budget:
         """Return this budget with every unset field taken from `base`, and so for each tool of `max_calls_of`."""

@@ -110,8 +110,8 @@ def test_a_replay_never_reads_the_account() -> None:
     done = go(store, budgets=budgets)
     go(store, budgets={"acme": TenantBudget(max_tool_calls=50)}, run={"run_id": "more"}, iterations=3)
     silent = Silent()
-    silent._shelf = store._shelf  # pyright: ignore[reportPrivateUsage]
-    silent._runs = store._runs  # pyright: ignore[reportPrivateUsage]
+    silent._shelf = store._shelf
+    silent._runs = store._runs
 
     async def main() -> None:
         desk = Desk()

@@ -48,7 +48,7 @@ def plan(view: View) -> Any:
     )
     if view.iteration <= len(turns):
         return turns[view.iteration - 1]
-    return FinalAnswer(content=[item.content if item.ok else item.error.code for item in view.results])
+    return FinalAnswer(content=[item.content if item.ok else item.error and item.error.code for item in view.results])
 
 
 def _call(name: str, n: int) -> ToolCall:

@@ -247,7 +247,7 @@ def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
         {"decision": "maybe"}, {"rule": None}, {"reason": 5}, {"facts": {"x": object()}}, {"sources": (1,)}, {"approvers": "2"}, {"approvers": 0},
         {"expires_s": float("nan")}, {"expires_s": 1e15}, {"on_reject": "explode"}, {"decision": "allow", "rule": None}, {"reason": "\ud800"},
     ],
-    ids=lambda verdict: "-".join(verdict),
+    ids="-".join,
 )  # fmt: skip
 def test_a_verdict_that_cannot_be_used_denies_and_is_recorded(verdict: dict[str, Any]) -> None:
     """Whatever a policy answers: nothing runs, the denial is on record, the run goes on and the log replays."""

@@ -4,7 +4,8 @@
 
 It writes every message that it receives to HOME/received.jsonl and every effect to HOME/effects.txt. Modes: `silent` answers nothing,
 `deaf` does not even read, `garbage` prints lines that are no JSON-RPC, `broken` prints to stderr and exits, `flaky` exits unless HOME/ok is
-there, `endless` lists tools without end, `changed` offers what it offers after `change`, `bare` has no tools.
+there, `endless` lists tools without end, `changed` offers what it offers after `change`, `bare` has no tools, `odd` has tools whose answers
+or schemas are meant to hang who reads them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ TOOLS = [
     tool("broken_schema", READ, {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}),
 ]
 
+SLOW = {"type": "object", "properties": {"s": {"type": "string", "pattern": "^(a+)+$"}, "pattern": {"type": "string"}}}
+if "odd" in MODES:
+    TOOLS += [tool("mumble", READ), tool("mumble_writing", WRITE), tool("slow", READ, SLOW), tool("slow_result", READ, outputSchema=SLOW)]
+
 
 def changed() -> None:
     """Drop `echo`, change `write`, add `fresh`."""
@@ -81,7 +86,7 @@ def said(text: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], **more}
 
 
-def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911 - one case a tool
+def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911, PLR0912 - one case a tool
     """Carry a call out and return its result; None for no answer."""
     args: dict[str, Any] = message["params"].get("arguments") or {}
     match message["params"]["name"]:
@@ -123,6 +128,10 @@ def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911 - o
             return args["result"]
         case "typed":
             return {"content": [], "structuredContent": {"n": "many"}}
+        case "mumble" | "mumble_writing":
+            return said("half a character: \ud83d")
+        case "slow_result":
+            return {"content": [], "structuredContent": {"s": "a" * 60 + "!"}}
         case _:
             return said("ok")
 

@@ -577,7 +577,8 @@ def test_each_generation_of_a_run_stands_in_its_log_and_replay_agrees() -> None:
             pass
 
         def on_chunk(self, chunk: Chunk) -> None:
-            streamed.append(chunk.content)
+            if chunk.kind in ("text", "thinking"):
+                streamed.append(chunk.content)
 
     async def main() -> None:
         planner = OnDevicePlanner(says, verify=answer_is_integer())

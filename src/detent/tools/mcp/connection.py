@@ -31,7 +31,7 @@ from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import ToolContext
 from detent.tools.mcp.secrets import Resolved, Secrets
 from detent.tools.mcp.settings import McpServer
-from detent.tools.mcp.transport import Wire, transport
+from detent.tools.mcp.transport import UNREADABLE_ANSWER, Wire, transport
 
 log = logging.getLogger("detent.mcp")
 
@@ -263,7 +263,7 @@ class Connection:
     def _answered(self, error: MCPError, tool: str) -> Exception:
         """Return the failure that the server itself stated."""
         said = self.secrets.text(error.message)[:2000] or "no reason given"
-        if self._server.url and error.code in _UNREADABLE:
+        if error.code in _UNREADABLE and (self._server.url or error.message == UNREADABLE_ANSWER):
             return ConnectionLost(f"MCP server {self.name!r} gave no answer that can be read: {said}")
         code = {types.INVALID_PARAMS: "invalid_arguments", types.METHOD_NOT_FOUND: "tool_not_found"}.get(error.code, "server_error")
         return ToolFailed(f"MCP server {self.name!r} refused {tool}: {said} (code {error.code})", error_code=code)

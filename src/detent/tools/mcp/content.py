@@ -15,7 +15,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from detent.core.errors import ToolFailed
@@ -24,12 +24,15 @@ _MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+")
 _MESSAGE_CHARS = 2000
 
 
-def result_of(result: Any) -> Any:
-    """Return the JSON value of a `CallToolResult`; raise `ToolFailed` (`tool_error`) when it says of itself that it is an error."""
+def result_of(result: Any, hidden: Callable[[str], str] = str) -> Any:
+    """Return the JSON value of a `CallToolResult`; raise `ToolFailed` (`tool_error`) when it says of itself that it is an error.
+
+    `hidden` is applied to a text before it is encoded as data, where nobody would find a secret in it any more.
+    """
     texts: list[str] = []
     attachments: list[dict[str, Any]] = []
     for block in result.content:
-        _take(block, texts, attachments)
+        _take(block, texts, attachments, hidden)
     structured = result.structured_content
     if result.is_error:
         raise _failure(texts, structured, attachments)
@@ -64,7 +67,7 @@ def _failure(texts: Sequence[str], structured: Any, attachments: list[dict[str, 
     return ToolFailed(said if len(said) <= _MESSAGE_CHARS else f"{said[:_MESSAGE_CHARS]}…", error_code="tool_error", details=details)
 
 
-def _take(block: Any, texts: list[str], attachments: list[dict[str, Any]]) -> None:
+def _take(block: Any, texts: list[str], attachments: list[dict[str, Any]], hidden: Callable[[str], str]) -> None:
     """Add a content block to the texts or the attachments."""
     match block.type:
         case "text":
@@ -77,7 +80,7 @@ def _take(block: Any, texts: list[str], attachments: list[dict[str, Any]]) -> No
         case "resource":
             held = block.resource
             if hasattr(held, "text"):
-                data = base64.b64encode(held.text.encode("utf-8", "replace")).decode()
+                data = base64.b64encode(hidden(held.text).encode("utf-8", "replace")).decode()
                 attachments.append(
                     _named({"type": "text", "media_type": _media_type(held.mime_type or "text/plain"), "data": data}, held.uri)
                 )

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from detent.core.codec import walk
 from detent.core.errors import ConfigError
@@ -41,8 +41,13 @@ class Secrets:
         return said
 
     def data(self, value: Any) -> Any:
-        """Return JSON data without the values."""
-        return walk(value, self.text) if self._values else value
+        """Return JSON data without the values, in texts and in the names of fields."""
+        return self._named(walk(value, self.text)) if self._values else value
+
+    def _named(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self.text(key): self._named(part) for key, part in cast("dict[str, Any]", value).items()}
+        return [self._named(part) for part in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 class Resolved:

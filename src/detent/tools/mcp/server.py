@@ -137,7 +137,7 @@ class Server:
                     raise NotExecuted(str(error), error_code="server_unavailable") from None
                 continue
             try:
-                return connection.secrets.data(result_of(result))
+                return connection.secrets.data(result_of(result, connection.secrets.text))
             except ToolFailed as error:
                 said, details = connection.secrets.text(str(error)), connection.secrets.data(error.details)
                 raise ToolFailed(said, error_code=error.error_code, details=details) from None

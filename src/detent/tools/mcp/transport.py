@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError
 
+from detent.tools.mcp.patterns import keep_quick_patterns
 from detent.tools.mcp.secrets import Resolved
 from detent.tools.mcp.settings import McpServer
 
@@ -27,6 +31,10 @@ CONNECT_S = 10.0
 WRITE_S = 30.0
 GOODBYE_S = 2.0
 """How long a server may take over the request that ends an HTTP session."""
+
+UNREADABLE_ANSWER = "the answer is no JSON-RPC message"
+"""What stands for an answer of which only the id can be read: its call ends at once, and what became of it is not known."""
+_ID = re.compile(r'"id"\s*:\s*(\d{1,18})\b')
 
 Streams = tuple[Any, Any]
 
@@ -113,6 +121,8 @@ class WatchedStream:
             raise
         if isinstance(item, Exception):
             self._wire.broken_line(item)
+            return _answer_in(item) or item
+        keep_quick_patterns(getattr(item, "message", None))
         return item
 
     def __aiter__(self) -> WatchedStream:
@@ -136,6 +146,23 @@ class WatchedStream:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
+
+
+def _answer_in(error: Exception) -> SessionMessage | None:
+    """Return the failure of the request that an unreadable line seems to answer; None where it is no answer."""
+    details: Any = getattr(error, "errors", None)
+    inputs: list[Any] = [found.get("input") for found in details()] if details else []
+    number: Any = None
+    for read in inputs:
+        if isinstance(read, dict):
+            fields = cast("dict[str, Any]", read)
+            number = fields.get("id") if "method" not in fields else None
+        elif isinstance(read, str) and '"method"' not in read and (found := _ID.search(read)):
+            number = int(found[1])
+        break
+    if type(number) is not int:
+        return None
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=ErrorData(code=PARSE_ERROR, message=UNREADABLE_ANSWER)))
 
 
 @asynccontextmanager

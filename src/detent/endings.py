@@ -1,8 +1,9 @@
 """Honest endings: whether an answer may end the run, what it must have rested on, and that nothing internal leaves with it. Pure.
 
-An answer of an agent that declares `required_tools` or `deliverables` is held against them. The first that falls short is not accepted: the
-planner is told what is missing, once a pass. The second ends the run: as `missing_required_tool`, or, where no call has succeeded at all, as
-`abstained`, because two answers in a row rested on nothing. A missing deliverable alone never fails a run; its receipt says so.
+An answer that holds nothing to read is not accepted, and one of an agent that declares `required_tools` or `deliverables` is held against
+them. The first that falls short is not accepted: the planner is told what is missing, once a pass. The second ends the run: as
+`missing_required_tool`, or, where no call has succeeded at all, as `abstained`, because two answers in a row rested on nothing. A missing
+deliverable alone never fails a run; its receipt says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from detent.core.actions import Abstain, FinalAnswer
 from detent.core.settle import REASONS, Settled
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
+from detent.markup import clean
 
 REFUSED = "answer_refused"
 """The error code of a call that would have ended the turn with an answer that falls short."""
@@ -130,9 +132,11 @@ def _was_refused(item: Item) -> bool:
 def objection(action: Any, context: KernelContext) -> str:
     """Return why an answer or abstention is not accepted yet, "" where it is; never more than once a pass, never in its last turn."""
     run, state, agent = context.run.state, context.state, context.agent
-    if not (agent.required_tools or agent.deliverables) or not isinstance(action, (FinalAnswer, Abstain)) or not answers_goal(context):
+    if not isinstance(action, (FinalAnswer, Abstain)) or state.wrapping_up or _last_turn(run, state) or refusals((state,)):
         return ""
-    if state.wrapping_up or _last_turn(run, state) or refusals((state,)):
+    if isinstance(action, FinalAnswer) and isinstance(action.content, str) and not clean(action.content).strip():
+        return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
+    if not (agent.required_tools or agent.deliverables) or not answers_goal(context):
         return ""
     missing = {tool: count for tool, count in missing_tools(run).items() if tool in context.tools}
     if isinstance(action, Abstain):
@@ -180,52 +184,3 @@ def honest(run: RunState, settled: Settled, *, only: Sequence[str] | None = None
     return msgspec.structs.replace(
         settled, reason="abstained", output=None, error=f"two answers rested on no successful call (missing: {', '.join(missing)})"
     )
-
-
-# What may leave -----------------------------------------------------------------------------------------------------------------
-
-_THINK = r"think|thinking"
-_BEFORE = r"thought|reasoning|reflection|scratchpad"
-_CALLS = r"tool_call|tool_calls|function_call|function_calls|tool_response|tool_result|tool_use|function_results|invoke"
-_CODE = re.compile(r"(```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]+`)", re.DOTALL)
-_BLOCKS = re.compile(rf"<\|?(?P<tag>{_THINK}|{_CALLS})\b[^<>]*>.*?(?:</\|?(?P=tag)\|?>|<\|/(?P=tag)\|>|\Z)", re.DOTALL | re.IGNORECASE)
-_LEADING = re.compile(rf"\A\s*<(?P<tag>{_BEFORE})>.*?</(?P=tag)>", re.DOTALL | re.IGNORECASE)
-_STRAY_CLOSE = re.compile(rf"\A.*?</\|?(?:{_THINK})\|?>", re.DOTALL | re.IGNORECASE)
-_TOKENS = re.compile(
-    rf"</\|?(?:{_CALLS})\|?>|<\|[a-z][a-z0-9_▁ ]{{1,40}}\|>|<function=[^<>]*>.*?(?:</function>|\Z)|\[/?TOOL_(?:CALLS|RESULTS)\]|\[/?INST\]",
-    re.DOTALL | re.IGNORECASE,
-)
-_SCAFFOLD = re.compile(
-    r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*|recall with key [^\]\n]*)\][ \t]*\n?",
-    re.MULTILINE,
-)
-
-
-def clean(value: Any) -> Any:
-    """Return an answer without what only models and harnesses say to each other; what stands in code stays. The same object where clean."""
-    if isinstance(value, str):
-        return _cleaned(value) if "<" in value or "[" in value else value
-    if isinstance(value, dict):
-        old = cast("dict[str, Any]", value)
-        new = {key: clean(part) for key, part in old.items()}
-        return old if all(new[key] is part for key, part in old.items()) else new
-    if isinstance(value, list):
-        parts = cast("list[Any]", value)
-        made = [clean(part) for part in parts]
-        return parts if all(a is b for a, b in zip(parts, made, strict=True)) else made
-    return value
-
-
-def _cleaned(text: str) -> str:
-    kept: list[str] = []
-
-    def keep(match: re.Match[str]) -> str:
-        kept.append(match[0])
-        return f"\0{len(kept) - 1}\0"
-
-    hidden = _CODE.sub(keep, text.replace("\0", ""))
-    bare = _STRAY_CLOSE.sub("", _BLOCKS.sub("", _LEADING.sub("", hidden)))
-    bare = _SCAFFOLD.sub("", _TOKENS.sub("", bare))
-    if bare == hidden:
-        return text
-    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], bare).strip()

@@ -26,7 +26,7 @@ from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import REASONS, Settled, Wait, finish
 from detent.core.state import CLOSED, WAITING, Item, KernelState
-from detent.endings import answers_goal, clean, honest
+from detent.endings import answers_goal, honest
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Pass, Run, make_context
 from detent.kernel.inbox import absorb
@@ -34,6 +34,7 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.outside import BRANCH
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
+from detent.markup import clean
 from detent.phase_hooks import hooked
 from detent.ports import Branch, OptionsT, Passed, Plan, Strategy, ToolSpec
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from detent import Abstain, Agent, AskUser, Budget, FinalAnswer, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
-from detent.endings import clean, has_section, same_file
+from detent.endings import has_section, same_file
+from detent.markup import clean
 from detent.stores.ram import RamStore
 from detent.tools.done import done_tool
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, look, ran, run_async
@@ -159,6 +162,8 @@ def test_a_section_is_a_heading_with_something_below(output: Any, there: bool) -
         ("hm, so</think>\n42", "42"),
         ("42<|im_end|>", "42"),
         ('42\n<tool_call>{"name": "x"}</tool_call>', "42"),
+        ('42\n<tool_call>{"name": "x"}', "42"),
+        ("<tool_call> is the tag that starts a call.", "<tool_call> is the tag that starts a call."),
         ("<reflection>a</reflection>\n42", "42"),
         ("see <reflection>light</reflection> here", "see <reflection>light</reflection> here"),
         ("write `<think>` or\n```\n<think>x</think>\n```", "write `<think>` or\n```\n<think>x</think>\n```"),
@@ -174,10 +179,32 @@ def test_no_internal_markup_leaves(said: Any, told: Any) -> None:
     assert done.result.output == told and done.all(e.PassFinished)[0].output == told
 
 
+MARKUP = FinalAnswer(content="<think>I do not know</think>")
+
+
+def test_an_answer_that_is_nothing_but_markup_is_not_accepted() -> None:
+    """The planner is told, once; what it says then counts."""
+    done = ran([MARKUP, END])
+    assert done.why == ("completed", "final_answer")
+    assert "holds only markup" in done.all(e.Planned)[0].refused
+
+
 def test_an_answer_that_is_nothing_but_markup_is_no_answer() -> None:
-    """No false success."""
-    done = ran([FinalAnswer(content="<think>I do not know</think>")])
+    """No false success: the second one fails the run."""
+    done = ran([MARKUP, MARKUP])
     assert done.why == ("failed", "planner_error") and done.result.output is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<thi", "nk>", "`", "```", "[/INST]", "a", "\n"]),
+        max_size=12,
+    )
+)
+def test_what_was_cleaned_is_clean(parts: list[str]) -> None:
+    """An answer passes two exits, a pass's and the run's: the second finds nothing more."""
+    once = clean("".join(parts))
+    assert clean(once) == once
 
 
 # Receipt ------------------------------------------------------------------------------------------------------------------------

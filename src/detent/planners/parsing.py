@@ -26,6 +26,7 @@ from detent.core.actions import (
     ToolCall,
     snake,
 )
+from detent.markup import clean
 from detent.planners.json_objects import NOISE, Found, objects_in, plain_json
 from detent.planners.think_blocks import split_thinking
 from detent.ports import ToolSpec
@@ -122,6 +123,8 @@ def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
     answer = _END.sub("", re.sub(r"^(final answer|answer)\s*:\s*", "", said, flags=re.IGNORECASE)).strip() or said
+    if not clean(answer):
+        return Reading(problem="there is only markup, no action and no answer")
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
         return Reading(problem=f"the answer does not fit the output schema: {problem}")
     return Reading(actions=(FinalAnswer(content=answer),))
@@ -232,8 +235,10 @@ def _action(value: Any, offer: Offer) -> AnyAction:
         ((name, inner),) = fields.items()
         if name in offer.tools and isinstance(inner, dict) and "tool_call" in offer.actions:
             return ToolCall(tool=name, args=inner)
+        if name in _CALLS and isinstance(inner, dict) and (call := _untyped_call(cast("dict[str, Any]", inner), offer)):
+            return call
         control = _control_name(name)
-        if control in offer.actions:
+        if control in CONTROLS and control in offer.actions:
             return _control(control, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {CONTROLS[control][1]: inner})
     if "final_answer" in offer.actions and offer.output_schema is not None and plain_json(fields) and not offer.answer_problem(fields):
         return FinalAnswer(content=fields)
@@ -274,8 +279,9 @@ def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
             return _untyped_call(cast("dict[str, Any]", name), offer)
         if not isinstance(name, str):
             continue
-        if spelling == "action" and _control_name(name) in offer.actions and name not in offer.tools:
-            return _control(_control_name(name), fields)
+        control = _control_name(name)
+        if spelling == "action" and control in CONTROLS and control in offer.actions and name not in offer.tools:
+            return _control(control, fields)
         given = [key for key in _ARGS if key in fields]
         if spelling == "name" and not given and name not in offer.tools:
             continue
@@ -342,7 +348,7 @@ def _unsound(action: AnyAction, offer: Offer) -> str:
             problem = offer.problem_of(args, tool)
             return f"the arguments of {tool} do not fit: {problem}" if problem else ""
         case FinalAnswer(content=content):
-            if content is None or (isinstance(content, str) and not content.strip()):
+            if content is None or (isinstance(content, str) and not clean(content).strip()):
                 return "the final answer is blank"
             if offer.output_schema is not None and (problem := offer.answer_problem(content)):
                 return f"the answer does not fit the output schema: {problem}"

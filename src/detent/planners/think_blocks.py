@@ -20,8 +20,10 @@ def split_thinking(text: str) -> tuple[str, str]:
     """
     thoughts: list[str] = []
     rest = text
-    close, opened = _CLOSE.search(rest), _OPEN.search(rest)
-    if close is not None and (opened is None or opened.start() > close.start()) and not _begins_with_data(rest):
+    while (close := _CLOSE.search(rest)) is not None and not _begins_with_data(rest):
+        opened = _OPEN.search(rest)
+        if opened is not None and opened.start() < close.start():
+            break
         thoughts.append(rest[: close.start()])
         rest = rest[close.end() :]
     while (opened := _OPEN.search(rest)) is not None and not _data_before(rest, opened.start()):

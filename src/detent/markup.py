@@ -1,0 +1,90 @@
+"""Internal markup: what only models and harnesses say to each other, and that is no part of an answer. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import Any, cast
+
+_THINK = r"think|thinking"
+_BEFORE = r"thought|reasoning|reflection|scratchpad"
+_CALLS = r"tool_call|tool_calls|function_call|function_calls|tool_response|tool_result|tool_use|function_results|invoke"
+_CODE = re.compile(r"(```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]+`)", re.DOTALL)
+_OPEN = re.compile(rf"<\|?({_THINK}|{_CALLS})\b[^<>]*>", re.IGNORECASE)
+_CLOSE = re.compile(rf"</\|?({_THINK}|{_CALLS})\|?>|<\|/({_THINK}|{_CALLS})\|>", re.IGNORECASE)
+_DATA = re.compile(r"\s*[\[{]")
+_LEADING = re.compile(rf"\A\s*<(?P<tag>{_BEFORE})>.*?</(?P=tag)>", re.DOTALL | re.IGNORECASE)
+_STRAY_CLOSE = re.compile(rf"\A.*</\|?(?:{_THINK})\|?>", re.DOTALL | re.IGNORECASE)
+_PASSES = 10
+_TOKENS = re.compile(
+    rf"</\|?(?:{_CALLS})\|?>|<\|[a-z][a-z0-9_▁ ]{{1,40}}\|>|<function=[^<>]*>.*?(?:</function>|\Z)|\[/?TOOL_(?:CALLS|RESULTS)\]|\[/?INST\]",
+    re.DOTALL | re.IGNORECASE,
+)
+_SCAFFOLD = re.compile(
+    r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*|recall with key [^\]\n]*)\][ \t]*\n?",
+    re.MULTILINE,
+)
+
+
+def clean(value: Any) -> Any:
+    """Return an answer without what only models and harnesses say to each other; what stands in code stays. The same object where clean."""
+    if isinstance(value, str):
+        return _cleaned(value) if "<" in value or "[" in value else value
+    if isinstance(value, dict):
+        old = cast("dict[str, Any]", value)
+        new = {key: clean(part) for key, part in old.items()}
+        return old if all(new[key] is part for key, part in old.items()) else new
+    if isinstance(value, list):
+        parts = cast("list[Any]", value)
+        made = [clean(part) for part in parts]
+        return parts if all(a is b for a, b in zip(parts, made, strict=True)) else made
+    return value
+
+
+def _cleaned(text: str) -> str:
+    for _ in range(_PASSES):  # what is taken out may bring together what it stood between
+        bare = _once(text)
+        if bare == text:
+            break
+        text = bare
+    return text
+
+
+def _once(text: str) -> str:
+    kept: list[str] = []
+
+    def keep(match: re.Match[str]) -> str:
+        kept.append(match[0])
+        return f"\0{len(kept) - 1}\0"
+
+    hidden = _CODE.sub(keep, text.replace("\0", ""))
+    bare = _STRAY_CLOSE.sub("", _without_blocks(_LEADING.sub("", hidden)))
+    bare = _SCAFFOLD.sub("", _TOKENS.sub("", bare))
+    if bare == hidden:
+        return text
+    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], bare).strip()
+
+
+def _without_blocks(text: str) -> str:
+    """Take out blocks from tag to tag. One that is never closed ends with the text, where it is thinking, or a call that begins with data."""
+    if (opened := _OPEN.search(text)) is None:
+        return text
+    closing: dict[str, list[tuple[int, int]]] = {}
+    for close in _CLOSE.finditer(text):
+        closing.setdefault((close[1] or close[2]).lower(), []).append(close.span())
+    out: list[str] = []
+    place = 0
+    while opened is not None:
+        tag, start, after = opened[1].lower(), opened.start(), opened.end()
+        ends = closing.get(tag, [])
+        found = bisect_left(ends, (after, after))
+        if found < len(ends):
+            after = ends[found][1]
+        elif tag in _THINK.split("|") or _DATA.match(text, after):
+            after = len(text)
+        else:
+            start = after
+        out.append(text[place:start])
+        place = after
+        opened = _OPEN.search(text, after)
+    return "".join((*out, text[place:]))

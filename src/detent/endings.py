@@ -132,12 +132,15 @@ def _was_refused(item: Item) -> bool:
 def objection(action: Any, context: KernelContext) -> str:
     """Return why an answer or abstention is not accepted yet, "" where it is; never more than once a pass, never in its last turn."""
     run, state, agent = context.run.state, context.state, context.agent
-    if not isinstance(action, (FinalAnswer, Abstain)) or state.wrapping_up or _last_turn(run, state) or refusals((state,)):
+    if not isinstance(action, (FinalAnswer, Abstain)):
         return ""
-    if isinstance(action, FinalAnswer) and isinstance(action.content, str) and not clean(action.content).strip():
+    blank = isinstance(action, FinalAnswer) and isinstance(action.content, str) and not clean(action.content).strip()
+    if not blank and (not (agent.required_tools or agent.deliverables) or not answers_goal(context)):
+        return ""
+    if state.wrapping_up or _last_turn(run, state) or refusals((state,)):
+        return ""
+    if blank:
         return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
-    if not (agent.required_tools or agent.deliverables) or not answers_goal(context):
-        return ""
     missing = {tool: count for tool, count in missing_tools(run).items() if tool in context.tools}
     if isinstance(action, Abstain):
         tried = {item.tool for item in work(run)}

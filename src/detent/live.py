@@ -90,6 +90,8 @@ class Control:
 
     def take(self) -> list[Signal]:
         """Return and forget what was delivered."""
+        if not self._signals:
+            return []
         taken = list(self._signals.values())
         self._taken |= self._signals.keys()
         self._signals.clear()
@@ -234,7 +236,7 @@ class LiveWorld:
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""
-        return Gateway(context, self._traffic, self._room, self._chunk)
+        return Gateway(context, self._traffic, self._room, self._chunk, self._tenants)
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""

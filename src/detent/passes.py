@@ -380,7 +380,7 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None:
             world = context.run.world
-            hidden = await world.hide(Plan(actions=calls), {name: tool.spec for name, tool in context.tools.items()})
+            hidden = await world.hide(Plan(actions=calls), context.known)
             await world.breathe()  # passes beside this one go on here, live and in replay alike
             context.run.record(context.scope, e.Planned(actions=hidden.actions))
         return context.state

@@ -17,7 +17,7 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall, snake
-from detent.core.budget import NOTHING, Exhausted, Usage
+from detent.core.budget import NOTHING, UNBOUNDED, Exhausted, Usage
 from detent.core.errors import IllegalEvent, RunErased
 from detent.core.history import Seq
 from detent.core.records import Record
@@ -189,7 +189,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
                 strategy=state.strategy,
                 kernel_type=event.kernel,
                 scope=key,
-                limits=event.limits,
+                limits=event.limits if event.limits != UNBOUNDED else UNBOUNDED,
                 digest=event.digest,
                 meta=event.meta,
             )

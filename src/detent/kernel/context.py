@@ -82,7 +82,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass works with, and what its phases may do."""
+    """What one pass works with, and what its phases may do. `specs` are the tools that are offered, `known` all that there are."""
 
     input: KernelInput
     agent: AgentSpec
@@ -94,6 +94,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     scope: str
     specs: tuple[ToolSpec, ...]
+    known: dict[str, ToolSpec]
     lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     @property
@@ -246,4 +247,5 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
         run=run,
         scope=scope,
         specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
+        known={name: tool.spec for name, tool in tools.items()},
     )

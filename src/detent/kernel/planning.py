@@ -63,7 +63,7 @@ async def _ask(context: KernelContext) -> Plan:
     """Ask the planner once and return its answer, redacted; raise whatever it raises."""
     world = context.run.world
     answer = await world.plan(context.view(), context.time_left())
-    return await world.hide(answer, {name: tool.spec for name, tool in context.tools.items()})
+    return await world.hide(answer, context.known)
 
 
 async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> None:

@@ -630,7 +630,12 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     if first:
         call = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
     item = item_of(
-        call, _pass(state, scope).iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms
+        call,
+        _pass(state, scope).iteration,
+        result=event.result.copy(),
+        artifact=event.artifact,
+        error=event.error,
+        latency_ms=event.latency_ms,
     )
     return _outcome(state, scope, call, item, fatal=event.fatal, begun=first)
 

@@ -118,3 +118,29 @@ def test_a_hook_of_a_phase_that_there_is_not_is_refused_at_once() -> None:
     """With the nearest name."""
     with pytest.raises(UnknownName, match="act"):
         engine_for(Script([END]), hooks=KernelHooks(before={"acts": lambda s: None}))
+
+
+def test_a_replay_without_the_hooks_that_decided_something_says_which() -> None:
+    """All that are missing, and how to give them; with them it comes out again, and a hook that was not there is a divergence."""
+
+    async def main() -> None:
+        desk, store = Desk(), RamStore()
+
+        def kept(state: Any) -> None:
+            return None
+
+        hooks = KernelHooks(before={"act": kept}, after={"think": kept})
+        async with engine_for(Script([call("put", n=1), END]), *desk.all, store=store, hooks=hooks) as engine:
+            done = await engine.run(Agent(name="w", tools=["look", "put"]), "go")
+            assert (await engine.replay(done.run_id)).identical
+        for given, missing in ((KernelHooks(), "after think, before act"), (KernelHooks(before={"act": kept}), "after think")):
+            async with engine_for(Script([]), *desk.all, store=store, hooks=given) as engine:
+                with pytest.raises(ConfigError, match=rf"had hooks of phases that are not here \({missing}\).*Engine\(hooks=KernelHooks"):
+                    await engine.replay(done.run_id)
+        more = KernelHooks(before={"act": kept, "think": kept}, after={"think": kept})
+        async with engine_for(Script([]), *desk.all, store=store, hooks=more) as engine:
+            found = await engine.replay(done.run_id)
+            assert found.divergence is not None
+            assert "before think" in found.divergence.actual
+
+    asyncio.run(main())

@@ -632,7 +632,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
     item = item_of(
         call,
         _pass(state, scope).iteration,
-        result=event.result.copy(),
+        result=event.result.copy() if event.result else e.NO_RESULT,
         artifact=event.artifact,
         error=event.error,
         latency_ms=event.latency_ms,
@@ -654,15 +654,16 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
         if item.executed and call.tool not in before.tools_used:
             changes["tools_used"] = before.tools_used | {call.tool}
     failures = int(error is not None and error.code != "not_run")
-    if begun:
-        state = _called(state, call.tool)
+    counts: dict[str, Any] = {}
     if begun or failures:
         changes["usage"] = _counted(before.usage, calls=int(begun), failures=failures)
-    if failures:
-        state = replace(state, usage=_counted(state.usage, calls=0, failures=failures))
+        counts["usage"] = _counted(state.usage, calls=int(begun), failures=failures)
+    if begun:
+        counts["calls_of"] = {**state.calls_of, call.tool: state.calls_of.get(call.tool, 0) + 1}
     if error is not None or call.ends_turn or call.provenance == "text":
         changes.update(_ending(state, call, item, fatal=fatal))
-    return _with(state, _observed(before, call, item, ok=error is None, work=True, changes=changes))
+    now = _observed(before, call, item, ok=error is None, work=True, changes=changes)
+    return replace(state, passes={**state.passes, now.scope: now}, **counts)
 
 
 def fingerprint(call: CallState, item: Item) -> str:

@@ -27,7 +27,7 @@ class BoundReached(Exception):
 
 
 class Interrupted(Exception):
-    """The planner was interrupted, by a cancellation or because the time is up; the turn ends without a plan."""
+    """The planner, or what makes an effect, was interrupted, by a cancellation or because the time is up; the turn ends there."""
 
 
 class World(Protocol):

@@ -174,6 +174,8 @@ class ReplayWorld:
         expected = self._journal.expect()
         if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
             return expected.value
+        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
+            raise Interrupted
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
     async def pause(self, seconds: float) -> None:

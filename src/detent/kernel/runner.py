@@ -17,7 +17,7 @@ from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
-from detent.kernel.outside import BoundReached
+from detent.kernel.outside import BoundReached, Interrupted
 
 log = logging.getLogger("detent")
 
@@ -98,6 +98,8 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     except BoundReached as reached_bound:
         bound = reached_bound.bound
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)
+    except Interrupted:
+        return None  # the next turn finds the cancellation
     except (StoreError, Divergence):
         raise
     except Exception as error:  # foreign code: a phase may raise anything
@@ -118,7 +120,8 @@ def _moved(state: RunState) -> bool:
 
 
 def _settle(run: Run, state: KernelState, *, turn_over: bool) -> Verdict:
-    return settle(run.state, state, running_s=run.state.running_ms / 1000, now=None, turn_over=turn_over)
+    now = run.state
+    return settle(now, state, running_s=now.running_ms / 1000, now=None, turn_over=turn_over)
 
 
 def _time(run: Run, state: KernelState) -> Settled | None:

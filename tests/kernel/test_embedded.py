@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, FinalAnswer, Plan, ToolFailed, tool
+from detent import Agent, FinalAnswer, Plan, ToolCall, ToolFailed, tool
 from detent.core import events as e
 from detent.kernel.kernel import make_kernel
 from detent.ports import Block, Call
@@ -191,3 +191,23 @@ def test_a_done_tool_in_text_gives_its_answer() -> None:
 
     done = ran([FinalAnswer(content='done({"answer": "42"})')], done_tool())
     assert done.result.status == "completed" and done.result.output == "42"
+
+
+DEEP = '{"query": ' + "[" * 3000 + "]" * 3000 + "}"
+
+
+@pytest.mark.parametrize("args", [DEEP, '{"query": "\ud800"}'])
+def test_an_answer_that_only_looks_like_a_call_stays_an_answer(args: str) -> None:
+    """Nested without end, or half a character: it is no JSON, and so no call; nothing fails."""
+    web = Web()
+    done = web.go(f"search({args})")
+    assert done.why == ("completed", "final_answer") and web.asked == []
+
+
+@pytest.mark.parametrize("args", [DEEP, '{"query": '])
+def test_arguments_in_text_that_is_no_json_are_a_failed_observation(args: str) -> None:
+    """The planner is told, and the run goes on."""
+    web = Web()
+    done = ran([ToolCall(tool="search", args=args), END], web.search)  # type: ignore[arg-type]
+    assert done.why == ("completed", "final_answer") and web.asked == []
+    assert "not JSON" in done.items[0].error.message

@@ -9,7 +9,7 @@ import pytest
 
 from detent import Agent, FinalAnswer
 from detent.core import events as e
-from detent.core.errors import UnknownName
+from detent.core.errors import ConfigError, UnknownName
 from detent.core.state import KernelState
 from detent.ports import Abort, KernelHooks, Skip
 from detent.stores.ram import RamStore
@@ -143,4 +143,4 @@ def test_a_replay_without_the_hooks_that_decided_something_says_which() -> None:
             assert found.divergence is not None
             assert "before think" in found.divergence.actual
 
-    asyncio.run(main())
+    run_async(main)

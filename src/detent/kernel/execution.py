@@ -23,6 +23,7 @@ from detent.core.state import CallState, RunState
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached
+from detent.kernel.planning import UNREADABLE
 from detent.ports import Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
     if isinstance(args, str):
         try:
             args = msgspec.json.decode(args or "{}")
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
     if not isinstance(args, dict):
         raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")

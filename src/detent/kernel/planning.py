@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
+"""What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
+
 _CALL = re.compile(r"(?P<tool>[A-Za-z0-9_-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
 
 
@@ -137,7 +140,7 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
             continue
         try:
             yield candidate, match["tool"], msgspec.json.decode(match["args"])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             continue
 
 

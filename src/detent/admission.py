@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +17,15 @@ from detent.core.codec import digest_of, encode
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.live import KEY_BLOB
+from detent.patterns import drop_slow_patterns
 from detent.ports import Capabilities, EventStore, Plan, Policy, Resolution, SecretSource, Tool, Toolbox, View
 from detent.pricing import Prices
 from detent.redact import Redactor, redacted_start
 from detent.snapshots import load_run
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+MOST_REFERENCES = 10_000
+"""So many references are followed in the check of a reply; a few lines of a schema can ask for more than anyone has time for."""
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
@@ -149,27 +153,58 @@ async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patte
 
 
 def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> Any:
-    """Return the reply as the question expects it (text is read as JSON where that fits); raise `NotAllowedNow` when it does not."""
+    """Return the reply as the question expects it (text is read as JSON where that fits); raise `NotAllowedNow` when it does not.
+
+    What is expected comes from a planner: patterns that could take long are left out, and references are followed so often and no more.
+    """
     if expected is None:
         return reply
-    from jsonschema import Draft202012Validator
-
-    try:
-        Draft202012Validator.check_schema(expected)
-        validator: Any = Draft202012Validator(expected)
-        validator.is_valid(reply)
-    except Exception as error:  # the schema is a planner's own; what it refers to may not be there
-        why = f"what run {run_id!r} expects is no JSON Schema that can be used ({str(error).splitlines()[0]}); cancel the run, or resume it with another agent"
-        raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
     candidates = [reply]
     if isinstance(reply, str):
         with contextlib.suppress(msgspec.DecodeError):
             candidates.append(msgspec.json.decode(reply))
-    for candidate in candidates:
-        if validator.is_valid(candidate):
-            return candidate
-    why = next(iter(validator.iter_errors(candidates[-1]))).message
+    why = ""
+    try:
+        validator = _validator(expected)
+        for candidate in candidates:
+            error = next(validator().iter_errors(candidate), None)
+            if error is None:
+                return candidate
+            why = error.message
+    except Exception as error:  # the schema is a planner's own; what it refers to may not be there
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        why = f"what run {run_id!r} expects is no JSON Schema that can be used ({said}); cancel the run, or resume it with another agent"
+        raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
     raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
+
+
+def _validator(expected: dict[str, Any]) -> Callable[[], Any]:
+    """Return what makes a validator of the schema; one that follows more than `MOST_REFERENCES` references raises `ValueError`."""
+    from jsonschema import Draft202012Validator
+
+    extend: Any = importlib.import_module("jsonschema.validators").extend
+    Draft202012Validator.check_schema(expected)
+    raw = msgspec.json.encode({name: part for name, part in expected.items() if name != "$schema"})
+    if b'"$schema"' in raw:
+        raise ValueError("a part of it names a draft of its own")
+    schema = msgspec.json.decode(raw)
+    drop_slow_patterns(schema)
+    keywords: Any = Draft202012Validator.VALIDATORS
+
+    def made() -> Any:
+        left = iter(range(MOST_REFERENCES))
+
+        def following(keyword: str) -> Callable[..., Any]:
+            def follow(*given: Any) -> Any:
+                if next(left, None) is None:
+                    raise ValueError(f"it follows more than {MOST_REFERENCES} references")
+                yield from keywords[keyword](*given)
+
+            return follow
+
+        return extend(Draft202012Validator, {keyword: following(keyword) for keyword in ("$ref", "$dynamicRef")})(schema)
+
+    return made
 
 
 class NoPlanner:

@@ -184,6 +184,8 @@ class Advancing:
         tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
         strategy, kernels = ways_of(journal.state, parts)
         await drive(make_run(journal, world, parts, tools), strategy, kernels, turns=turns)
+        if parts.tenants:
+            await parts.tenants.give_back(journal.state)
         return journal.state
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -305,9 +305,12 @@ class Engine:
         tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self._parts)
         usable = admission.usable(started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities)
         journal = advancing.journal(state)
-        if patterns:
-            started = await self._redacted(started, advancing.run_id, patterns)
-        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
+        async with self.tenants.starting(started.host.tenant) as counted:
+            if patterns:
+                started = await self._redacted(started, advancing.run_id, patterns)
+            journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
+            if counted:
+                await journal.commit()
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:

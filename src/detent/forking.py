@@ -7,6 +7,7 @@ snapshot says which calls were open there, and only the records after it are loo
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -102,9 +103,10 @@ async def fork(
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
     child_id = child_id or new_run_id(goal, parts.clock.now(), parts.ids.token(6))
     forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
-    for name, value in secrets.items():
-        await store.put_blob(child_id, name, value)
-    await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=there.host)
+    async with parts.tenants.starting(there.host.tenant) if parts.tenants else contextlib.nullcontext():
+        for name, value in secrets.items():
+            await store.put_blob(child_id, name, value)
+        await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=there.host)
     return child_id
 
 
@@ -116,7 +118,7 @@ async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, 
     try:
         if await store.head(child_id) is not None:
             raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
-        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids)
+        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, charges_all=bool(parts.tenants))
         journal.record(forked)
         await journal.commit(durable=True)
         if await store.head(forked.parent) is None:  # removed in the meantime, and this fork was not seen

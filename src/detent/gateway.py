@@ -4,16 +4,17 @@ Theory of operation. A call waits for its turn at the provider, then reserves wh
 output that it may ask for, which is clamped to what the bounds of run and pass leave beside all open reservations. `ModelCallStarted` holds
 the reservation; what was used replaces it with `ModelCallFinished` or `ModelCallFailed`, and so the sum of all calls is the run's usage. Where
 a reservation does not fit only because other calls are open, the call waits for them; where it cannot fit, `BoundReached` is raised and
-nothing is sent. Retryable failures are tried again after a random, growing pause; each attempt is a model call of its own and on record.
-What is charged where nobody knows what was used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked
-as estimated. Nothing here runs in a re-execution: it takes the records as they are.
+nothing is sent. What bounds the run's tenant is reserved in its account, too (`detent.holds`), where other runs see it. Retryable failures are
+tried again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
+used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked as estimated. Nothing here runs in a
+re-execution: it takes the records as they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -21,11 +22,14 @@ import msgspec
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
+from detent.holds import Account
 from detent.kernel.context import KernelContext
 from detent.model_limits import Entry, ModelRetries, ProviderLimits
 from detent.ports import Chunk, ModelAnswer
 from detent.pricing import Prices
+from detent.redact import Streamed
 from detent.reserving import Allowed, Asked, allowed, bounded
+from detent.tenants import Tenants
 
 replace = msgspec.structs.replace
 
@@ -34,6 +38,8 @@ Send = Callable[[int | None], Awaitable[ModelAnswer]]
 
 MOST_TOKENS = 10**12
 """More tokens than any one call uses: what a provider tells beyond it is an error of its own."""
+LOOKS_S = (0.05, 1.0)
+"""Where other runs of the tenant have reserved what is left, their reservations are looked at again after so long: at first, at most."""
 _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
@@ -79,9 +85,21 @@ class Room:
 class Gateway:
     """The way to models for one pass of a run (`ports.Models`); its planner gets it as `view.models`, once a plan."""
 
-    __slots__ = ("_chunk", "_closed", "_context", "_open", "_room", "_run", "_scope", "_traffic")
+    __slots__ = ("_chunk", "_closed", "_context", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
 
-    def __init__(self, context: KernelContext, traffic: Traffic, room: Room, chunk: Callable[[Chunk], None] | None = None) -> None:
+    def __init__(
+        self,
+        context: KernelContext,
+        traffic: Traffic,
+        room: Room,
+        chunk: Callable[[Chunk], None] | None = None,
+        *,
+        tenants: Tenants | None = None,
+        patterns: Sequence[str] = (),
+    ) -> None:
+        self._tenants = tenants
+        self._streamed = Streamed(patterns) if patterns and chunk is not None else None
+        self._kind: Literal["text", "thinking"] = "text"
         self._context, self._run, self._scope = context, context.run, context.scope
         self._traffic, self._room, self._chunk = traffic, room, chunk
         self._open: dict[str, Usage] = {}
@@ -108,11 +126,11 @@ class Gateway:
         call, attempt, waited = "", 0, 0.0
         while True:
             attempt += 1
-            entry, fits = await self._admitted(asked)
+            entry, fits, account = await self._admitted(asked)
             call = call or self._name()
             started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved)
             try:
-                return await self._attempt(started, asked, send, fits.limit, entry)
+                return await self._attempt(started, asked, send, fits.limit, entry, account=account)
             except ModelCallFailure as failure:
                 pause = self._pause(failure, attempt, waited)
                 if pause is None and attempt == 1:
@@ -120,16 +138,26 @@ class Gateway:
                 if pause is None:
                     raise _given_up(failure, attempt) from failure
             finally:
+                self._emitted()
                 entry.leave()
+                if account is not None:
+                    await account.leave()
             waited += pause
-            await self._run.world.pause(pause)
-            if self._run.world.cancelled:
-                raise asyncio.CancelledError
+            await self._rested(pause)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """See `ports.Models.emit`."""
+        """See `ports.Models.emit`; what the run's patterns match is hidden, also where it comes in pieces."""
+        if self._streamed is not None:
+            if kind != self._kind:
+                self._emitted()
+            self._kind, content = kind, self._streamed.add(content)
         if content:
             self._tell(kind, content)
+
+    def _emitted(self) -> None:
+        """Tell what was held back: the text has ended."""
+        if self._streamed is not None and (rest := self._streamed.rest()):
+            self._tell(self._kind, rest)
 
     def _tell(self, kind: Literal["text", "thinking", "model"], content: Any) -> None:
         """Hand a chunk to whoever watches."""
@@ -152,6 +180,7 @@ class Gateway:
     def close(self) -> None:
         """Take no further calls; those that their caller did not wait for are given up and charged at their reservations."""
         self._closed = True
+        self._emitted()
         for call in list(self._open):
             self._failed(call, "nobody waited for its answer", "abandoned", self._unknown(call))
 
@@ -161,41 +190,70 @@ class Gateway:
 
     # One attempt ----------------------------------------------------------------------------------------------------------------
 
-    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
-        """Wait for room in the bounds and at the provider; return the place taken there, and what the call may use."""
+    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed, Account | None]:
+        """Wait for room in the bounds and at the provider; return the place there, what the call may use, and the tenant's account, held."""
+        look = LOOKS_S[0]
         while True:
             await self._run.world.weigh(self._context)
             fits = self._fits(asked)
             if fits is None:
                 await self._room.changed()
                 continue
-            seq = self._run.state.seq
+            seq, account = self._run.state.seq, None
             entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
             try:
-                if self._closed or self._run.state.seq != seq:
-                    fits = self._fits(asked)  # others may have reserved while this one waited
+                account, others = await self._account()
+                if account is not None or self._closed or self._run.state.seq != seq:
+                    fits = self._fits(asked, others)  # others may have reserved while this one waited
+                if fits is not None:
+                    return entry, fits, account
+                if account is not None:
+                    await account.leave()
             except BaseException:
                 entry.leave(0)
+                if account is not None:
+                    await account.leave()
                 raise
-            if fits is not None:
-                return entry, fits
             entry.leave(0)
+            if account is not None:
+                await self._rested(look)
+                look = min(look * 2, LOOKS_S[1])
 
-    def _fits(self, asked: Asked) -> Allowed | None:
+    async def _account(self) -> tuple[Account | None, Usage]:
+        """Return the account of the run's tenant, held alone, and what other runs have reserved there, read before what they have used."""
+        account = await self._tenants.account(self._run.state) if self._tenants else None
+        if account is None:
+            return None, NOTHING
+        try:
+            others = await account.others(self._run.state.run_id, self._run.state.reserved)
+            await self._run.world.weigh(self._context)
+        except BaseException:
+            await account.leave()
+            raise
+        return account, others
+
+    async def _rested(self, seconds: float) -> None:
+        """Wait; raise `CancelledError` where the run was cancelled meanwhile."""
+        await self._run.world.pause(seconds)
+        if self._run.world.cancelled:
+            raise asyncio.CancelledError
+
+    def _fits(self, asked: Asked, others: Usage = NOTHING) -> Allowed | None:
         self._run.world.proceed()
         if self._closed:
             raise PlannerFailed("the plan of this view was given already: its models take no further calls")
-        return allowed(asked, self._run.state, self._scope, self._traffic.prices)
+        return allowed(asked, self._run.state, self._scope, self._traffic.prices, others)
 
-    async def _attempt(self, started: ModelCallStarted, asked: Asked, send: Send, limit: int | None, entry: Entry) -> ModelAnswer:
+    async def _attempt(
+        self, started: ModelCallStarted, asked: Asked, send: Send, limit: int | None, entry: Entry, *, account: Account | None
+    ) -> ModelAnswer:
         """Make one request and put it on record; raise what it raised."""
         call, began, sent = started.call, self._run.world.running_ms(), False
         self._run.record(self._scope, started)
         self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
         self._open[call] = started.reserved
         try:
-            if self._bounded():
-                await self._context.commit()
+            await self._reserved(started, account)
             sent = True
             answer = await send(limit)
             usage = self._used(answer.usage, asked, answer.model, started.reserved)
@@ -217,7 +275,17 @@ class Gateway:
         self._finished(call, asked, answer, usage, began)
         if usage != NOTHING:
             await self._context.commit()
+        if self._tenants:
+            await self._tenants.give_back(self._run.state)
         return replace(answer, usage=usage)
+
+    async def _reserved(self, started: ModelCallStarted, account: Account | None) -> None:
+        """Put the reservation where a crash, and other runs of the tenant, find it; the account is free afterwards."""
+        if account is not None or self._bounded():
+            await self._context.commit()
+        if account is not None:
+            await account.hold(self._run.state.run_id, started.call, started.reserved)
+            await account.leave()
 
     def _finished(self, call: str, asked: Asked, answer: ModelAnswer, usage: Usage, began: float) -> None:
         event = ModelCallFinished(
@@ -236,6 +304,8 @@ class Gateway:
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
         self._failed(call, (await self._run.world.scrub(said))[:2000], kind, usage, began)
         await self._context.commit()
+        if self._tenants:
+            await self._tenants.give_back(self._run.state)
 
     def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None) -> None:
         if self._open.pop(call, None) is None:
@@ -254,7 +324,7 @@ class Gateway:
 
     def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None) -> Usage:
         """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
-        used = replace(_plausible(usage.charged()), model_calls=0)
+        used = replace(_plausible(usage).charged(), model_calls=0)
         if not used.total_tokens and reserved is not None and self._bounded():
             used = replace(reserved, estimated=True)
         if used.cost_usd is None and used.total_tokens:

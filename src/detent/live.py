@@ -42,7 +42,7 @@ from detent.ports import (
     ToolSpec,
     View,
 )
-from detent.redact import Redactor, placeholders, resolve
+from detent.redact import Redactor, hidden, placeholders, resolve
 from detent.tenants import Tenants
 from detent.vault import Vault
 
@@ -148,6 +148,7 @@ class LiveWorld:
         "_run",
         "_secrets",
         "_since",
+        "_sleep",
         "_source",
         "_store",
         "_tenants",
@@ -179,6 +180,7 @@ class LiveWorld:
         self._chunk = chunk
         self._base_ms = run().running_ms
         self._since = clock.monotonic()
+        self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         self._redactor: Redactor | None = None
         self._recorded: Recorded | None = None
         self._secrets: dict[str, Any] = {}
@@ -202,8 +204,14 @@ class LiveWorld:
         return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Make a value that the log cannot give."""
-        return await make()
+        """Make a value that the log cannot give; a cancellation ends that."""
+        with self.control.during(0):
+            try:
+                return await make()
+            except asyncio.CancelledError:
+                if self.control.interrupted():
+                    raise Interrupted from None
+                raise
 
     async def reading(self, what: Literal["now", "random"]) -> float:
         """Return the time in seconds since 1970, or a random number in [0, 1); the caller records it."""
@@ -214,10 +222,10 @@ class LiveWorld:
         await asyncio.sleep(0)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep between two attempts; a cancellation ends the sleep."""
+        """Sleep between two attempts, as the clock does where it has a `sleep` of its own; a cancellation ends the sleep."""
         with self.control.during(0):
             try:
-                await asyncio.sleep(seconds)
+                await self._sleep(seconds)
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
@@ -236,17 +244,17 @@ class LiveWorld:
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""
-        return Gateway(context, self._traffic, self._room, self._chunk, self._tenants)
+        return Gateway(context, self._traffic, self._room, self._chunk, tenants=self._tenants, patterns=self._patterns)
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""
-        started = self.running_ms()
+        started = self._clock.monotonic()
         task = asyncio.current_task()
         with self.control.during(0):
             try:
                 return await _within(deadline_s, self._asked(view))
             except TimeoutError:
-                if deadline_s is None or self.running_ms() < started + deadline_s * 1000:
+                if deadline_s is None or self._clock.monotonic() < started + deadline_s:
                     raise
                 raise Interrupted from None  # the next turn finds that the time is up
             except asyncio.CancelledError:
@@ -341,7 +349,7 @@ class LiveWorld:
         assert emit is not None  # noqa: S101 - only called where it is set
 
         def progress(event: Any) -> None:
-            loop.call_soon_threadsafe(emit, _piece("progress", call, state, event))
+            loop.call_soon_threadsafe(emit, _piece("progress", call, state, hidden(event, self._patterns) if self._patterns else event))
 
         return progress
 

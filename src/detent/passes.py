@@ -31,7 +31,7 @@ from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Pass, Run, make_context
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.outside import BRANCH
+from detent.kernel.outside import BRANCH, Interrupted
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.markup import clean
@@ -283,10 +283,19 @@ class StrategyPasses:
         self._seen[f"effect {label}"] = count + 1
         key = f"-1:{label}:{count}"
         if key not in run.state.effects:
-            value = await run.world.effect(make, label, count, -1)
+            value = await self._made(make, label, count)
             run.journal.record(e.EffectRecorded(label=label, occurrence=count, value=value))
             await run.journal.commit()
         return run.state.effects[key]
+
+    async def _made(self, make: Callable[[], Awaitable[Any]], label: str, count: int) -> Any:
+        """Return what was made; the run is known before, and where a cancellation ended it, no strategy goes on."""
+        await self._run.journal.commit()
+        try:
+            return await self._run.world.effect(make, label, count, -1)
+        except Interrupted:
+            await absorb(self._run, fresh=False)
+            raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
 
     async def full(self, item: Item) -> Any:
         """Return the whole value of a tool item; see `ports.StrategyRun.full`."""
@@ -306,7 +315,7 @@ class StrategyPasses:
         self._seen["sleep"] = count + 1
         timer = f"sleep#{count + 1}"
         if f"-1:{timer}:0" not in run.state.effects:
-            due = await run.world.effect(lambda: self._due(seconds), timer, 0, -1)
+            due = await self._made(lambda: self._due(seconds), timer, 0)
             run.journal.record(e.EffectRecorded(label=timer, value=due))
             run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
         if timer in run.state.timers:

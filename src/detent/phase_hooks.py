@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.core.errors import UnknownName
-from detent.core.events import PassFinished
+from detent.core.events import EffectRecorded, PassFinished
+from detent.core.records import Record
 from detent.core.state import CLOSED, KernelState
 from detent.kernel.context import KernelContext, fresh
 from detent.kernel.execution import give_up
@@ -22,6 +23,9 @@ from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
 
 log = logging.getLogger("detent")
+
+HOOK = -1
+"""Stands for the phase where a hook decided something: it belongs to none."""
 
 
 def phase_name(phase: Phase) -> str:
@@ -43,6 +47,14 @@ def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
     for name in (*hooks.before, *hooks.after):
         if name not in names:
             raise UnknownName("phase", name, names)
+
+
+def missing_hooks(records: Sequence[Record], hooks: KernelHooks) -> list[str]:
+    """Return which hooks of phases decided something in these records and are not among `hooks`, such as "before act"."""
+    here = {f"before {name}" for name in hooks.before} | {f"after {name}" for name in hooks.after}
+    said = (record.event for record in records if record.envelope.scope and isinstance(record.event, EffectRecorded))
+    labels = {event.label for event in said if event.phase == HOOK}
+    return sorted(label for label in labels - here if label.startswith(("before ", "after ")))
 
 
 def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) -> Phase:
@@ -82,7 +94,7 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
         kind = "skip" if isinstance(answer, Skip) and label.startswith("before") else "abort" if isinstance(answer, Abort) else ""
         return [kind, await context.run.world.scrub(answer.reason) if kind else ""]
 
-    kind, reason = await context.effect(-1, label, ask)
+    kind, reason = await context.effect(HOOK, label, ask)
     return kind, reason
 
 

@@ -7,8 +7,9 @@ idempotency key, guards and policy see the placeholder, live and in replay alike
 from __future__ import annotations
 
 import hmac
+import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -20,6 +21,9 @@ from detent.core.events import RunStarted
 from detent.ports import ToolSpec
 
 PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
+HIDDEN = "<secret>"
+"""Stands in text that is streamed for what the log has a placeholder for."""
+MOST_HELD = 1_000
 
 
 class Redactor:
@@ -55,8 +59,8 @@ class Redactor:
         if names and isinstance(args, str):
             try:
                 args = msgspec.json.decode(args)
-            except msgspec.DecodeError:
-                return self._hide(args)  # a field in there may be sensitive
+            except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+                return self._hide(args.encode("utf-8", "replace").decode())  # a field in there may be sensitive
         if names and isinstance(args, dict):
             given = cast("dict[str, Any]", args)
             args = {k: self._whole(v) if k in names else v for k, v in given.items()}
@@ -76,6 +80,83 @@ class Redactor:
         name = f"<secret:{hmac.new(self._key, msgspec.json.encode(value), sha256).hexdigest()[:24]}>"
         self.found[name] = value
         return name
+
+
+class Streamed:
+    """Text that is shown while it comes, with what `patterns` match replaced by `HIDDEN`, however it is cut into pieces.
+
+    What could still become part of a match is held back: as many characters as a match can have. Where that is not bounded (`sk-\\w+`), or
+    more than `MOST_HELD`, all is held back until the text ends.
+    """
+
+    __slots__ = ("_held", "_patterns", "_raw", "_shown")
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [re.compile(p) for p in patterns]
+        self._held = max((_widest(p) for p in patterns), default=0) + 1
+        self._raw, self._shown = "", 0  # what was shown stays for a while: matches depend on what is before them
+
+    def add(self, piece: str) -> str:
+        """Return what can be shown now."""
+        self._raw += piece
+        return self._until(len(self._raw) - self._held) if self._held <= MOST_HELD else ""
+
+    def rest(self) -> str:
+        """Return what was held back; the next piece begins another text."""
+        said = self._until(len(self._raw))
+        self._raw, self._shown = "", 0
+        return said
+
+    def _until(self, end: int) -> str:
+        if end <= self._shown:
+            return ""
+        spans: list[tuple[int, int]] = []
+        for start, stop in sorted(m.span() for p in self._patterns for m in p.finditer(self._raw, self._shown) if m[0]):
+            if spans and start < spans[-1][1]:
+                spans[-1] = spans[-1][0], max(stop, spans[-1][1])
+            else:
+                spans.append((start, stop))
+        shown, at = "", self._shown
+        for start, stop in spans:
+            if stop > end:
+                end = min(end, start)
+                break
+            found = self._raw[start:stop]
+            shown += self._raw[at:start] + (found if PLACEHOLDER.fullmatch(found) else HIDDEN)
+            at = stop
+        shown += self._raw[at:end]
+        keep = max(0, end - self._held)
+        self._raw, self._shown = self._raw[keep:], end - keep
+        return shown
+
+
+def hidden(value: Any, patterns: Sequence[str]) -> Any:
+    """Return what a tool says while it runs with what `patterns` match replaced by `HIDDEN`; each text for itself."""
+    streamed = Streamed(patterns)
+
+    def text(said: str) -> str:
+        return streamed.add(said) + streamed.rest()
+
+    return walk(value, text)
+
+
+def _widest(pattern: str) -> int:
+    """Return how many characters may decide about a match, with what it looks at before and behind itself, very many where nothing bounds it."""
+    parsed: Any = importlib.import_module("re._parser").parse(pattern)
+    most, todo = int(parsed.getwidth()[1]), [parsed]
+    while todo:
+        for kind, said in todo.pop():
+            if str(kind) in ("ASSERT", "ASSERT_NOT"):
+                most += int(said[1].getwidth()[1])
+            todo += [part for part in _flat(said) if isinstance(part, type(parsed))]
+    return most
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield what stands in nested tuples and lists."""
+    for part in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ():
+        yield part
+        yield from _flat(part)
 
 
 def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:

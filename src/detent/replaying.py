@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from detent.advancing import Parts, make_run, tools_of, ways_of
 from detent.core import events as e
-from detent.core.errors import Divergence, IllegalEvent, MalformedPlan
+from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
 from detent.lineage import find_blob
 from detent.passes import drive
+from detent.phase_hooks import missing_hooks
 from detent.ports import Plan, View
 from detent.results import Difference, Replay
 from detent.snapshots import base_of
@@ -56,7 +57,10 @@ async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, 
 
 
 async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld) -> Replay:
-    """Return whether the log comes out again, record by record, or where it first does not; raise `ToolsMissing`."""
+    """Return whether the log comes out again, record by record, or where it first does not.
+
+    Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
+    """
     run_id = records[0].envelope.run
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))
@@ -80,6 +84,11 @@ async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWor
     except LogEnded:
         pass
     except Divergence as error:
+        if isinstance(journal.next, e.EffectRecorded) and (missing := missing_hooks(records[journal.cursor :], parts.hooks)):
+            raise ConfigError(
+                f"run {run_id!r} had hooks of phases that are not here ({', '.join(missing)}), and record {error.sequence} holds what one of "
+                "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
+            ) from error
         difference = Difference(sequence=error.sequence, expected=error.expected, actual=error.actual)
         return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
     except IllegalEvent as error:

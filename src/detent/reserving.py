@@ -48,16 +48,17 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     reserved: Usage
 
 
-def allowed(asked: Asked, state: RunState, scope: str, prices: Prices) -> Allowed | None:
+def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:
     """Return what the call may use; None where only the reservations of open calls are in the way.
 
-    Raise `BoundReached` where it cannot fit, `PlannerFailed` where a bound on cost meets a model without a price.
+    `others` is what other runs of the tenant have reserved. Raise `BoundReached` where it cannot fit,
+    `PlannerFailed` where a bound on cost meets a model without a price.
     """
     use = _priced(asked, prices)
     limit = _clamped(asked, _accounts(state, scope, ()), use)
-    if state.reserved:
+    if state.reserved or others != NOTHING:
         try:
-            limit = _clamped(asked, _accounts(state, scope, state.reserved.items()), use)
+            limit = _clamped(asked, _accounts(state, scope, state.reserved.items(), others), use)
         except BoundReached:
             return None
     return Allowed(limit=limit, reserved=use(limit or 0))
@@ -73,8 +74,8 @@ def scope_of(call: str) -> str:
     return call.rsplit(".", 2)[0]
 
 
-def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]]) -> list[Account]:
-    """Return the bounds of the run, of the pass and of the tenant, each with what is used of it and `taken` by open calls."""
+def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]], others: Usage = NOTHING) -> list[Account]:
+    """Return the bounds of the run, of the pass and of the tenant, each with what is used of it and `taken` by open calls, also of `others`."""
     own = state.passes.get(scope)
     run, mine = state.usage, own.usage if own is not None else NOTHING
     for call, reserved in taken:
@@ -84,7 +85,7 @@ def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]]) -
     if own is not None and own.limits != UNBOUNDED:
         accounts.append(("pass", own.limits, mine))
     if own is not None and own.balance is not None:
-        accounts.append((own.balance, own.balance.limits, charged(state, own, own.balance, run)))
+        accounts.append((own.balance, own.balance.limits, charged(state, own, own.balance, run).plus(others)))
     return accounts
 
 

@@ -3,13 +3,16 @@
 Theory of operation. Every append carries what its run has used since the one before (`spent_between`), and the store adds that to the sum of
 the tenant's day in the same transaction. Where a tenant is bounded, its sums are read before each turn, each group of tool calls and each
 model call, after everything that the run itself has used is committed, and a reading that says something new is put on record
-(`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. What runs elsewhere use
-between a reading and the call that it allowed is not seen: so many calls, at most one of each run that is being advanced, may pass a limit.
+(`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. Model calls and the starts of
+runs read and decide while nobody else can (`detent.holds`), and what a model call may use is reserved there before it is sent. What tools of
+runs elsewhere use between a reading and the calls that it allowed is not seen: at most one group of calls of each run that is being advanced
+may pass `max_tool_calls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import date, datetime
 from typing import Any, Literal
 
@@ -21,6 +24,7 @@ from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import KernelState, RunState
+from detent.holds import Account, Accounts
 from detent.ports import Clock, EventStore, Spent
 
 OTHERS = "*"
@@ -75,10 +79,11 @@ def checked_tenants(budgets: Mapping[str, TenantBudget]) -> dict[str, TenantBudg
 class Tenants:
     """The accounts of tenants in one store, and the bounds that an engine puts on them."""
 
-    __slots__ = ("_budgets", "_clock", "_store")
+    __slots__ = ("_accounts", "_budgets", "_clock", "_store")
 
     def __init__(self, budgets: Mapping[str, TenantBudget], *, store: EventStore, clock: Clock) -> None:
         self._budgets, self._store, self._clock = checked_tenants(budgets), store, clock
+        self._accounts = Accounts(store, clock)
 
     def __bool__(self) -> bool:
         return bool(self._budgets)
@@ -103,6 +108,43 @@ class Tenants:
                 f"tenant {tenant!r} has started {started} of max_runs={budget.max_runs} a {budget.window} (this one began on {since}, UTC); "
                 f"nothing was recorded. Raise tenants.{tenant}.max_runs, or start the run in the next {budget.window}"
             )
+
+    @asynccontextmanager
+    async def starting(self, tenant: str) -> AsyncGenerator[bool]:
+        """Keep other runs of the tenant from starting, in any process, until this one is on record; raise `BudgetRefused` where it may not.
+
+        Gives whether its runs are bounded: the beginning is then to be committed inside.
+        """
+        budget = self.budget_of(tenant)
+        if budget is None or budget.max_runs is None:
+            yield False
+            return
+        account = await self._accounts.enter(tenant)
+        try:
+            await self.refuse_start(tenant)
+            yield True
+        finally:
+            await account.leave()
+
+    def reserves(self, run: RunState) -> bool:
+        """Whether the model calls of the run reserve in its tenant's account."""
+        budget = self.budget_of(run.host.tenant)
+        return budget is not None and (budget.max_model_calls, budget.max_total_tokens, budget.max_cost_usd) != (None, None, None)
+
+    async def account(self, run: RunState) -> Account | None:
+        """Return the account of the run's tenant, held alone, for one model call to reserve in; None where nothing bounds model calls."""
+        return await self._accounts.enter(run.host.tenant) if self.reserves(run) else None
+
+    async def give_back(self, run: RunState) -> None:
+        """Drop the reservations of those model calls of the run that have ended, which is committed."""
+        account = await self.account(run) if run.usage.model_calls else None
+        if account is None:
+            return
+        try:
+            await account.others(run.run_id, run.reserved)
+            await account.keep()
+        finally:
+            await account.leave()
 
     async def weigh(self, context: Any) -> None:
         """Put on record what the tenant of a pass's run has used, where it is bounded and the records do not say so already."""

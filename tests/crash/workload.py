@@ -13,10 +13,10 @@ import msgspec
 from detent import Engine, FinalAnswer, Tool, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.actions import CompleteGoal, PushGoal, Thought
-from detent.core.codec import encode
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import EventStore, ToolContext
+from detent.testing import stories
 from detent.tools.settlement import Happened, NotHappened
 from laws.places import Effects, agent_of, engine_on
 
@@ -169,22 +169,4 @@ def open_calls_of(records: Sequence[Record], tools: Sequence[str]) -> list[str]:
 
 def story(records: Sequence[Record]) -> list[bytes]:
     """Return what a log says apart from deaths: without resumptions, doubts and their settlement, times, signals and measurements."""
-    told: list[bytes] = []
-    for record in records:
-        event = record.event
-        match event:
-            case e.RunResumed() | e.ToolInDoubt() | e.RunWaiting(status="waiting_for_reconciliation") | e.ToolReconciled(outcome="again"):
-                continue
-            case e.ToolStarted(attempt=attempt) if attempt > 1:
-                continue
-            case e.ToolReconciled(call=call_id, result=result):
-                event = e.ToolFinished(call=call_id, result=result)
-            case _:
-                pass
-        assert event is not None
-        changes: dict[str, Any] = {f: 0.0 for f in event.__struct_fields__ if f.endswith("_ms")}
-        changes |= {f: None for f in event.__struct_fields__ if f in ("requested_at", "expires_at")}
-        if "signal" in event.__struct_fields__:
-            changes["signal"] = ""
-        told.append(encode(msgspec.structs.replace(event, **changes)))
-    return told
+    return [line for _, line in stories.story(records)]

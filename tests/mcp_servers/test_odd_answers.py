@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.types import jsonrpc_message_adapter
 
-from detent.tools.mcp.patterns import is_quick
+from detent.patterns import is_quick
+from detent.tools.mcp.transport import UNREADABLE_ANSWER, WatchedStream, Wire
 from mcp_servers.desks import TOKEN, call, effects, ran, rude
 
 
@@ -19,6 +22,45 @@ def test_an_answer_that_cannot_be_read_fails_its_call_at_once(tmp_path: Path) ->
     lost, after = result.tool_calls
     assert lost.error is not None and "no answer that can be read" in lost.error.message
     assert after.content == "still there" and result.status == "completed"
+
+
+class Sent:
+    """A stream on which one line came, as the SDK hands it on."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    async def receive(self) -> Any:
+        """Return what became of the line."""
+        try:
+            return jsonrpc_message_adapter.validate_json(self.line, by_name=False)
+        except ValueError as error:
+            return error
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ('{"jsonrpc": "2.0", "id": 5, "result": "\\ud83d"}', 5),
+        ('{"jsonrpc": "2.0", "id": 5, "result": "no object"}', 5),
+        ('{"id": 5, "result": {}}', 5),
+        ('{"jsonrpc": "2.0", "id": 5, "result": {"deep": ' + "[" * 5_000, 5),
+        ('{"jsonrpc": "2.0", "id": 5, "method": "roots/list", "params": "\\ud83d"}', None),
+        ('{"id": 5, "method": "roots/list"}', None),
+        ('{"id": true, "result": {}}', None),
+        ('{"id": "5", "result": {}}', None),
+        ("Welcome!", None),
+    ],
+)
+def test_a_line_that_is_no_message_ends_the_call_that_it_answers_and_no_other(line: str, number: int | None) -> None:
+    """Only an answer has an id of ours: what asks, and what has another id, ends nothing. Each is counted as garbage."""
+    wire = Wire(lambda: None)
+    item = asyncio.run(WatchedStream(Sent(line), wire).receive())
+    assert wire.garbage == 1
+    if number is None:
+        assert isinstance(item, ValueError)
+    else:
+        assert (item.message.id, item.message.error.message) == (number, UNREADABLE_ANSWER)
 
 
 def test_a_writing_call_whose_answer_cannot_be_read_is_in_doubt(tmp_path: Path) -> None:

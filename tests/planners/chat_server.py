@@ -110,17 +110,26 @@ def _send(handler: Any, status: int, body: str, headers: dict[str, str]) -> None
 
 
 def _stream(handler: Any, answer: Answer) -> None:
-    """Send the answer in small pieces; `break_after` chunks the connection is closed, without an end."""
+    """Send the answer in small pieces; `break_after` chunks, or `cut_at` bytes, the connection is closed, without an end."""
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
     handler.send_header("Connection", "close")
     handler.end_headers()
+    if "cut_at" in answer:
+        handler.wfile.write(streamed(answer)[: answer["cut_at"]])
+        handler.close_connection = True
+        return
     chunks = list(_chunks(answer))
     for chunk in chunks[: answer.get("break_after", len(chunks))]:
         handler.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
     if "break_after" not in answer:
         handler.wfile.write(b"data: [DONE]\n\n")
     handler.close_connection = True
+
+
+def streamed(answer: Answer) -> bytes:
+    """Return an answer as the bytes of a whole stream."""
+    return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in _chunks(answer)) + b"data: [DONE]\n\n"
 
 
 def _chunks(answer: Answer) -> Iterable[dict[str, Any]]:

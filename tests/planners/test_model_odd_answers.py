@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, Result, tool
+from detent.core.errors import MalformedPlan
 from detent.model_limits import ModelRetries
+from detent.observers.in_memory import InMemoryObserver
+from detent.planners import control_tools
+from detent.planners.failures import failure_of
 from detent.planners.model import ModelPlanner
-from detent.planners.typed_answers import DEEPEST, read_arguments
+from detent.planners.typed_answers import BOTTOMLESS, DEEPEST, TOO_DEEP, read_arguments, read_text
 from detent.pricing import ModelPrice
 from planners.chat_server import Answer, ChatServer, Entry, fails, says
 
@@ -42,14 +46,16 @@ def run(
     script: Sequence[Entry], desk: Desk | None = None, *, stream: bool = True, budget: Budget | None = None, **agent: Any
 ) -> tuple[Result, ChatServer]:
     """Run an agent with the tool `look` against a server with this script, on a store in a file; check that its log replays."""
+    observers, more = agent.pop("observers", ()), agent.pop("more", ())
 
     async def go(server: ChatServer) -> Result:
         look = (desk or Desk()).look()
-        planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream, **agent.pop("settings", {})})
+        url = server.url.replace("//", f"//{agent.pop('userinfo', '')}")
+        planner = ModelPlanner("openai:served", settings={"base_url": url, "stream": stream, **agent.pop("settings", {})})
         retries = ModelRetries(retries=1, base_s=0.0)
         prices = {"openai:served": ModelPrice(input_usd=1.0, output_usd=10.0)}
         async with Engine(store="ram:", planner=planner, model_retries=retries, model_prices=prices) as engine:
-            result = await engine.run(Agent(name="a", tools=[look], **agent), "go", budget=budget)
+            result = await engine.run(Agent(name="a", tools=[look, *more], **agent), "go", budget=budget, observers=observers)
             again = await engine.replay(result.run_id)
             assert again.identical, again.divergence
         await planner.close()
@@ -85,8 +91,26 @@ def test_arguments_with_half_a_character_are_invalid_and_run_nothing(*, stream: 
     desk = Desk()
     result, server = run([says("", ("c", "look", f'{{"s": "{HIGH}"}}')), DONE], desk, stream=stream)
     assert (result.status, desk.seen, len(server.requests)) == ("completed", [], 2)
-    run([says("", ("c", "look", f'{{"s": "{HIGH}{LOW}"}}')), DONE], desk, stream=stream)
-    assert desk.seen == ["😀"]
+    for spaces in ("", "   "):  # with three of them the stream's pieces end between the halves
+        run([says("", ("c", "look", f'{{"s":{spaces} "{HIGH}{LOW}"}}')), DONE], desk, stream=stream)
+    assert desk.seen == ["😀", "😀"]
+
+
+@both
+def test_a_control_action_with_half_a_character_is_no_plan(*, stream: bool) -> None:
+    """The plan is refused, and the model asked again."""
+    result, server = run([says("", ("c", "ask_user", f'{{"question": "{HIGH}"}}')), DONE], stream=stream, actions=["ask_user"])
+    assert result.output == "done" and len(server.requests) == 2
+
+
+@both
+def test_observers_hear_only_what_can_be_written_down(*, stream: bool) -> None:
+    """A piece of a stream that ends in the middle of a character is marked, and the rest is heard as it came."""
+    heard = InMemoryObserver()
+    run([says(f"abc{HIGH}{LOW}!", reasoning_content=f"hmm{HIGH}")], stream=stream, observers=[heard])
+    said = {kind: "".join(chunk.content for chunk in heard.chunks if chunk.kind == kind) for kind in ("text", "thinking")}
+    assert said["text"].encode() and said["text"].startswith("abc") and said["text"].endswith("!")
+    assert said["thinking"].encode() and said["thinking"].startswith("hmm")
 
 
 @both
@@ -116,7 +140,7 @@ def test_a_call_that_names_no_tool_is_no_answer(*, stream: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("depth", [DEEPEST + 50, 900])
+@pytest.mark.parametrize("depth", [DEEPEST + 50, 900, 5_000])
 def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *, stream: bool) -> None:
     """They go back to the model as the text that they are: nothing recurses over them."""
     desk = Desk()
@@ -140,6 +164,45 @@ def test_arguments_that_came_as_data_are_measured_too() -> None:
         deep = [deep]
     assert read_arguments({"x": deep}) == json.dumps({"x": deep}, separators=(",", ":"))
     assert read_arguments({"x": [1]}) == {"x": [1]}
+
+
+def test_of_what_no_reader_can_read_the_model_is_shown_the_beginning() -> None:
+    """Text, data and lists alike: a reader with more on its stack than this one is given nothing that it could fall over."""
+    for text in ('{"s": ' + "[" * 5_000 + "]" * 5_000 + "}", "[" * (BOTTOMLESS + 1) + "]" * (BOTTOMLESS + 1)):
+        assert read_arguments(text) == f"{text[:200]}... {TOO_DEEP}"
+    deep: Any = {}
+    for _ in range(3_000):
+        deep = [deep]
+    assert read_arguments(deep) == TOO_DEEP
+    assert read_text("[" * 5_000) == (False, None)
+    assert read_text(f'["{HIGH}"]') == (False, None)
+    with pytest.raises(MalformedPlan, match="no JSON"):
+        control_tools.action_of("stop", '{"reason": ' + "[" * 5_000)
+
+
+@both
+def test_a_typed_answer_without_bottom_is_given_again(*, stream: bool) -> None:
+    """In the tool of the answer and in plain text."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    deep = '{"n": ' + "[" * 5_000 + "]" * 5_000 + "}"
+    for bad in (says("", ("f", "final_result", deep)), says(deep)):
+        result, server = run([bad, says("", ("f", "final_result", {"n": 5}))], stream=stream, output_schema=schema)
+        assert result.output == {"n": 5} and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("args", [f'{{"s": "{HIGH}"}}', '{"s": ' + "[" * 300 + "]" * 300 + "}", '{"s": "'])
+def test_unreadable_arguments_of_a_tool_with_secrets_run_nothing(args: str) -> None:
+    """What cannot be read may hold the secret: the log has a placeholder, and the run goes on."""
+    seen: list[str] = []
+
+    @tool(side_effect="read", sensitive=["s"])
+    def sign(s: str) -> str:
+        """Sign."""
+        seen.append(s)
+        return "signed"
+
+    result, server = run([says("", ("c", "sign", args)), DONE], more=[sign])
+    assert (result.output, seen, len(server.requests)) == ("done", [], 2)
 
 
 @both
@@ -177,6 +240,13 @@ def test_an_answer_without_choices_is_the_providers_failure() -> None:
     assert result.output == "done" and len(server.requests) == 2
 
 
+@both
+def test_an_answer_of_which_a_field_is_no_value_is_the_providers_failure(*, stream: bool) -> None:
+    """A client that checks what it reads gives up on it; the next answer counts."""
+    result, server = run([served(streamed=stream, created="x" if stream else 10**18), DONE], stream=stream)
+    assert result.output == "done" and len(server.requests) == 2
+
+
 # What is asked for under a bound ------------------------------------------------------------------------------------------------
 
 
@@ -203,3 +273,23 @@ def test_a_key_that_a_server_of_ones_own_refused_is_not_that_of_a_provider(
     monkeypatch.setenv("KEY_OF_MY_SERVER", "x")
     result, _ = run([fails(401)], settings=settings)
     assert result.status == "failed" and told in str(result.error) and "OPENAI_API_KEY" not in str(result.error)
+
+
+def test_a_refused_key_is_told_without_what_stands_before_the_host() -> None:
+    """A name and password in the URL are nobody's business; a failure in a group of one is that failure."""
+    from pydantic_ai.exceptions import ModelHTTPError
+
+    result, _ = run([fails(401)], userinfo="ann:hush-hush@")
+    assert result.status == "failed" and "127.0.0.1" in str(result.error) and "hush" not in str(result.error) + repr(result.state)
+    refused = ExceptionGroup("all failed", [ModelHTTPError(401, "m")])
+    assert "look in the safe" in str(failure_of(refused, model="openai:m", key="look in the safe"))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "auth"), (402, "quota"), (403, "auth"), (404, "unknown_model"), (429, "rate_limited"), (400, "bad_request")]
+)
+def test_a_model_of_somebody_elses_that_tells_a_status_alone_is_understood(status: int, kind: str) -> None:
+    """The library's own models tell a class with it; others need not."""
+    from pydantic_ai.exceptions import ModelHTTPError
+
+    assert failure_of(ModelHTTPError(status, "m"), model="openai:m").kind == kind

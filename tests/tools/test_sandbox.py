@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import errno
 import os
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import Cancellation
 from detent.tools import sandbox as boxes
+from detent.tools import sandbox_filter
 from detent.tools.confine import Limits, Workspace
 from detent.tools.process import Executed, execute
 from detent.tools.sandbox import Sandbox, SandboxLimits
@@ -434,3 +438,97 @@ def test_what_a_sandboxed_result_says_is_plain_data(workspace: Workspace) -> Non
     """The model and the log see it as JSON."""
     done = msgspec.to_builtins(run(workspace, "print(1)"))
     assert (done["sandboxed"], done["not_sandboxed"], done["killed_for"]) == (True, "", "")
+
+
+# Files that outlive the sandbox ------------------------------------------------------------------------------------------------
+
+SET_ID_WAYS = {
+    "chmod": "os.chmod('a', 0o4755)",
+    "group": "os.chmod('a', 0o2755)",
+    "fchmod": "os.fchmod(os.open('a', os.O_RDONLY), 0o4755)",
+    "at": "os.chmod('a', 0o4755, dir_fd=os.open('.', os.O_RDONLY))",
+    "open": "os.open('b', os.O_CREAT | os.O_WRONLY, 0o4755)",
+    "unnamed": "os.open('.', os.O_TMPFILE | os.O_RDWR, 0o4755)",
+    "mknod": "os.mknod('c', 0o104755)",
+    "fchmodat2": "system(452, -100, b'a', 0o4755, 0)",
+}
+GONE = {"openat2": "system(437, -100, b'a', 0, 0)", "io_uring": "system(425, 1, 0)"}
+SYSTEM_CALL = """
+import ctypes, os
+def system(*given):
+    if ctypes.CDLL(None, use_errno=True).syscall(*given) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+def tried(way):
+    try:
+        eval(way)
+    except OSError as error:
+        return error.errno
+open("a", "w").close()
+print({name: tried(way) for name, way in WAYS.items()})
+"""
+
+
+@pytest.mark.skipif(not sandbox_filter.program(), reason="no filter is known for this processor")
+def test_no_program_leaves_a_file_behind_that_runs_with_its_owners_rights(workspace: Workspace) -> None:
+    """Whatever call would set such a bit is refused, also where Detent runs as root; other modes and plain opens work."""
+    done = run(workspace, f"WAYS = {SET_ID_WAYS | GONE}\n{SYSTEM_CALL}")
+    assert done.success, done.stderr
+    said = ast.literal_eval(done.stdout)
+    assert said == dict.fromkeys(SET_ID_WAYS, errno.EPERM) | dict.fromkeys(GONE, errno.ENOSYS)
+    for path in Path(workspace.root).rglob("*"):
+        assert not path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID) or path.is_dir(), path
+    plain = {
+        "chmod": "os.chmod('a', 0o1777)",
+        "open": "os.open('b', os.O_CREAT | os.O_WRONLY, 0o777)",
+        "read": "os.open('a', os.O_RDONLY, 0o4755)",
+        "fifo": "os.mkfifo('f', 0o666)",
+        "mkdir": "os.mkdir('d', 0o755)",
+    }
+    assert ast.literal_eval(run(workspace, f"WAYS = {plain}\n{SYSTEM_CALL}").stdout) == dict.fromkeys(plain)
+
+
+def decided(rules: bytes, processor: int, number: int, *arguments: int) -> int:
+    """Return what a filter says of a call: a reading of the few instructions that it is made of."""
+    data = struct.pack("=IIQ6Q", number, processor, 0, *arguments, *[0] * (6 - len(arguments)))
+    at, held = 0, 0
+    while True:
+        code, yes, no, value = struct.unpack_from("=HBBI", rules, 8 * at)
+        at += 1
+        if code == 0x06:
+            return value
+        if code == 0x20:
+            held = struct.unpack_from("=I", data, value)[0]
+        else:
+            held_so = {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[code]
+            at += yes if held_so else no
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_knows_both_kinds_of_programs_of_a_processor(machine: str) -> None:
+    """Each call in its table is refused with such a bit and passes without; unknown processors and second numbers are not there."""
+    rules = sandbox_filter.program(machine)
+    passes, not_there, refused = 0x7FFF0000, 0x00050000 | errno.ENOSYS, 0x00050000 | errno.EPERM
+    for processor, table in sandbox_filter.SYSCALLS[machine].items():
+        for number, places in table.items():
+            if not places:
+                assert decided(rules, processor, number) == not_there
+                continue
+            mode, *flags = places
+            for bits, creates, expected in (
+                (0o4755, 0o101, refused),
+                (0o2755, 0o101, refused),
+                (0o1777, 0o101, passes),
+                (0o4755, 0, passes),
+            ):
+                arguments = [0] * 6
+                arguments[mode] = bits
+                if flags:
+                    arguments[flags[0]] = creates
+                elif not creates:
+                    continue
+                assert decided(rules, processor, number, *arguments) == expected, (hex(processor), number, oct(bits))
+        assert decided(rules, processor, 1_000, 0o4755, 0o4755, 0o4755) == passes
+    assert decided(rules, 0x1234, 90, 0, 0o755) == not_there
+    if machine == "x86_64":
+        assert decided(rules, 0xC000003E, 0x40000000 | 90, 0, 0o755) == not_there
+    assert sandbox_filter.program("pdp11") == b""

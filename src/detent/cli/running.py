@@ -18,6 +18,7 @@ from detent.cli.standing import report
 from detent.cli.values import json_object, json_or_text, parse_variables
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent
+from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.loading import parse_budget
@@ -51,6 +52,10 @@ def run(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
     ] = None,
+    tenant: o.ForTenant = "",
+    principal: o.ForPrincipal = "",
+    scope: o.Scopes = None,
+    credential: o.Credentials = None,
     json_wanted: o.Json = False,
     verbose: o.Verbose = 0,
 ) -> int:
@@ -84,8 +89,12 @@ def run(
     session.run_id = run_id or new_run_id(_public(text, worker, session), SystemClock().now(), RandomIds().token(6))
     session.creates = True
 
+    host = None
+    if tenant or principal or scope or credential:
+        host = Host(tenant=tenant, principal=principal, scopes=tuple(scope or ()), credential_refs=tuple(credential or ()))
+
     async def work(engine: Engine, progress: Progress) -> Result:
-        return await engine.run(worker, text, run_id=session.run_id, budget=bounds, variables=variables, observers=[progress])
+        return await engine.run(worker, text, run_id=session.run_id, host=host, budget=bounds, variables=variables, observers=[progress])
 
     return advance(session, work)
 

@@ -49,6 +49,9 @@ class OpenAICompatibleEmbedder:
             raise ConfigError('an embedder over HTTP needs httpx2: pip install "detent[on-device]"')
         self._model, self._where, self._dimensions, self._batch = model, base_url.rstrip("/") + "/embeddings", dimensions, batch
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/") + "/embeddings"
+        values = [value.removeprefix("Bearer ") for value in self._headers.values()] + [parts.password or ""]
+        self._secrets = tuple(value for value in values if len(value) >= 8)  # shorter ones would be found in ordinary words
         self._prefixes = {"query": query_prefix, "document": document_prefix}
         self._timeout_s = timeout_s
         self._local, self._plain = parts.hostname in ("localhost", "127.0.0.1", "::1"), parts.scheme == "http"
@@ -81,7 +84,7 @@ class OpenAICompatibleEmbedder:
             vectors = [list(entry["embedding"]) for entry in entries]
         except (KeyError, TypeError, AttributeError) as error:
             raise ModelCallFailure(
-                f"embedding model {self._model!r}: the answer of {self._where} holds no vectors", kind="server"
+                f"embedding model {self._model!r}: the answer of {self._shown} holds no vectors", kind="server"
             ) from error
         return ModelAnswer(value=vectors, usage=usage, model=str(data.get("model") or self._model), finish="stop")
 
@@ -95,18 +98,20 @@ class OpenAICompatibleEmbedder:
                     self._where, content=msgspec.json.encode(body), headers={"Content-Type": "application/json", **self._headers}
                 )
         except httpx2.TimeoutException as error:
-            raise self._failed(f"no answer from {self._where} within {self._timeout_s:g} s", "timeout") from error
+            raise self._failed(f"no answer from {self._shown} within {self._timeout_s:g} s", "timeout") from error
         except (httpx2.HTTPError, OSError) as error:
-            raise self._failed(f"the connection to {self._where} failed ({type(error).__name__}: {error})", "connection") from error
+            raise self._failed(f"the connection to {self._shown} failed ({type(error).__name__}: {error})", "connection") from error
         if answer.status_code >= 400:
             kind = _STATUS.get(answer.status_code, "server" if answer.status_code >= 500 else "bad_request")
             after = answer.headers.get("retry-after", "")
-            said = f"HTTP {answer.status_code} from {self._where}: {answer.text[:300]}"
+            said = f"HTTP {answer.status_code} from {self._shown}: {answer.text[:2000]}"
             raise self._failed(said, kind, float(after) if after.replace(".", "", 1).isdigit() else None)
         try:
             return msgspec.json.decode(answer.content, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._failed(f"{self._where} answered with what is no JSON object", "server") from error
+            raise self._failed(f"{self._shown} answered with what is no JSON object", "server") from error
 
     def _failed(self, said: str, kind: ModelFailureKind, retry_after_s: float | None = None) -> ModelCallFailure:
-        return ModelCallFailure(f"embedding model {self._model!r}: {said}", kind=kind, retry_after_s=retry_after_s)
+        for secret in self._secrets:  # a server may repeat the key, and messages are recorded
+            said = said.replace(secret, "[key]")
+        return ModelCallFailure(f"embedding model {self._model!r}: {said[:500]}", kind=kind, retry_after_s=retry_after_s)

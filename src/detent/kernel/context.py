@@ -171,6 +171,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     def view(self) -> View:
         """Build what the planner sees, from state alone."""
         run, state = self.run.state, self.state
+        used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
         transcript: Sequence[Item] = state.steps
         if state.compacted:
             transcript = [Item(kind="note", text=state.summary), *state.steps[state.compacted :]]
@@ -184,7 +185,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             results=state.results,
             tools=self.shown(state),
             memory=tuple(fresh(state.memory)),
-            budget_remaining=remaining(run.budget, reduce(Usage.plus, run.reserved.values(), run.usage), running_s=run.running_ms / 1000),
+            budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000),
             scratchpad=dict(state.scratchpad),
             guidance=(*self.input.guidance, *state.guidance) if self.input.guidance else state.guidance,
             attachments=tuple(fresh(run.attachments)),

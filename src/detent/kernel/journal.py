@@ -85,7 +85,7 @@ class Journal:
     def _record_one(self, event: AnyEvent, scope: str, at: Any) -> None:
         before = self.state
         body = encode_event(event)
-        event = decode_event(body)
+        event = decode_event(body)  # what is folded is what was encoded
         run_id, goal_id, known = before.run_id, before.goal_id, before.passes.get(scope)
         iteration = event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0
         goal = "" if goal_id == run_id else goal_id

@@ -82,7 +82,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
         state = context.state
         if state.iteration % YIELD_EVERY == 0:
             await run.world.breathe()  # a store in memory never yields; other runs and the watcher need their turn
-        turn_over = all(c.status == "finished" for c in state.calls.values())
+        turn_over = state.observed == len(state.calls)
         if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
             stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
             context.run.record(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
+import stat
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,10 +111,7 @@ def _bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
         if not paths:
             raise ValueError("not opened, a tool may not name files")
         try:
-            path = Path(attachment["path"])
-            if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"not sent, it is larger than {MAX_BYTES} bytes")
-            data = path.read_bytes()
+            data = _read(Path(attachment["path"]))
         except OSError as error:
             raise ValueError(f"it cannot be read: {error.strerror or error}") from None
     else:
@@ -121,8 +119,16 @@ def _bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
             data = base64.b64decode(attachment["data"], validate=True)
         except (binascii.Error, ValueError):
             raise ValueError("its data is not base64") from None
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"not sent, it is larger than {MAX_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"not sent, it is larger than {MAX_BYTES} bytes")
     if not media_type:
         raise ValueError("its media_type is not known")
     return data, media_type
+
+
+def _read(path: Path) -> bytes:
+    """Return what stands in a file, at most a byte more than may be sent; raise `OSError`, and `ValueError` for what is none: some never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it cannot be read: it is no file")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)

@@ -34,7 +34,7 @@ class Exchange:
     """A model and how it is asked.
 
     `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
-    kept by (from the model unless they are given); `key` says what to do where the key is refused.
+    kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Exchange:
         name: str = "",
         provider: str = "",
         key: str = "",
+        keys: tuple[str, ...] = (),
     ) -> None:
         self.model, self.max_tokens = model, max_tokens
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"
-        self.provider, self._key = provider or self.system, key
+        self.provider, self._key, self._keys = provider or self.system, key, keys
         self.settings = {**no_sdk_retries(self.system), **settings}
         self.stream = stream and _can_stream(model)
         if getattr(model, "stream_function", None) is not None and getattr(model, "function", True) is None:
@@ -105,7 +106,7 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
-            raise failure_of(error, model=self.name, key=self._key) from error
+            raise failure_of(error, model=self.name, key=self._key, keys=self._keys) from error
         _mend(response)
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)
@@ -160,8 +161,10 @@ def _mend(response: ModelResponse) -> None:
         match part.part_kind:
             case "text" | "thinking":
                 part.content = _whole(part.content)
-            case "tool-call" if isinstance(part.args, str):
-                part.args = _whole(part.args, "surrogatepass")
+            case "tool-call":
+                call: Any = part
+                call.tool_name, call.tool_call_id = _whole(call.tool_name), _whole(call.tool_call_id)
+                call.args = _whole(call.args, "surrogatepass") if isinstance(call.args, str) else call.args
             case _:
                 pass
 

@@ -7,6 +7,7 @@ message that names the variable or the model, and the run can be opened again la
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from detent.core.budget import Usage
@@ -14,6 +15,7 @@ from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.planners.providers import key_hint, near_misses
 
 _TIMED_OUT = {408, 504, 524}
+_PLAIN: dict[int, ModelFailureKind] = {401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 429: "rate_limited"}
 _FILTER_CODES = (
     "content_filter",
     "content_policy_violation",
@@ -28,18 +30,21 @@ _OVERFLOW = re.compile(
 _KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{8,}")
 
 
-def failure_of(error: BaseException, *, model: str, usage: Usage | None = None, key: str = "") -> ModelCallFailure:
+def failure_of(
+    error: BaseException, *, model: str, usage: Usage | None = None, key: str = "", keys: Sequence[str] = ()
+) -> ModelCallFailure:
     """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5".
 
-    `key` says what to do about a key that was refused, where that is not the one of the provider that the name says.
+    `key` says what to do about a key that was refused, where that is not the one of the provider that the name says; `keys` are those that
+    requests carry, whatever they look like: what a provider repeats of them is left out.
     """
     if isinstance(error, ModelCallFailure):
         return error
     inner: Any = getattr(error, "exceptions", ())  # those of a group
     if len(inner) == 1:
-        return failure_of(inner[0], model=model, usage=usage, key=key)
+        return failure_of(inner[0], model=model, usage=usage, key=key, keys=keys)
     kind = kind_of(error)
-    message = _message(error, kind, model, key or key_hint(model))
+    message = _message(error, kind, model, key or key_hint(model), keys)
     return ModelCallFailure(message, kind=kind, retry_after_s=_retry_after(error), usage=usage)
 
 
@@ -86,6 +91,8 @@ def _kind_of_status(error: Any) -> ModelFailureKind:
         return "auth"
     if isinstance(error, x.ModelNotFoundError):
         return "unknown_model"
+    if status in _PLAIN:
+        return _PLAIN[status]  # a model of somebody else's, which tells the status and no class
     return "server" if status >= 500 or status in (409, 425) else "bad_request"
 
 
@@ -106,10 +113,10 @@ def _retry_after(error: BaseException) -> float | None:
     return float(after) if isinstance(after, int | float) else None
 
 
-def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str) -> str:
+def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str, keys: Sequence[str]) -> str:
     status = getattr(error, "status_code", None)
     with_status = f" (HTTP {status})" if status is not None else ""
-    said = _said(error)
+    said = _said(error, keys)
     match kind:
         case "auth":
             return f"model {model!r}: the provider refused the key{with_status}; {key}, then reopen the run"
@@ -135,12 +142,14 @@ def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str)
             return f"model {model!r}: the request was refused{with_status}: {said}"
 
 
-def _said(error: BaseException) -> str:
-    """Return what the provider said, short and without what looks like a key."""
+def _said(error: BaseException, keys: Sequence[str]) -> str:
+    """Return what the provider said, short and without `keys` and what looks like one."""
     body: Any = getattr(error, "body", None)
     text = _of_body(body) or str(error) or type(error).__name__
     if not hasattr(error, "body"):
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    for known in keys:
+        text = text.replace(known, "[key]")
     text = _KEY.sub("[key]", " ".join(text.split()))
     return text if len(text) <= 400 else text[:397] + "..."
 

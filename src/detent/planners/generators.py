@@ -49,7 +49,7 @@ class _OverHttp:
         ended = False
         async with _Lines(self._endpoint, self._path, self._body(request), self.model) as lines:
             async for line in lines:
-                data = data_of(line, model=self.model)
+                data = data_of(line, model=self.model, hidden=self._endpoint.without_secrets)
                 if data is not None:
                     piece = self._piece(data)
                     ended = ended or bool(piece.finish)

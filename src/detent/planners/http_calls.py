@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -24,6 +24,8 @@ _STATUS: dict[int, ModelFailureKind] = {
 _OVERFLOW = re.compile(
     r"context.{0,3}(length|window|size)|maximum context|exceeds? .{0,40}context|too many tokens|prompt is too long", re.IGNORECASE
 )
+_SHORTEST_SECRET = 8
+"""A header's value of fewer characters is no secret, and would be found in ordinary words."""
 LONGEST_LINE = 16_000_000
 """Characters of one line that a server may send."""
 
@@ -44,6 +46,9 @@ class Endpoint:
             raise ConfigError('a text generator over HTTP needs httpx2: pip install "detent[on-device]"')
         self.base_url = base_url.rstrip("/")
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        values = [value.removeprefix("Bearer ") for value in self._headers.values()] + [parts.password or ""]
+        self._secrets = tuple(value for value in values if len(value) >= _SHORTEST_SECRET)
         self._timeout_s = timeout_s
         self._local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         self._verify: Any = False if parts.scheme == "http" else None
@@ -52,11 +57,14 @@ class Endpoint:
         """POST `body` and yield the lines of the answer as they come; raise `ModelCallFailure`."""
         import httpx2
 
-        where = f"{self.base_url}{path}"
+        where = f"{self._shown}{path}"
         try:
-            async with self._client() as client, client.stream("POST", where, content=msgspec.json.encode(body)) as response:
+            async with (
+                self._client() as client,
+                client.stream("POST", f"{self.base_url}{path}", content=msgspec.json.encode(body)) as response,
+            ):
                 if response.status_code >= 400:
-                    said = (await response.aread())[:20_000].decode("utf-8", "replace")
+                    said = self.without_secrets((await response.aread())[:20_000].decode("utf-8", "replace"))
                     raise refused(response.status_code, said, model=model, where=where, retry_after=response.headers.get("retry-after"))
                 async for line in _lines(response.aiter_bytes()):
                     yield line
@@ -66,6 +74,12 @@ class Endpoint:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             hint = "" if not isinstance(error, httpx2.ConnectError) else "; is the server running there?"
             raise ModelCallFailure(f"model {model!r} at {where}: the connection failed ({said}){hint}", kind="connection") from error
+
+    def without_secrets(self, text: str) -> str:
+        """Return what the server said without the key and what else was sent in headers: it may repeat them, and messages are recorded."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[key]")
+        return text
 
     def _client(self) -> Any:
         import httpx2
@@ -96,20 +110,23 @@ async def closing(lines: AsyncIterator[str]) -> AsyncGenerator[str]:
             yield line
 
 
-def data_of(line: str, *, model: str) -> dict[str, Any] | None:
-    """Return the object of a line of JSON, or of server-sent events; None for one that holds none; raise for an error that it reports."""
+def data_of(line: str, *, model: str, hidden: Callable[[str], str] = str) -> dict[str, Any] | None:
+    """Return the object of a line of JSON, or of server-sent events; None for one that holds none; raise for an error that it reports.
+
+    `hidden` takes secrets out of what an error repeats of the line.
+    """
     text = line[5:].strip() if line.startswith("data:") else line.strip()
     if not text or text == "[DONE]" or text[0] == ":" or re.match(r"(event|id|retry):", text):
         return None
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise ModelCallFailure(f"model {model!r}: the server sent what is no JSON: {text[:200]!r}", kind="server") from error
+        raise ModelCallFailure(f"model {model!r}: the server sent what is no JSON: {hidden(text[:2000])[:200]!r}", kind="server") from error
     if not isinstance(value, dict):
         raise ModelCallFailure(f"model {model!r}: the server sent {type(value).__name__} where an object belongs", kind="server")
     fields = cast("dict[str, Any]", value)
     if fields.get("error"):
-        raise refused(_status_in(fields["error"]), text, model=model, where="the stream")
+        raise refused(_status_in(fields["error"]), hidden(text), model=model, where="the stream")
     return fields
 
 

@@ -19,8 +19,9 @@ from detent.core.history import Seq
 from detent.core.state import Item
 from detent.planners import control_tools
 from detent.planners.attachments import content_of, is_attachment, split_result
-from detent.planners.provider_parts import EPOCH, rebuilt, usable
+from detent.planners.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.shown import shown_result
+from detent.planners.typed_answers import writable
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
@@ -220,10 +221,11 @@ def _calls(plan: Planned) -> tuple[a.ToolCall, ...]:
 
 def _ids(calls: tuple[a.ToolCall, ...], iteration: int) -> list[str]:
     """Return an id for each call, the provider's own where it gave one that is not in use in this answer."""
+    given = {call.provider_id for call in calls}
     ids: list[str] = []
     for i, call in enumerate(calls):
-        given = call.provider_id
-        ids.append(given if given and given not in ids else f"call_{iteration}_{i}")
+        own = call.provider_id
+        ids.append(own if own and own not in ids else unused(f"call_{iteration}_{i}", given))
     return ids
 
 
@@ -232,16 +234,17 @@ def _portable(plan: Planned, calls: tuple[a.ToolCall, ...], ids: list[str], iter
     from pydantic_ai import messages as m
 
     parts: list[Any] = [m.TextPart(plan.text)] if plan.text else []
+    taken = set(ids)
     for action in plan.actions:
         if isinstance(action, a.ToolCall):
             continue
         known = control_tools.portable(action)
         if known is not None:
-            parts.append(m.ToolCallPart(known[0], known[1], f"control_{iteration}"))
+            parts.append(m.ToolCallPart(known[0], known[1], unused(f"control_{iteration}", taken)))
         elif not plan.text:
             said = action.content if isinstance(action, a.FinalAnswer | a.Thought) else msgspec.to_builtins(action)
             parts.append(m.TextPart(said if isinstance(said, str) else _json(said)))
-    parts += [m.ToolCallPart(call.tool, call.args, ids[i]) for i, call in enumerate(calls)]
+    parts += [m.ToolCallPart(sayable(call.tool), writable(call.args), ids[i]) for i, call in enumerate(calls)]
     return m.ModelResponse(parts=parts or [m.TextPart("...")], timestamp=EPOCH)
 
 

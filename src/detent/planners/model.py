@@ -19,7 +19,7 @@ from detent.core.errors import ConfigError
 from detent.planners.exchange import Exchange
 from detent.planners.messages import Renderer, Rendering
 from detent.planners.prompt import Head, make_head
-from detent.planners.providers import ModelRef, key_hint_at, make_model
+from detent.planners.providers import ModelRef, key_hint_at, keys_in_use, make_model
 from detent.planners.settings import ModelSettings, for_provider, read_settings
 from detent.planners.shown import compression_of, schema_detail_of, temperature_of
 from detent.planners.turn import Turn
@@ -124,7 +124,9 @@ class ModelPlanner:
         temperature = temperature_of(view)
         key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
         if key not in kept:
-            kept[key] = await _opened(named, read_settings(said), temperature)
+            opened = await _opened(named, read_settings(said), temperature)
+            if kept.setdefault(key, opened) is not opened:  # another run has opened it meanwhile
+                await opened.close()
         return kept[key]
 
 
@@ -140,7 +142,14 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
     asked = for_provider(settings, temperature=temperature)
     exchange = Exchange(
-        model, name=name, provider=provider, settings=asked, stream=settings.stream, max_tokens=settings.max_tokens, key=key
+        model,
+        name=name,
+        provider=provider,
+        settings=asked,
+        stream=settings.stream,
+        max_tokens=settings.max_tokens,
+        key=key,
+        keys=keys_in_use(model, settings.api_key_env),
     )
     await exchange.open()
     return exchange

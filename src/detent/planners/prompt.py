@@ -7,7 +7,7 @@ what is left of the budget) stands in the tail, after everything else, and is go
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -145,5 +145,18 @@ def _output(schema: dict[str, Any], taken: set[str]) -> tuple[str, bool, list[An
     if wrapped:
         inner = {k: v for k, v in schema.items() if k not in ("$defs", "definitions")}
         kept = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
-        schema = {"type": "object", "properties": {"answer": inner}, "required": ["answer"], **kept}
+        schema = {"type": "object", "properties": {"answer": _moved(inner)}, "required": ["answer"], **_moved(kept)}
     return name, wrapped, [ToolDefinition(name=name, description="Give the final answer.", parameters_json_schema=schema, kind="output")]
+
+
+def _moved(part: Any) -> Any:
+    """Return a part of a schema that is wrapped: what refers to its root, or to what is no definition, finds it where it is now."""
+    if isinstance(part, list):
+        return [_moved(one) for one in cast("list[Any]", part)]
+    if not isinstance(part, dict):
+        return part
+    moved = {key: _moved(value) for key, value in cast("dict[str, Any]", part).items()}
+    target: Any = moved.get("$ref")
+    if isinstance(target, str) and (target == "#" or (target.startswith("#/") and not target.startswith(("#/$defs/", "#/definitions/")))):
+        moved["$ref"] = f"#/properties/answer{target[1:]}"
+    return moved

@@ -13,6 +13,7 @@ over it is worthless: then only the portable part (text and calls) is rendered, 
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +22,7 @@ import msgspec
 
 from detent.core.actions import ToolCall
 from detent.core.events import Planned
+from detent.planners.typed_answers import writable
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -39,6 +41,7 @@ _RESPONSE_FIELDS = (
 )
 _PART_FIELDS = ("id", "signature", "provider_name", "provider_details")
 _SECRET = "<secret:"
+_NAME, _FOREIGN = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -161,11 +164,25 @@ def _holds_secret(data: Any) -> bool:
     return _SECRET.encode() in msgspec.json.encode(data)
 
 
+def sayable(tool: str) -> str:
+    """Return the name of a tool as every provider takes it back: models call tools that do not exist by names that are none."""
+    return tool if _NAME.fullmatch(tool) else _FOREIGN.sub("_", tool)[:64] or "_"
+
+
+def unused(wanted: str, taken: set[str]) -> str:
+    """Return an id for a call, `wanted` where no other call of the answer has it, and note it as taken: providers refuse two of one id."""
+    while not wanted or wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
+
+
 def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], ids: list[str]) -> ModelResponse:
     """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`."""
     from pydantic_ai import messages as m
 
     parts: list[Any] = []
+    taken = set(ids)
     for kind, *said in cast("list[list[Any]]", data["parts"]):
         match kind:
             case "text":
@@ -174,9 +191,9 @@ def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], id
                 parts.append(m.ThinkingPart(plan.thinking[said[0] : said[1]], **said[2]))
             case "call" if said[0] < len(calls):
                 number: int = said[0]
-                parts.append(m.ToolCallPart(calls[number].tool, calls[number].args, ids[number], **said[2]))
+                parts.append(m.ToolCallPart(sayable(calls[number].tool), writable(calls[number].args), ids[number], **said[2]))
             case "control":
-                parts.append(m.ToolCallPart(said[0], said[1], said[2], **said[3]))
+                parts.append(m.ToolCallPart(said[0], said[1], unused(said[2], taken), **said[3]))
             case "other":
                 parts.append(_loaded(said[0]))
             case _:

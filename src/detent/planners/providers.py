@@ -72,6 +72,8 @@ LOCAL = {
     "vllm": "http://127.0.0.1:8000",
 }
 """Servers of one's own -> where they listen unless told otherwise; all of them speak OpenAI's chat completions below /v1."""
+_SHORTEST_KEY = 8
+"""What is shorter is no key, and would be found in ordinary words."""
 _WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
 
 
@@ -156,6 +158,15 @@ def key_hint_at(ref: ModelRef) -> str:
     if ref.api_key_env:
         return f"check that {ref.api_key_env} holds a valid key of {host} with access to this model"
     return f"no key was sent to {host}: name the variable that holds its key with model_settings.api_key_env"
+
+
+def keys_in_use(model: Any, api_key_env: str = "") -> tuple[str, ...]:
+    """Return the keys that requests of a model may carry, the longest first, to keep them out of messages: of its client, and of its variables."""
+    variables = (*VARIABLES.get(model.system, ()), *((api_key_env,) if api_key_env else ()))
+    found = {os.environ.get(variable, "").strip() for variable in variables if not variable.endswith("PROFILE")}
+    held: Any = getattr(getattr(model, "client", None), "api_key", None)
+    found.add(held if isinstance(held, str) else "")
+    return tuple(sorted((key for key in found if len(key) >= _SHORTEST_KEY), key=len, reverse=True))
 
 
 def missing_variables(provider: str) -> tuple[str, ...]:

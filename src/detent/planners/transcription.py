@@ -11,7 +11,7 @@ from detent.core.errors import ModelCallFailure
 from detent.planners.attachments import checked_attachment, content_of
 from detent.planners.exchange import Exchange, Unheard
 from detent.planners.provider_parts import EPOCH
-from detent.planners.providers import ModelRef, make_model
+from detent.planners.providers import ModelRef, key_hint_at, keys_in_use, make_model
 from detent.planners.settings import for_provider, read_settings
 from detent.ports import Models
 
@@ -43,9 +43,17 @@ async def transcribe(
         told = content[-1] if isinstance(content[-1], str) else f"a {checked['type']}"
         raise ModelCallFailure(f"there is no audio to transcribe: {told}", kind="bad_request")
     said = read_settings(settings or {})
-    made = make_model(ModelRef(name=model, base_url=said.base_url, api_key_env=said.api_key_env)) if isinstance(model, str) else model
-    name = model if isinstance(model, str) else ""
-    exchange = Exchange(made, name=name, settings=for_provider(said, temperature=None), stream=False, max_tokens=said.max_tokens)
+    ref = ModelRef(name=model if isinstance(model, str) else "", base_url=said.base_url, api_key_env=said.api_key_env)
+    made = make_model(ref) if isinstance(model, str) else model
+    exchange = Exchange(
+        made,
+        name=ref.name,
+        settings=for_provider(said, temperature=None),
+        stream=False,
+        max_tokens=said.max_tokens,
+        key=key_hint_at(ref) if ref.name else "",
+        keys=keys_in_use(made, said.api_key_env),
+    )
     ask = f"{ASK} It may speak of: {hint}" if hint else ASK
     request = m.ModelRequest(parts=[m.UserPromptPart([ask, *content], timestamp=EPOCH)], timestamp=EPOCH)
     async with made:

@@ -15,7 +15,7 @@ from detent.planners import control_tools
 from detent.planners.exchange import Exchange, Reply
 from detent.planners.messages import Rendering
 from detent.planners.prompt import Head, tail, tail_parts
-from detent.planners.provider_parts import EPOCH, Pieces, provider_data, take_apart
+from detent.planners.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.shown import tokens_of
 from detent.planners.think_blocks import split_thinking
 from detent.planners.typed_answers import problem_with, read_arguments, read_text
@@ -152,13 +152,15 @@ class Turn:
                 reason="output_schema_failed",
             )
         told = f"This is not accepted: {problem}. Give the whole answer again."
+        taken: set[str] = set()
+        for call in pieces.calls:
+            call.tool_call_id, call.tool_name = unused(call.tool_call_id, taken), sayable(call.tool_name)
+            if isinstance(call.args, str):
+                call.args = call.args.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent back
         parts: list[Any] = [
             m.ToolReturnPart(call.tool_name, told if n == 0 else "Not run.", call.tool_call_id, timestamp=EPOCH, outcome="retried")
             for n, call in enumerate(pieces.calls)
         ]
-        for call in pieces.calls:
-            if isinstance(call.args, str):
-                call.args = call.args.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent back
         self._follow += [response, m.ModelRequest(parts=parts or [m.UserPromptPart(told, timestamp=EPOCH)], timestamp=EPOCH)]
 
     def _told(self) -> Usage | None:

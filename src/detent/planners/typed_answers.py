@@ -12,6 +12,11 @@ from detent.core.errors import ConfigError
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
+TOO_DEEP = "(it nests too deep)"
+"""What stands for the rest of arguments that no reader can read."""
+_SHOWN = 200
+BOTTOMLESS = 400
+"""How deep a text may nest that is handed on: a reader with more on its stack than this one must be able to read it."""
 DEEPEST = 100
 """How deep arguments may nest to be data: below what pydantic (250) and recursive readers of a few hundred frames can take."""
 
@@ -49,31 +54,45 @@ def _validator(raw: bytes) -> Any:
 
 
 def read_arguments(args: Any) -> Any:
-    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none or nests deeper than `DEEPEST`."""
+    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none or nests deeper than `DEEPEST`.
+
+    Of what nests deeper than `BOTTOMLESS`, only its beginning comes back: no JSON, so that whoever reads it next sees that and no more.
+    """
     if args is None or args == "":
         return {}
     if not isinstance(args, str):
-        given: Any = args
-        return _as_text(given) if isinstance(args, dict | list) and _nests_deeper(given, DEEPEST) else given
+        return writable(args)
     try:
         value = msgspec.json.decode(args)
+    except RecursionError:
+        return _beginning(args)
     except UNREADABLE:
         return args
-    if not isinstance(value, dict) or _nests_deeper(value, DEEPEST):
-        return args
-    return cast("dict[str, Any]", value)
+    read: Any = value
+    if _nests_deeper(read, BOTTOMLESS):
+        return _beginning(args)
+    return read if isinstance(value, dict) and not _nests_deeper(read, DEEPEST) else args
+
+
+def _beginning(args: str) -> str:
+    return f"{args[:_SHOWN]}... {TOO_DEEP}"
+
+
+def writable(args: Any) -> Any:
+    """Return arguments as they are, or as the text of them where they nest deeper than `DEEPEST`."""
+    return _as_text(args) if _nests_deeper(args, DEEPEST) else args
 
 
 def _as_text(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (RecursionError, ValueError):
-        return "(it nests too deep)"
+        return TOO_DEEP
 
 
 def _nests_deeper(value: Any, most: int) -> bool:
     """Whether lists and objects stand in each other more than `most` deep; asks no stack for it."""
-    level = [value]
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
         inner: list[Any] = []
         for part in level:

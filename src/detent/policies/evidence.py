@@ -10,6 +10,8 @@ from detent.policies.sinks import kind_of_name
 
 CHUNK_CHARS = 65_536
 """Texts are looked through in pieces of about this length; none is divided, so a phrase never spans two."""
+REMEMBERED_CHARS = 200
+"""A text of no more characters that comes again is known at once."""
 MANY_SHORT_CHARS = 12
 """Texts too short to prove anything could still say something together, from this many characters on."""
 
@@ -17,9 +19,10 @@ MANY_SHORT_CHARS = 12
 class Evidence:
     """What one kind of source said: keys, and texts for phrases. It only grows."""
 
-    __slots__ = ("_chunks", "_starts", "_tail", "_tail_chars", "keys")
+    __slots__ = ("_chunks", "_known", "_starts", "_tail", "_tail_chars", "keys")
 
     def __init__(self) -> None:
+        self._known: set[str] = set()
         self.keys: dict[str, str] = {}
         self._chunks: list[tuple[str, list[tuple[int, str]]]] = []
         self._tail: list[str] = []
@@ -34,6 +37,10 @@ class Evidence:
                 self.keys.setdefault(word, origin)
                 self.keys.setdefault("=" + word, origin)
             return
+        if not without and len(text) <= REMEMBERED_CHARS:
+            if text in self._known:  # the first origin of a value stays
+                return
+            self._known.add(text)
         for said in variants(text):
             for left_out in without:
                 if left_out in said:

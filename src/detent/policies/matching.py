@@ -52,6 +52,7 @@ _DAY_MONTH = re.compile(rf"(?<![\w.])(\d{{1,2}})(?:st|nd|rd|th|\.)?\s+(?:of\s+)?
 _MONTH_DAY = re.compile(rf"(?<!\w){_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(\d{{4}}))?(?![\w:])")
 _CLOCKISH = re.compile(r"\d(?::[0-5]|\s?[ap]\.?m)")  # whether it is worth while to look closer
 _DATEISH = re.compile(r"\d[-/.]\d{1,2}[-/.]\d")
+_MONTHISH = re.compile("|".join(_MONTHS))
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|[\"\\/bfnrt])")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": " ", "f": " ", "n": "\n", "r": "\n", "t": "\t"}
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|[\u3002\uff01\uff1f\uff1b]\s*")
@@ -228,7 +229,7 @@ def dates_in(text: str) -> Iterator[str]:
         for first, _, second, year in _NUMERIC_DATE.findall(text):
             yield from _date(int(year), int(second), int(first))
             yield from _date(int(year), int(first), int(second))
-    if any(name in text for name in _MONTHS):
+    if _MONTHISH.search(text):
         for day, month, year in _DAY_MONTH.findall(text):
             yield from _date(int(year or 0), _MONTHS[month[:3]], int(day))
         for month, day, year in _MONTH_DAY.findall(text):

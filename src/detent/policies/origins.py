@@ -19,7 +19,7 @@ import msgspec
 
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
-from detent.policies.evidence import Evidence, add_data, can_carry
+from detent.policies.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
 from detent.policies.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
 from detent.policies.sinks import Kind, kind_of_name
 
@@ -39,6 +39,7 @@ Trust = Mapping[str, str] | Callable[[str], str]
 """Another opinion of tools than the log has, by name: `trusted` or `untrusted`; of a tool that is not there the log's counts."""
 
 CACHED_RUNS = 16
+CACHED_NEEDLES = 1_024
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,9 +86,9 @@ _OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
 _LOOKED: tuple[Label, ...] = (*_OWN_WORDS, "trusted", "untrusted", "memory")
 
 
-def trace(value: Any, among: Iterable[Sources], *, field: str = "") -> tuple[Label, str]:
-    """Return the label of one leaf, held by an argument named `field`, and what it was found in."""
-    return _traced(needle(value), tuple(among), kind_of_name(field))
+def trace(value: Any, among: Iterable[Sources], *, field: str = "", look_for: Callable[[Any], Needle] = needle) -> tuple[Label, str]:
+    """Return the label of one leaf, held by an argument named `field`, and what it was found in; `look_for` may remember needles."""
+    return _traced(look_for(value), tuple(among), kind_of_name(field))
 
 
 _IN_PIECES: tuple[Kind | None, ...] = ("content", "path", None)
@@ -242,11 +243,23 @@ class Origins:
         self._declared: Callable[[str], str] = trust if callable(trust) else (trust or {}).get  # type: ignore[assignment]
         self._trust_memory = trust_memory
         self._runs: OrderedDict[str, RunIndex] = OrderedDict()
+        self._needles: dict[str, Needle] = {}
         self._lock = threading.Lock()
 
     def trust(self, item: Item) -> str:
         """Return how far the output of a tool is trusted: as it stands in the log, unless this was given another opinion of the tool."""
         return self._declared(item.tool) or item.trust
+
+    def needle(self, value: Any) -> Needle:
+        """Return what to look for (`matching.needle`); short texts are remembered, because calls repeat them."""
+        if type(value) is not str or len(value) > REMEMBERED_CHARS:
+            return needle(value)
+        known = self._needles.get(value)
+        if known is None:
+            if len(self._needles) >= CACHED_NEEDLES:
+                self._needles.clear()
+            known = self._needles[value] = needle(value)
+        return known
 
     def seen(self, state: RunState) -> Seen:
         """Return what `state` has seen."""

@@ -14,6 +14,7 @@ import msgspec
 
 from detent.core.state import RunState
 from detent.policies.grants import Grant, granted, grants_of
+from detent.policies.matching import Needle
 from detent.policies.origins import PROVEN, WORST_FIRST, Label, Leaf, Origins, Seen, Trust, field_of, leaves, trace
 from detent.policies.sinks import Sinks
 from detent.ports import Call, ToolSpec, Verdict
@@ -42,17 +43,18 @@ def provenance(
     `trust` overrides what the log says of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call that the arguments
     belong to: where a person edited them, all of them are the approver's. Give `origins` (made with its own `trust`) to ask often.
     """
-    return _provenance(args, state, (origins or Origins(trust)).seen(state), call_id)
+    origins = origins or Origins(trust)
+    return _provenance(args, state, origins.seen(state), call_id, origins.needle)
 
 
-def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str) -> Provenance:
+def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str, look_for: Callable[[Any], Needle]) -> Provenance:
     call = state.call(call_id) if call_id else None
     if call is not None and call.edited:
         who = ", ".join(call.approved_by)
         return Provenance(leaves=tuple(Leaf(path=p, label="approver", origin=who) for p, _ in leaves(args)), untrusted=seen.untrusted)
     found: list[Leaf] = []
     for path, value in leaves(args):
-        label, origin = trace(value, seen.among, field=field_of(path))
+        label, origin = trace(value, seen.among, field=field_of(path), look_for=look_for)
         found.append(Leaf(path=path, label=label, origin=origin))
     return Provenance(leaves=tuple(found), untrusted=seen.untrusted)
 
@@ -111,7 +113,7 @@ class ProvenancePolicy:
         if not _checked(sinks):
             return _READS
         seen = self.origins.seen(state)
-        found = _provenance(call.args, state, seen, call.call_id)
+        found = _provenance(call.args, state, seen, call.call_id, self.origins.needle)
         said = facts(found)
         if not found.untrusted:
             return Verdict(decision="allow", rule="provenance:clean", facts=said)

@@ -1,11 +1,59 @@
-"""What tests of agents and of adapters need: a planner that follows a script or a recorded run, a settable clock, countable ids, a store that crashes.
+"""What tests of agents and of adapters need: fake models, tools, time and names, faults, assertions, and `simulate`.
 
-`detent.testing.conformance` holds the contract suites of the seams.
+    report = asyncio.run(simulate(make_engine, agent, "Pay the invoice"))
+    report.raise_for_problems()
+
+Nothing here imports pytest; `detent.testing.conformance` holds the contract suites of the seams.
 """
 
+from detent.testing.assertions import (
+    assert_completed,
+    assert_each_call_once,
+    assert_ended,
+    assert_events,
+    assert_no_event,
+    assert_tool_called,
+    assert_tool_not_called,
+    assert_tool_order,
+    assert_within,
+)
+from detent.testing.capturing import CapturingBus
 from detent.testing.clocks import FakeClock, SequentialIds
+from detent.testing.disturbing import FAULTS
+from detent.testing.fake_models import FakeModel, calls, fails, says
+from detent.testing.fake_tools import FakeTool, breaks
 from detent.testing.faults import Crash, CrashingStore
 from detent.testing.recorded import RecordedPlanner
+from detent.testing.reports import Finding, Report, Trial
 from detent.testing.scripted import ScriptedPlanner
+from detent.testing.simulating import simulate
 
-__all__ = ["Crash", "CrashingStore", "FakeClock", "RecordedPlanner", "ScriptedPlanner", "SequentialIds"]
+__all__ = [
+    "FAULTS",
+    "CapturingBus",
+    "Crash",
+    "CrashingStore",
+    "FakeClock",
+    "FakeModel",
+    "FakeTool",
+    "Finding",
+    "RecordedPlanner",
+    "Report",
+    "ScriptedPlanner",
+    "SequentialIds",
+    "Trial",
+    "assert_completed",
+    "assert_each_call_once",
+    "assert_ended",
+    "assert_events",
+    "assert_no_event",
+    "assert_tool_called",
+    "assert_tool_not_called",
+    "assert_tool_order",
+    "assert_within",
+    "breaks",
+    "calls",
+    "fails",
+    "says",
+    "simulate",
+]

@@ -5,6 +5,7 @@ With both of them two runs of the same program write the same log, byte for byte
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -42,6 +43,11 @@ class FakeClock:
             raise ValueError(f"{seconds} seconds: time does not go back; use set_now for a wall clock that is put back")
         self._now += timedelta(seconds=seconds)
         self._monotonic += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` go by at once: what an engine waits for between two attempts takes no real time."""
+        self.advance(max(0.0, seconds))
+        await asyncio.sleep(0)
 
     def set_now(self, now: datetime) -> None:
         """Put the wall clock to `now`, also backwards, as people and time servers do; the monotonic clock goes on."""

@@ -40,6 +40,10 @@ class ScriptedPlanner:
         """The same as `begin_run`, for tests that drive the planner by hand."""
         self.begin_run(run_id)
 
+    def go_on(self, run_id: str, scope: str, *, after: int) -> None:
+        """Give the entry after the first `after` ones next in this run and scope: a log that is taken up holds those already."""
+        self._next[run_id, scope] = after
+
     async def plan(self, view: View) -> Plan:
         """Return the next entry as a plan; raise `PlannerFailed` when there is none, and whatever an entry that is a function raises."""
         key = (view.run_id, view.scope)

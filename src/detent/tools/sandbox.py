@@ -3,6 +3,7 @@
     new     user, mount, process, network (unless allowed), IPC, UTS and cgroup namespaces; no capabilities; no further user namespaces
     seen    /usr and its links, a few files of /etc, the Python that runs this program, `readable`: all read-only; an empty /tmp; a small
             /dev; a read-only /proc of the sandbox's own processes; the workspace, writable, at its own path. No /home, /sys, /run or /var
+    refused calls that would set a set-user-id or set-group-id bit (see `sandbox_filter`)
     given   the environment that the caller built, handed over in a file that only bwrap reads; descriptors 0, 1, 2
     bounded by the system, in each process: memory (data), CPU time, file size, open files, and the number of processes (not for root)
     bounded by looking (every `LOOK_S`): memory and number of processes of all together, for root too
@@ -30,6 +31,7 @@ from typing import Literal
 import msgspec
 
 from detent.core.errors import ConfigError, NotExecuted, ToolRaised
+from detent.tools import sandbox_filter
 from detent.tools.failures import failed, shown
 
 LOOK_S = 0.05
@@ -115,8 +117,15 @@ def _probe(path: str) -> Probe:
         if missing:
             return Probe(why=f"{program} is too old: it has no {', '.join(missing)}; version 0.7 or newer is needed")
         options = tuple(option for option in ("--disable-userns",) if option in known.stdout)
-        made = [*_namespaces(options, network=False), *_view(Sandbox()), "--remount-ro", "/", "--", "true"]
-        tried = subprocess.run([program, *made], capture_output=True, text=True, timeout=PROBE_S, check=False, env={"PATH": path})
+        held, filtered = _filtered()
+        made = [*_namespaces(options, network=False), *_view(Sandbox()), *filtered, "--remount-ro", "/", "--", "true"]
+        try:
+            tried = subprocess.run(
+                [program, *made], capture_output=True, text=True, timeout=PROBE_S, check=False, env={"PATH": path}, pass_fds=held
+            )
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe(why=f"{program} cannot be used: {error}")
     if tried.returncode != 0:
@@ -243,9 +252,11 @@ async def start(
     options += ["--chdir", f"{root}/{cwd}" if cwd else root, "--clearenv"]
     for name, value in {**environment, **private}.items():
         options += ["--setenv", name, value]
+    rules, filtered = _filtered()
+    options += filtered
     status, told = os.pipe()
     held, release = os.pipe()
-    said = _in_memory(options)
+    said = _in_memory(b"".join(os.fsencode(option) + b"\0" for option in options))
     line = FileIO(status, "rb")
     try:
         process = await asyncio.create_subprocess_exec(
@@ -257,14 +268,14 @@ async def start(
             cwd="/",
             env={},
             start_new_session=True,
-            pass_fds=(said, told, held),
+            pass_fds=(said, told, held, *rules),
         )
     except BaseException:
         line.close()
         os.close(release)
         raise
     finally:
-        for descriptor in (said, told, held):
+        for descriptor in (said, told, held, *rules):
             os.close(descriptor)
     try:
         return Boxed(process, sandbox.limits, line, await _released(process, line, release, sandbox.limits))
@@ -278,10 +289,19 @@ async def start(
         os.close(release)
 
 
-def _in_memory(options: Sequence[str]) -> int:
-    """Return a descriptor of a file in memory that holds the options, as bwrap reads them."""
+def _filtered() -> tuple[tuple[int, ...], list[str]]:
+    """Return a descriptor of the filter of system calls, to be handed over and closed, and the options that name it; neither where there is none."""
+    rules = sandbox_filter.program()
+    if not rules:
+        return (), []
+    descriptor = _in_memory(rules)
+    return (descriptor,), ["--seccomp", str(descriptor)]
+
+
+def _in_memory(data: bytes) -> int:
+    """Return a descriptor of a file in memory that holds `data`, to be read from its beginning."""
     descriptor = os.memfd_create("options")
-    os.write(descriptor, b"".join(os.fsencode(option) + b"\0" for option in options))
+    os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 

@@ -11,6 +11,7 @@ A project that has a store writes a `Place` for it and a class with one fixture:
         def place(self):
             return RedisPlace(...)
 
+A place that also says where its `server` listens, and makes stores that go `through` another address, has the connection cut at every message.
 Each test gets a place of its own. All stores that one place makes share the same runs; each is another holder of claims.
 """
 
@@ -18,14 +19,26 @@ from __future__ import annotations
 
 from detent.testing.conformance.store_accounts import AccountContract
 from detent.testing.conformance.store_claims import ClaimContract
+from detent.testing.conformance.store_faults import FaultContract
 from detent.testing.conformance.store_inboxes import InboxContract, ListingContract
 from detent.testing.conformance.store_lives import LifeContract
 from detent.testing.conformance.store_logs import LogContract
 from detent.testing.conformance.store_parts import PartsContract
 from detent.testing.conformance.store_places import Place, head_of, line
+from detent.testing.conformance.store_wakes import WakeContract
 
 __all__ = ["Place", "StoreContract", "head_of", "line"]
 
 
-class StoreContract(LogContract, InboxContract, ListingContract, ClaimContract, PartsContract, AccountContract, LifeContract):
+class StoreContract(
+    LogContract,
+    InboxContract,
+    ListingContract,
+    ClaimContract,
+    PartsContract,
+    AccountContract,
+    LifeContract,
+    WakeContract,
+    FaultContract,
+):
     """All that an `EventStore` promises. A subclass gives the fixture `place`."""

@@ -12,6 +12,7 @@ import pytest
 
 from detent.core.errors import Conflict
 from detent.ports import EventStore, Spent
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import Place, child_of, end, head_of, line, outcome, run_on, run_on_several, write
 
 DAY = "2026-03-01"
@@ -22,6 +23,7 @@ def used(tool_calls: int = 1, *, tenant: str = "acme", day: str = DAY, **more: A
     return Spent(tenant=tenant, day=day, tool_calls=tool_calls, **more)
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class AccountContract:
     """Accounts of tenants."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from detent.core.errors import RunBusy
 from detent.ports import EventStore, RunQuery
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     LEASE_S,
     Place,
@@ -23,6 +24,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class ClaimContract:
     """The right to advance a run."""
 

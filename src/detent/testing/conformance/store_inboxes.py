@@ -13,6 +13,7 @@ import pytest
 from detent.core.errors import RunNotFound
 from detent.core.records import RunHead
 from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     START,
     Place,
@@ -24,6 +25,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class InboxContract:
     """Signals."""
 
@@ -105,6 +107,7 @@ class InboxContract:
         run_on(place, body)
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class ListingContract:
     """The listing: filters and pages."""
 

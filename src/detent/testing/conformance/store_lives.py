@@ -13,6 +13,7 @@ import pytest
 
 from detent.core.errors import StoreError
 from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     Place,
     child_of,
@@ -25,6 +26,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class LifeContract:
     """Opening, closing, other processes."""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from detent.core.errors import Conflict
 from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     START,
     Place,
@@ -23,6 +24,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class LogContract:
     """Records: order, isolation, fencing, atomicity."""
 

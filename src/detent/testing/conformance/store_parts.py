@@ -10,6 +10,7 @@ import pytest
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
+from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     Place,
     head_of,
@@ -21,6 +22,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
+@documented(page="guides/write-a-store.md", port="EventStore")
 class PartsContract:
     """Blobs and snapshots, erasing, deleting, tidying up."""
 

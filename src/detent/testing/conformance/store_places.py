@@ -13,6 +13,7 @@ import msgspec
 
 from detent.core.records import RunHead
 from detent.ports import EventStore
+from detent.testing.conformance.fault_proxy import Address
 
 START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -24,14 +25,21 @@ class Place:
     """Where the stores of one test keep their runs.
 
     `persistent`: the runs are there when all stores were closed and a new one is made. `child`: Python source that binds `store` to a store
-    at this place, for tests with several processes; None where no other process can reach it.
+    at this place, for tests with several processes; None where no other process can reach it. `server`: where the server listens that the
+    stores are connected to, for tests that cut the connection; None where there is none. `patience_s`: how long such tests wait for an end.
     """
 
     persistent: bool = True
     child: str | None = None
+    server: Address | None = None
+    patience_s: float = 40.0
 
     def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
         """Return another store at this place, not opened yet: with this wall clock for leases, and as if on this host."""
+        raise NotImplementedError
+
+    def through(self, host: str, port: int) -> EventStore:
+        """Return another store at this place, not opened yet, whose connections go to this address instead of the server's."""
         raise NotImplementedError
 
 

@@ -1,0 +1,105 @@
+"""What the suites have in common: a check that fails says what is promised and where, and coroutine checks get an event loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+ContractT = TypeVar("ContractT", bound=type)
+
+
+class Maker:
+    """Makes the adapters of one test; the root of what the fixture `maker` of a suite returns.
+
+    `open` and `close` are awaited on the test's event loop around it: for servers that the adapters need. `patience_s` is how long a check
+    waits for something that must happen before it says that it did not.
+    """
+
+    patience_s: float = 30.0
+
+    async def open(self) -> None:
+        """Get ready; called before a test."""
+
+    async def close(self) -> None:
+        """Tidy up; called after a test, however it went."""
+
+
+def documented(*, page: str, port: str) -> Callable[[ContractT], ContractT]:
+    """Let the checks of a suite say, when they fail, what is promised (their docstring) and where: a page of `docs` and a name in `ports`."""
+
+    def decorate(suite: ContractT) -> ContractT:
+        for name, check in list(vars(suite).items()):
+            if name.startswith("test_"):
+                setattr(suite, name, _explained(check, f"docs/{page}, and `{port}` in detent.ports"))
+        return suite
+
+    return decorate
+
+
+def _explained(check: Callable[..., Any], where: str) -> Callable[..., Any]:
+    promised = " ".join((check.__doc__ or "").split())
+
+    @functools.wraps(check)
+    def explained(*args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            if inspect.iscoroutinefunction(check):
+                makers = [one for one in (*args, *options.values()) if isinstance(one, Maker)]
+                asyncio.run(_between(makers, check(*args, **options)))
+            else:
+                check(*args, **options)
+        except pytest.skip.Exception:
+            raise
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"promised: {promised}\ndocumented: {where}")
+            raise
+
+    return explained
+
+
+async def _between(makers: list[Maker], body: Coroutine[Any, Any, None]) -> None:
+    """Run the body of a check after its makers were opened, and close them."""
+    opened: list[Maker] = []
+    try:
+        for maker in makers:
+            await maker.open()
+            opened.append(maker)
+        await body
+    finally:
+        body.close()
+        for maker in reversed(opened):
+            await maker.close()
+
+
+async def soon(work: Awaitable[T], maker: Maker, what: str) -> T:
+    """Return what `work` gives; fail the test where it takes more than the maker's patience."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait((task,), timeout=maker.patience_s)
+    if not done:
+        task.cancel()
+        pytest.fail(f"{what} had not ended after {maker.patience_s:g} s")
+    return task.result()
+
+
+async def until(true: Callable[[], object], maker: Maker) -> None:
+    """Wait until something is true, at the latest until the maker's patience is at an end; give what was begun some turns of the loop."""
+    loop = asyncio.get_running_loop()
+    end, turns = loop.time() + maker.patience_s, 0
+    while turns < 20 or not true():
+        if loop.time() > end:
+            return
+        turns += 1
+        await asyncio.sleep(0 if turns < 20 else 0.001)
+
+
+def made(adapter: T | None, wish: str) -> T:
+    """Return the adapter; skip the test where the maker has none that does this."""
+    if adapter is None:
+        pytest.skip(f"there is no adapter here that does this: {wish}")
+    return adapter

@@ -1,0 +1,222 @@
+"""What an `EventStore` over a connection promises when that is cut at any message: all or nothing, once, and it goes on."""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
+from detent.ports import EventStore, Signal, Spent
+from detent.testing.conformance.fault_proxy import FaultProxy, Loss
+from detent.testing.conformance.promises import documented
+from detent.testing.conformance.store_places import Place, head_of, line, outcome, write
+
+MOST = 40
+"""Messages of one operation after which a test stops looking for its end."""
+
+Attempt = Callable[[EventStore, str], Awaitable[Any]]
+Happened = Callable[[EventStore, str], Awaitable[bool]]
+
+
+def _losses() -> Iterator[tuple[Loss, int]]:
+    losses: tuple[Loss, ...] = ("request", "reply")
+    for loss in losses:
+        for message in range(1, MOST):
+            yield loss, message
+
+
+def _under_faults(place: Place, body: Callable[[EventStore, EventStore, FaultProxy], Awaitable[None]]) -> None:
+    """Run the body with a store whose connections pass a proxy, and one that is connected directly."""
+    if place.server is None:
+        pytest.skip("this store has no connection that could be cut")
+
+    async def test(proxy: FaultProxy) -> None:
+        faulty, direct = place.through("127.0.0.1", proxy.port), place.store()
+        await faulty.open()
+        await direct.open()
+        try:
+            await body(faulty, direct, proxy)
+        finally:
+            proxy.pass_all()
+            await faulty.close()
+            await direct.close()
+
+    with FaultProxy(place.server) as proxy:
+        asyncio.run(test(proxy))
+
+
+async def _ended(attempt: Awaitable[Any], place: Place, what: str) -> Exception | None:
+    """Return the error of an attempt, which must end, and be one that the kernel knows."""
+    try:
+        error = await asyncio.wait_for(outcome(attempt), place.patience_s)
+    except TimeoutError:
+        pytest.fail(f"{what} had not ended after {place.patience_s:g} s")
+    assert error is None or isinstance(error, StoreError | RunNotFound | RunBusy), f"{what} raised {type(error).__name__}: {error}"
+    return error
+
+
+@documented(page="guides/write-a-store.md", port="EventStore")
+class FaultContract:
+    """A connection that is cut at any message."""
+
+    def test_an_append_that_is_cut_off_happened_once_or_not_at_all(self, place: Place) -> None:
+        """Records, head, consumed signals and charges together; one that was answered well is there; never a `Conflict` with itself."""
+
+        async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
+            for durable in (False, True):
+                await self._cut_appends(place, faulty, direct, proxy, durable=durable)
+
+        _under_faults(place, body)
+
+    async def _cut_appends(self, place: Place, faulty: EventStore, direct: EventStore, proxy: FaultProxy, *, durable: bool) -> None:
+        done: set[Loss] = set()
+        for loss, message in _losses():
+            if loss in done:
+                continue
+            run, what = f"run-{durable}-{loss}-{message}".lower(), f"an append whose {loss} number {message} was lost"
+            await write(direct, run, range(1, 2))
+            await direct.post(run, Signal(id="s", kind="reply"))
+            charge = Spent(tenant=run, day="2026-03-01", tool_calls=1)
+            proxy.cut_at(message, loss)
+            attempt = faulty.append(
+                run, 1, [line(2), line(3)], head=head_of(run, 3), durable=durable, consumed=["s"], spent=charge
+            )
+            error = await _ended(attempt, place, what)
+            if proxy.pass_all():
+                done.add(loss)
+            assert not isinstance(error, Conflict), f"{what} is a Conflict, and nobody else wrote: its worker gives the run up"
+            records = await direct.read(run)
+            assert records in ([line(1)], [line(1), line(2), line(3)]), f"{what} left {len(records) - 1} of its 2 records"
+            there = len(records) == 3
+            assert there or error is not None, f"{what} was answered well, and is not there"
+            assert await direct.head(run) == head_of(run, len(records)), f"{what} left a head of another number of records"
+            waiting = await direct.signals([run])
+            assert (run not in waiting) == there, f"{what}: the signal is {'gone' if not waiting else 'there'}, the records are not as it"
+            used = (await direct.spent(run, "2026-03-01")).tool_calls
+            assert used == int(there), f"{what} was charged {used} times, and is {'there' if there else 'not there'}"
+            await _ended(write(faulty, run, range(len(records) + 1, len(records) + 2)), place, "the append after it")
+            assert await direct.read(run) == [line(n) for n in range(1, len(records) + 2)], "the store does not go on after a cut"
+        assert len(done) == 2, f"an append takes more than {MOST} messages, or does not pass the proxy"
+        assert proxy.cuts, "nothing of an append passed the proxy"
+
+    @pytest.mark.parametrize("name", ["post", "put_blob", "delete_blob", "put_snapshot", "erase", "delete"])
+    def test_what_is_cut_off_can_be_done_again(self, place: Place, name: str) -> None:
+        """Other writes too happen once or not at all; done again they come to the same; one that was answered well has happened."""
+        attempt, happened = OPERATIONS[name]
+
+        async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
+            done: set[Loss] = set()
+            for loss, message in _losses():
+                if loss in done:
+                    continue
+                run, what = f"run-{loss}-{message}", f"{name} whose {loss} number {message} was lost"
+                await write(direct, run, range(1, 3))
+                await direct.put_blob(run, "there", b"before")
+                proxy.cut_at(message, loss)
+                error = await _ended(attempt(faulty, run), place, what)
+                if proxy.pass_all():
+                    done.add(loss)
+                there = await happened(direct, run)
+                assert there or error is not None, f"{what} was answered well, and has not happened"
+                again = await _ended(attempt(faulty, run), place, f"{name} after that")
+                gone = name == "delete" and isinstance(again, RunNotFound)
+                assert again is None or (gone and there), f"done again, {name} raised {again!r}"
+                assert await happened(direct, run), f"{name} was done again, and has not happened"
+            assert len(done) == 2, f"{name} takes more than {MOST} messages, or does not pass the proxy"
+
+        _under_faults(place, body)
+
+    def test_erasing_that_is_cut_off_makes_no_tombstone_of_a_tombstone(self, place: Place) -> None:
+        """Whatever the store tries by itself: every line is as it was, or the tombstone of what it was."""
+
+        async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
+            done: set[Loss] = set()
+            for loss, message in _losses():
+                if loss in done:
+                    continue
+                run = f"run-{loss}-{message}"
+                await write(direct, run, range(1, 4))
+                proxy.cut_at(message, loss)
+                erasing = faulty.erase(run, lambda stored: b'{"was":%d}' % len(stored), head=head_of(run, 3, goal=""))
+                error = await _ended(erasing, place, f"erase whose {loss} number {message} was lost")
+                if proxy.pass_all():
+                    done.add(loss)
+                lines = [line(n) for n in range(1, 4)]
+                tombs = [b'{"was":%d}' % len(stored) for stored in lines]
+                found = await direct.read(run)
+                assert found == tombs or (error is not None and found == lines), f"the lines are {found}"
+
+        _under_faults(place, body)
+
+    def test_a_claim_that_is_cut_off_is_held_once(self, place: Place) -> None:
+        """Taken again it is held, others are kept out, and when it is released they are not; nobody holds it for ever."""
+
+        async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
+            done: set[Loss] = set()
+            for loss, message in _losses():
+                if loss in done:
+                    continue
+                run, what = f"run-{loss}-{message}", f"a claim whose {loss} number {message} was lost"
+                proxy.cut_at(message, loss)
+                error = await _ended(faulty.claim(run), place, what)
+                if proxy.pass_all():
+                    done.add(loss)
+                if error is not None:
+                    again = await _ended(faulty.claim(run), place, "the claim after that")
+                    assert again is None, f"{what}; taken again it is {again!r}"
+                assert isinstance(await outcome(direct.claim(run)), RunBusy), f"{what}: two hold it"
+                await faulty.release(run)
+                assert await outcome(direct.claim(run)) is None, f"{what}: released, it is not free"
+
+        _under_faults(place, body)
+
+
+async def _posted(store: EventStore, run: str) -> bool:
+    waiting = (await store.signals([run])).get(run, [])
+    assert len(waiting) < 2, f"the signal was posted {len(waiting)} times"
+    return len(waiting) == 1
+
+
+async def _blob(store: EventStore, run: str) -> bool:
+    found = await store.get_blob(run, "new")
+    assert found in (None, b"x" * 5000), "a part of the blob is there"
+    return found is not None
+
+
+async def _no_blob(store: EventStore, run: str) -> bool:
+    return await store.get_blob(run, "there") is None
+
+
+async def _snapshot(store: EventStore, run: str) -> bool:
+    found = await store.get_snapshot(run)
+    assert found in (None, (2, b"state")), f"the snapshot is {found!r}"
+    return found is not None
+
+
+async def _erased(store: EventStore, run: str) -> bool:
+    lines, head, blobs = await store.read(run), await store.head(run), await store.list_blobs(run)
+    assert head is not None
+    parts = (lines == [b"{}", b"{}"], head.goal == "gone", blobs == [])
+    assert len(set(parts)) == 1, f"it is erased in part: lines, head and blobs are {parts}"
+    return parts[0]
+
+
+async def _deleted(store: EventStore, run: str) -> bool:
+    parts = (await store.read(run) == [], await store.head(run) is None, await store.list_blobs(run) == [])
+    assert len(set(parts)) == 1, f"it is deleted in part: lines, head and blobs are {parts}"
+    return parts[0]
+
+
+OPERATIONS: dict[str, tuple[Attempt, Happened]] = {
+    "post": (lambda store, run: store.post(run, Signal(id="s", kind="reply")), _posted),
+    "put_blob": (lambda store, run: store.put_blob(run, "new", b"x" * 5000), _blob),
+    "delete_blob": (lambda store, run: store.delete_blob(run, "there"), _no_blob),
+    "put_snapshot": (lambda store, run: store.put_snapshot(run, 2, b"state"), _snapshot),
+    "erase": (lambda store, run: store.erase(run, lambda _: b"{}", head=head_of(run, 2, goal="gone")), _erased),
+    "delete": (lambda store, run: store.delete(run), _deleted),
+}

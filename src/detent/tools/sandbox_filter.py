@@ -1,0 +1,68 @@
+"""The filter of system calls of a sandbox: no program in it leaves a file behind that runs with its owner's rights (set-user-id, set-group-id).
+
+The mount of the workspace ignores such bits inside the sandbox; outside, the file would be there with them, and owned by root where Detent
+runs as root. So the calls that could set them are refused (EPERM) when they would: chmod and its relatives, and whatever creates a file with a
+mode. Two calls that a filter cannot look into are not there (ENOSYS), as on older systems: openat2 and io_uring. A filter is a classic BPF
+program (`seccomp(2)`), which bwrap installs before it starts the program; processors that are not in `SYSCALLS` have none.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_NUMBER, _PROCESSOR, _ARGUMENTS = 0, 4, 16
+SET_ID = 0o6000
+CREATES = 0o100 | 0o20000000
+"""O_CREAT and O_TMPFILE: without one of them an open has no mode."""
+_X32 = 0x40000000
+"""From here on the calls of x86-64 have a second set of numbers."""
+
+_MISSING = {437: (), 425: ()}
+_X86_64 = {2: (2, 1), 85: (1,), 90: (1,), 91: (1,), 133: (1,), 257: (3, 2), 259: (2,), 268: (2,), 452: (2,), **_MISSING}
+_OLD = {5: (2, 1), 8: (1,), 14: (1,), 15: (1,), 94: (1,), 452: (2,), **_MISSING}
+_I386 = {**_OLD, 295: (3, 2), 297: (2,), 306: (2,)}
+_AARCH64 = {33: (2,), 52: (1,), 53: (2,), 56: (3, 2), 452: (2,), **_MISSING}
+_ARM = {**_OLD, 322: (3, 2), 324: (2,), 333: (2,)}
+
+Table = dict[int, tuple[int, ...]]
+SYSCALLS: dict[str, dict[int, Table]] = {
+    "x86_64": {0xC000003E: _X86_64, 0x40000003: _I386},
+    "aarch64": {0xC00000B7: _AARCH64, 0x40000028: _ARM},
+}
+"""By machine and audit architecture: which argument (from 0) of a call is the mode, and which the flags; () for a call that is not there."""
+
+
+def program(machine: str = "") -> bytes:
+    """Return the filter for a machine (this one), b"" where there is none for it."""
+    made = b"".join(_for(processor, table) for processor, table in SYSCALLS.get(machine or platform.machine(), {}).items())
+    return made and _one(_LOAD, _PROCESSOR) + made + _one(_RETURN, _ERRNO | errno.ENOSYS)
+
+
+def _for(processor: int, table: Table) -> bytes:
+    """Return what is done with the calls of one processor; all others are jumped over, with the processor still loaded."""
+    body = _one(_LOAD, _NUMBER)
+    if table is _X86_64:
+        body += _one(_AT_LEAST, _X32, no=1) + _one(_RETURN, _ERRNO | errno.ENOSYS)
+    for number, places in table.items():
+        looked = _looked(*places) if places else _one(_RETURN, _ERRNO | errno.ENOSYS)
+        body += _one(_EQUAL, number, no=len(looked) // 8) + looked
+    body += _one(_RETURN, _ALLOW)
+    return _one(_EQUAL, processor, no=len(body) // 8) + body
+
+
+def _looked(mode: int, flags: int | None = None) -> bytes:
+    """Return what refuses a call whose mode has such a bit, where its flags say that it has a mode."""
+    asked = b""
+    if flags is not None:
+        asked = _one(_LOAD, _ARGUMENTS + 8 * flags) + _one(_ANY_BIT, CREATES, no=2)
+    asked += _one(_LOAD, _ARGUMENTS + 8 * mode) + _one(_ANY_BIT, SET_ID, yes=1)
+    return asked + _one(_RETURN, _ALLOW) + _one(_RETURN, _ERRNO | errno.EPERM)
+
+
+def _one(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+    """Return one instruction; `yes` and `no` are how many are jumped over."""
+    return struct.pack("=HBBI", code, yes, no, value)

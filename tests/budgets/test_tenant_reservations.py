@@ -1,0 +1,299 @@
+"""What runs of one tenant reserve at the same time: starts and model calls decide one after another, in one process and over several."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, Host, Result, TenantBudget
+from detent.core import events as e
+from detent.core.budget import Usage
+from detent.core.errors import BudgetRefused, StoreBusy
+from detent.holds import LAPSES_S, Accounts
+from detent.ports import ModelAnswer
+from detent.stores.ram import RamStore
+from detent.stores.urls import open_store
+from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
+from gateway.providers import AGENT, Caller, Provider, answer, engine, events_of, used
+from laws.places import KINDS, Place
+
+ACME = Host(tenant="acme")
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_that_start_together_are_no_more_than_the_tenant_may_start(kind: str, tmp_path: Path) -> None:
+    """Of three on each of two stores exactly two start; those that are refused leave nothing behind."""
+
+    async def main() -> None:
+        place = Place(kind, tmp_path)
+        stores = [place.store(), place.store()]
+        made = [
+            engine(Caller(Provider(*[answer()] * 3)), store=store, tenant_budgets={"acme": TenantBudget(max_runs=2)}, redact=["sk-[0-9]+"])
+            for store in stores
+        ]
+        runs = [one.run(AGENT, "go", host=ACME, run_id=f"r{n}{i}") for n in range(3) for i, one in enumerate(made)]
+        ended = await asyncio.gather(*runs, return_exceptions=True)
+        started = [result for result in ended if isinstance(result, Result)]
+        assert len(started) == 2, ended
+        assert sum(isinstance(error, BudgetRefused) for error in ended) == 4, ended
+        assert (await made[0].tenants.spent("acme")).runs == 2
+        there = {result.run_id for result in started}
+        for name in {f"r{n}{i}" for n in range(3) for i in range(2)} - there:
+            assert await stores[0].head(name) is None
+            assert await stores[0].list_blobs(name) == []
+        await place.close()
+
+    asyncio.run(main())
+
+
+def test_a_fork_is_a_run_that_the_tenant_starts() -> None:
+    """It is refused where no more may start, and counted where it may."""
+
+    async def main() -> None:
+        store = RamStore()
+        made = engine(Caller(Provider(*[answer()] * 9)), store=store, tenant_budgets={"acme": TenantBudget(max_runs=2)})
+        await made.run(AGENT, "go", host=ACME, run_id="first")
+        assert await made.fork("first", child_id="second") is not None
+        assert (await made.tenants.spent("acme")).runs == 2
+        with pytest.raises(BudgetRefused, match="has started 2 of max_runs=2"):
+            await made.fork("first", child_id="third")
+        assert await store.head("third") is None
+
+    asyncio.run(main())
+
+
+class Slow(Provider):
+    """Answers when it is let; says when it is asked."""
+
+    def __init__(self, usage: Usage) -> None:
+        super().__init__()
+        self.usage, self.asked, self.go = usage, asyncio.Event(), asyncio.Event()
+
+    async def send(self, limit: int | None) -> ModelAnswer:
+        """Take one request."""
+        self.limits.append(limit)
+        self.asked.set()
+        await self.go.wait()
+        return answer(usage=self.usage)
+
+
+@pytest.mark.parametrize("limits", [{"max_total_tokens": 40}, {"max_cost_usd": 0.3}])
+@pytest.mark.parametrize("siblings", [False, True])
+def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, siblings: bool) -> None:
+    """While the first call is open the second is clamped to what it leaves, or waits where that is nothing, and then has what is left."""
+
+    async def main() -> None:
+        store = RamStore()
+        first, then = Slow(used(10, 5)), Provider(answer(usage=used(10, 5)))
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(**limits)}}
+        one = engine(Caller(first, input_tokens=10, max_output_tokens=29), store=store, **options)
+        two = engine(
+            Caller(then, input_tokens=10, max_output_tokens=29),
+            store=store.sibling() if siblings else store,
+            ids=SequentialIds(700),
+            **options,
+        )
+        running = asyncio.create_task(one.run(AGENT, "go", host=ACME, run_id="one"))
+        await first.asked.wait()
+        waiting = asyncio.create_task(two.run(AGENT, "go", host=ACME, run_id="two"))
+        looked = asyncio.Event()
+        read = store.get_blob
+
+        async def get_blob(run_id: str, key: str) -> bytes | None:
+            if key == "reserved":
+                looked.set()
+            return await read(run_id, key)
+
+        for shared in (store, two.store):
+            shared.get_blob = get_blob
+        await looked.wait()
+        looked.clear()
+        await looked.wait()
+        assert then.limits == [], "what is left beside the reservation is too little for its prompt"
+        first.go.set()
+        assert (await running).status == (await waiting).status == "completed"
+        room = 40 - 15 - 10 if "max_total_tokens" in limits else int((0.3 - 0.06 - 0.01) / 0.01 + 1e-9)
+        assert then.limits == [min(29, room)]
+        assert (await one.replay("one")).identical and (await two.replay("two")).identical
+        spent = await one.tenants.spent("acme")
+        assert spent.tokens == 30
+        assert await store.list_blobs(next(iter(store._shelf.blobs), "")) == [], "nothing stays reserved"
+
+    asyncio.run(main())
+
+
+def test_a_bound_on_model_calls_is_never_passed_by_runs_side_by_side() -> None:
+    """Of six runs at once, each with one call, exactly as many are sent as the tenant may make."""
+
+    async def main() -> None:
+        store, provider = RamStore(), Provider(*[answer()] * 6)
+        made = engine(Caller(provider), store=store, tenant_budgets={"acme": TenantBudget(max_model_calls=2)})
+        ended = await asyncio.gather(*(made.run(AGENT, "go", host=ACME, run_id=f"r{n}") for n in range(6)))
+        assert sorted(result.reason for result in ended) == ["budget_exhausted"] * 4 + ["final_answer"] * 2
+        assert len(provider.limits) == 2
+        assert (await made.tenants.spent("acme")).model_calls == 2
+
+    asyncio.run(main())
+
+
+def test_the_reservation_of_a_dead_worker_lapses() -> None:
+    """Others wait for it, at the longest until it lapses; what it said is charged when its run is taken on."""
+
+    async def main() -> None:
+        store, clock = RamStore(), FakeClock(EPOCH)
+        accounts = Accounts(store, clock)
+        account = await accounts.enter("acme")
+        assert await account.others("dead", ()) == Usage()
+        await account.hold("dead", "main.1.m1", used(20, 10, cost_usd=0.5))
+        await account.leave()
+        for later, held in ((0, used(30, 0, cost_usd=0.5)), (LAPSES_S - 1, used(30, 0, cost_usd=0.5)), (1, Usage())):
+            clock.advance(later)
+            account = await Accounts(store.sibling(), clock).enter("acme")
+            assert await account.others("alive", ()) == held
+            await account.leave()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_taken_on_gives_back_what_it_had_reserved() -> None:
+    """The call that the crash left open is charged at its reservation by the records, once."""
+
+    async def main() -> None:
+        store = RamStore()
+        stuck = Slow(used())
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_total_tokens=100)}}
+        dying = store.sibling()
+        doomed = engine(Caller(stuck, input_tokens=10, max_output_tokens=20), store=dying, **options)
+        task = asyncio.create_task(doomed.run(AGENT, "go", host=ACME, run_id="r"))
+        await stuck.asked.wait()
+        lines = list(await store.read("r"))
+        await dying.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await store.read("r") == lines, "it died without another word"
+        provider = Provider(answer())
+        other = engine(Caller(provider, input_tokens=10, max_output_tokens=90), store=store, ids=SequentialIds(500), **options)
+        result = await other.resume("r")
+        assert (result.status, provider.limits) == ("completed", [60]), "nothing counts twice"
+        assert (await other.tenants.spent("acme")).tokens == 45
+        assert (await other.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_that_waits_for_another_run_ends_at_once() -> None:
+    """It has reserved nothing and holds nothing."""
+
+    async def main() -> None:
+        store, first = RamStore(), Slow(used())
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_total_tokens=40)}}
+        one = engine(Caller(first, input_tokens=10, max_output_tokens=29), store=store, **options)
+        two = engine(Caller(Provider(), input_tokens=10), store=store.sibling(), ids=SequentialIds(700), **options)
+        running = asyncio.create_task(one.run(AGENT, "go", host=ACME, run_id="one"))
+        await first.asked.wait()
+        waiting = asyncio.create_task(two.run(AGENT, "go", host=ACME, run_id="two"))
+        while await store.head("two") is None:
+            await asyncio.sleep(0)
+        await two.cancel("two")
+        assert (await waiting).reason == "cancelled"
+        first.go.set()
+        assert (await running).status == "completed"
+        assert e.ModelCallStarted not in {type(event) for event in await events_of(store, "two")}
+
+    asyncio.run(main())
+
+
+def test_an_account_that_stays_held_suspends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the tenant and says what to do; the lock is free afterwards."""
+    monkeypatch.setattr("detent.holds.BUSY_S", 0.0)
+
+    async def main() -> None:
+        store = RamStore()
+        mine, theirs = Accounts(store, FakeClock(EPOCH)), Accounts(store.sibling(), FakeClock(EPOCH))
+        held = await theirs.enter("acme")
+        for _ in range(2):
+            with pytest.raises(StoreBusy, match=r"account of tenant 'acme' is held by .*resume the run"):
+                await mine.enter("acme")
+        await held.leave()
+        await held.leave()
+        await (await mine.enter("acme")).leave()
+
+    asyncio.run(main())
+
+
+def start(url: str, name: str, runs: int, budget: dict[str, Any]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "reserving_worker.py"), url, name, str(runs), json.dumps(budget)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///{}/runs.db", "file:{}/logs"])
+@pytest.mark.parametrize("budget", [{"max_runs": 5}, {"max_total_tokens": 200}, {"max_model_calls": 7}])
+def test_processes_together_keep_to_the_bound(scheme: str, budget: dict[str, Any], tmp_path: Path) -> None:
+    """Two processes with eight runs each, all at once: no run too many starts, no token and no call too many is used."""
+    url = scheme.format(tmp_path)
+    children = [start(url, name, 8, budget) for name in "ab"]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        ended = [one for child in children for one in json.loads(child.stdout.readline())]  # type: ignore[union-attr]
+    finally:
+        for child in children:
+            with child:
+                child.kill()
+
+    async def spent() -> Any:
+        store = open_store(url)
+        await store.open()
+        said = await store.spent("acme", "2000-01-01")
+        await store.close()
+        return said
+
+    said = asyncio.run(spent())
+    whats = {"max_runs": said.runs, "max_total_tokens": said.tokens, "max_model_calls": said.model_calls}
+    (field, most), *_ = budget.items()
+    assert whats[field] <= most, ended
+    if field == "max_total_tokens":
+        assert whats[field] > most - 30, "what is left is too little for one more call"
+    else:
+        assert whats[field] == most
+    assert set(ended) == {"final_answer", "refused" if field == "max_runs" else "budget_exhausted"}
+
+
+def test_a_tenant_without_bounds_on_models_reserves_nothing() -> None:
+    """No claim and no blob for runs of tenants that nothing bounds, or whose tools alone are bounded."""
+
+    async def main() -> None:
+        store = RamStore()
+        claimed: list[str] = []
+        claim = store.claim
+
+        async def claiming(run_id: str) -> None:
+            claimed.append(run_id)
+            await claim(run_id)
+
+        store.claim = claiming
+        made: Engine = engine(Caller(Provider(answer(), answer())), store=store, tenant_budgets={"acme": TenantBudget(max_tool_calls=9)})
+        await made.run(Agent(name="asker"), "go", host=ACME, run_id="r")
+        await made.run(Agent(name="asker"), "go", host=Host(tenant="free"), run_id="s")
+        assert claimed == ["r", "s"]
+
+    asyncio.run(main())

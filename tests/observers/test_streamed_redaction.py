@@ -1,0 +1,139 @@
+"""What is streamed is redacted as what is recorded: a secret that comes in pieces is not shown, in no observer and at no moment."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detent import Agent, View, tool
+from detent.ports import Chunk, ModelAnswer, ToolContext
+from detent.redact import HIDDEN, Streamed
+from detent.testing.scripted import ScriptedPlanner
+from gateway.providers import END, Planning, answer, engine
+from kernel.runs import call
+
+CARD = "4111-1111-1111-1111"
+CARDS = r"\d{4}-\d{4}-\d{4}-\d{4}"
+PATTERNS = [CARDS, r"(?<=key=)[a-z]{3,9}", r"\bab{1,5}c?\b", r"x(?=y{1,4}z)", r"(?m:^q{2,4}$)"]
+
+
+@given(
+    st.lists(st.text(alphabet="41-1key=abcxyzq \n", max_size=30), max_size=12).map("".join)
+    | st.lists(st.sampled_from([CARD, "key=", "hunter", "abbbc", "xyyz", "\nqqq\n", " ", "4111-"]), max_size=12).map("".join),
+    st.lists(st.integers(0, 200), max_size=12),
+    st.sampled_from(PATTERNS),
+)
+def test_any_cut_into_pieces_shows_what_the_whole_would(text: str, cuts: list[int], pattern: str) -> None:
+    """The pieces that are shown add up to the text with each match replaced."""
+    streamed, shown, at = Streamed([pattern]), [], 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(text)), len(text)]:
+        shown.append(streamed.add(text[at:cut]))
+        at = cut
+    shown.append(streamed.rest())
+    assert "".join(shown) == re.sub(pattern, HIDDEN, text)
+    assert streamed.rest() == "" and streamed.add("") == ""
+
+
+@given(st.text(alphabet="sk-a1 \n", max_size=60), st.lists(st.integers(0, 60), max_size=8))
+def test_a_match_without_a_bound_holds_all_back_until_the_text_ends(text: str, cuts: list[int]) -> None:
+    """Nothing is shown before, and then the text with each match replaced."""
+    pattern, at = r"sk-[a-z0-9]+", 0
+    streamed = Streamed([pattern])
+    for cut in [*sorted(cut for cut in cuts if cut < len(text)), len(text)]:
+        assert streamed.add(text[at:cut]) == ""
+        at = cut
+    assert streamed.rest() == re.sub(pattern, HIDDEN, text)
+
+
+def test_several_patterns_hide_what_any_of_them_matches_and_leave_placeholders_of_the_log() -> None:
+    """Matches that overlap are one."""
+    streamed = Streamed([CARDS, r"1111 end", r"[0-9a-f]{24}", r"<secret:[0-9a-f]{24}>"])
+    known = f"<secret:{'0a' * 12}>"
+    assert streamed.add(f"{CARD} end {known}.") + streamed.rest() == f"{HIDDEN} {known}."
+
+
+def test_text_goes_on_while_patterns_are_bounded() -> None:
+    """No more is held back than a match can have, and what a match may depend on."""
+    streamed = Streamed([CARDS])
+    shown = "".join(streamed.add(f"word {n} ") for n in range(100))
+    whole = "".join(f"word {n} " for n in range(100))
+    assert whole.startswith(shown) and len(whole) - len(shown) == len(CARD) + 1
+
+
+class Watching:
+    """An observer that keeps the chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+
+    def on_record(self, record: Any, state: Any) -> None:
+        """Records are redacted elsewhere."""
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Keep it."""
+        self.chunks.append(chunk)
+
+
+PIECES = ["my card is 41", "11-1111-", "1111-1", "111, right? And a lot more to say about it."]
+
+
+@pytest.mark.parametrize("where", ["agent", "engine"])
+def test_a_secret_that_a_model_says_in_pieces_is_not_streamed(where: str) -> None:
+    """In its text and in its thinking, whose order stays; what is held back comes with the end of the call."""
+
+    async def main() -> None:
+        watching = Watching()
+
+        async def plan(view: View) -> Any:
+            models = view.models
+            assert models is not None
+
+            async def send(limit: int | None) -> ModelAnswer:
+                for kind in ("thinking", "text"):
+                    for piece in PIECES:
+                        models.emit(kind, piece)
+                return answer()
+
+            await models.call("fake:one", send)
+            assert watching.chunks[-1].content.endswith("say about it.")
+            models.emit("text", "tail 4111-1111-")
+            models.emit("text", "1111-1111")
+            return END
+
+        options: dict[str, Any] = {"redact": [CARDS]} if where == "engine" else {}
+        agent = Agent(name="a", redact=[CARDS] if where == "agent" else [])
+        async with engine(Planning(plan), **options) as made:
+            await made.run(agent, "go", observers=[watching])
+        told = [(chunk.kind, chunk.content) for chunk in watching.chunks if chunk.kind in ("text", "thinking")]
+        said = {kind: "".join(content for one, content in told if one == kind) for kind in ("thinking", "text")}
+        whole = f"my card is {HIDDEN}, right? And a lot more to say about it."
+        assert said == {"thinking": whole, "text": f"{whole}tail {HIDDEN}"}
+        assert [kind for kind, _ in told] == sorted((kind for kind, _ in told), reverse=True), "thinking came before text"
+        assert len(told) > 3, "it was not held back until the end"
+        assert "4111" not in str(watching.chunks)
+
+    asyncio.run(main())
+
+
+def test_the_progress_of_a_tool_is_redacted() -> None:
+    """Each text in it, at any depth."""
+
+    @tool(side_effect="read")
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        context.progress({"doing": [f"charging {CARD}", 3]})
+        return "paid"
+
+    async def main() -> None:
+        watching = Watching()
+        async with engine(ScriptedPlanner([call("pay"), END]), pay, redact=[CARDS]) as made:
+            await made.run(Agent(name="a", tools=["pay"]), "go", observers=[watching])
+        (told,) = [chunk.content for chunk in watching.chunks if chunk.kind == "progress"]
+        assert told == {"doing": [f"charging {HIDDEN}", 3]}
+
+    asyncio.run(main())

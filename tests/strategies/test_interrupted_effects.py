@@ -1,0 +1,192 @@
+"""Effects outside of a pass's planner: a cancellation ends them at once, whoever asked for them; and bounds of passes that outlive a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, FinalAnswer, Plan, View
+from detent.core import events as e
+from detent.core.codec import read_log
+from detent.core.fold import fold
+from detent.core.state import KernelState
+from detent.kernel.act import act
+from detent.kernel.context import KernelContext
+from detent.kernel.journal import head_of
+from detent.kernel.kernel import make_kernel
+from detent.kernel.think import think
+from detent.ports import ModelAnswer, Passed, StrategyRun
+from detent.stores.ram import RamStore
+from gateway.providers import END, Planning, answer, engine, events_of, of
+
+
+class Stuck:
+    """A provider that never answers; says when it is asked, and how the request ended."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.given_up = False
+
+    async def send(self, limit: int | None) -> ModelAnswer:
+        """Take one request."""
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up = True
+            raise
+        return answer()
+
+
+async def never(view: View) -> Plan:
+    raise AssertionError("nothing is planned after a cancellation")
+
+
+async def cancelled(stuck: Stuck, **options: Any) -> Any:
+    """Start a run, cancel it in the request, and check its log."""
+    async with engine(Planning(never), **options) as made:
+        strategy = "mine" if "strategies" in options else "direct"
+        task = asyncio.create_task(made.run(Agent(name="a", strategy=strategy), "go", run_id="r"))
+        await stuck.asked.wait()
+        await made.cancel("r", by="ann", why="enough")
+        result = await task
+        assert stuck.given_up
+        assert (result.status, result.reason, result.error) == ("stopped", "cancelled", "enough")
+        again = await made.replay("r")
+        assert again.identical, again.divergence
+        return await events_of(made.store, "r")
+
+
+def test_a_cancellation_interrupts_a_model_call_in_a_phase() -> None:
+    """The call is on record as cancelled, no plan follows, and the log replays."""
+
+    async def main() -> None:
+        stuck = Stuck()
+
+        async def critique(state: KernelState, context: KernelContext) -> KernelState:
+            async def ask() -> str:
+                models = context.run.world.models(context)
+                assert models is not None
+                return (await models.call("fake:one", stuck.send, purpose="ask")).value
+
+            await context.effect(0, "critique", ask)
+            return context.state
+
+        events = await cancelled(stuck, kernel=make_kernel((critique, think, act)))
+        (failed,) = of(events, e.ModelCallFailed)
+        assert failed.kind == "cancelled" and of(events, e.EffectRecorded) == []
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_cancellation_interrupts_an_effect_of_a_strategy(stubborn: bool) -> None:
+    """Also of one that catches all that it is told: it has no part in the end of the run."""
+
+    async def main() -> None:
+        stuck = Stuck()
+
+        async def mine(run: StrategyRun) -> Any:
+            with contextlib.suppress(Exception) if stubborn else contextlib.nullcontext():
+                await run.effect("look", lambda: stuck.send(None))
+            return await run.kernel("main")
+
+        events = await cancelled(stuck, strategies={"mine": mine})
+        assert of(events, e.EffectRecorded) == of(events, e.PassStarted) == []
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_bound_that_ended_a_pass_is_known_after_a_crash_and_in_a_replay() -> None:
+    """Wherever the log is cut, whoever resumes ends the run with the dimension, limit and use that the uninterrupted one had."""
+    seen: list[Any] = []
+
+    async def mine(run: StrategyRun) -> Passed:
+        first = await run.kernel("first", limits=Budget(max_model_calls=2))
+        seen.append(first.bound)
+        await run.effect("after", _nothing)
+        return first
+
+    async def think_on(view: View) -> Any:
+        assert view.models is not None
+        for _ in range(2):
+            await view.models.call("fake:one", _answered)
+        return await view.models.call("fake:one", _answered) and END
+
+    async def main() -> None:
+        whole = RamStore()
+        async with engine(Planning(think_on), store=whole, strategies={"mine": mine}) as made:
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert (result.reason, result.state.dimension, result.state.limit, result.state.used) == (
+                "budget_exhausted",
+                "model_calls",
+                2,
+                2,
+            )
+            assert (await made.replay("r")).identical
+        lines = await whole.read("r")
+        closed = next(n for n, record in enumerate(read_log("r", lines)) if isinstance(record.event, e.PassFinished))
+        for cut in range(closed + 1, len(lines)):
+            store = RamStore()
+            await store.append("r", 0, lines[:cut], head=head_of(fold(read_log("r", lines[:cut]))))
+            async with engine(Planning(never), store=store, strategies={"mine": mine}) as made:
+                again = await made.resume("r")
+                assert (again.reason, again.state.dimension, again.state.limit, again.state.used) == (
+                    "budget_exhausted",
+                    "model_calls",
+                    2,
+                    2,
+                )
+                assert (await made.replay("r")).identical
+        assert len(seen) > 2 and {(bound.dimension, bound.limit, bound.used, bound.of) for bound in seen} == {("model_calls", 2, 2, "pass")}
+
+    asyncio.run(main())
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _answered(limit: int | None) -> ModelAnswer:
+    return answer(FinalAnswer(content="x"))
+
+
+def test_what_is_left_of_a_budget_leaves_out_what_open_calls_have_reserved() -> None:
+    """For a strategy as for a planner."""
+    left: list[Any] = []
+
+    async def mine(run: StrategyRun) -> Any:
+        holding: Any = run
+
+        async def look() -> None:
+            left.append(holding.budget_remaining.max_total_tokens)
+
+        task = asyncio.create_task(run.ask("one", "say"))
+        while not open_calls:
+            await asyncio.sleep(0)
+        await look()
+        go.set()
+        return await task
+
+    open_calls: list[int | None] = []
+    go = asyncio.Event()
+
+    async def main() -> None:
+        async def send(limit: int | None) -> ModelAnswer:
+            open_calls.append(limit)
+            await go.wait()
+            return answer()
+
+        async def plan(view: View) -> Any:
+            assert view.models is not None
+            await view.models.call("fake:one", send, input_tokens=10, max_output_tokens=20)
+            return END
+
+        async with engine(Planning(plan), strategies={"mine": mine}) as made:
+            await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=Budget(max_total_tokens=100))
+        assert left == [70]
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from detent.comparing import Diff, Parting
 from detent.config import Agent
 from detent.core.actions import (
     Abstain,
@@ -27,6 +28,7 @@ from detent.results import Result
 from detent.tenants import TenantBudget
 from detent.tools.function import Tool, tool
 from detent.tools.mcp.settings import McpServer, ToolPins
+from detent.upgrading import Upgrade, Upgraded
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ __all__ = [
     "CancelSubagent",
     "CompleteGoal",
     "DetentError",
+    "Diff",
     "Engine",
     "FatalToolError",
     "FinalAnswer",
@@ -45,6 +48,7 @@ __all__ = [
     "JoinSubagent",
     "McpServer",
     "NotExecuted",
+    "Parting",
     "Plan",
     "PushGoal",
     "Receipt",
@@ -60,6 +64,8 @@ __all__ = [
     "ToolContext",
     "ToolFailed",
     "ToolPins",
+    "Upgrade",
+    "Upgraded",
     "Usage",
     "View",
     "tool",

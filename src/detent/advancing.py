@@ -29,6 +29,7 @@ from detent.kernel.kernel import Kernel
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.names import Names
 from detent.passes import drive
+from detent.phase_hooks import apart
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -154,10 +155,10 @@ class Advancing:
 
     def journal(self, state: RunState) -> Journal:
         """Return a journal that goes on after `state`."""
-        sinks = list(self._sinks)
+        sinks = [apart(sink) for sink in self._sinks]
         hooks = self.parts.hooks
         if hooks is not noop_hooks:
-            sinks.append(lambda record, state: fire(hooks, record, state))
+            sinks.append(apart(lambda record, state: fire(hooks, record, state)))
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
         )

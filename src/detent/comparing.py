@@ -366,7 +366,7 @@ def _said(event: Any) -> Any:
         case e.Forked():
             return {"type": data["type"], "edits": event.edits} if event.edits else None
         case e.Planned():
-            actions = [_bare(action) for action in event.actions]
+            actions = [_bare(action) for action in (*event.actions, *((event.embedded,) if event.embedded else ()))]
             return {"type": data["type"], "actions": actions, "dropped": [_bare(call) for call in event.dropped]}
         case _:
             ends = isinstance(event, (e.RunFinished, e.PassFinished))

@@ -114,8 +114,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def answers_goal(context: KernelContext) -> bool:
-    """Whether what the pass answers is the run's goal itself, not a step that a strategy made of it."""
-    return context.input.task == context.run.state.goal
+    """Whether what the pass answers is the run's goal itself, alone or with what was found out so far below it, not a step towards it."""
+    task, goal = context.input.task, context.run.state.goal
+    return task == goal or task.startswith(f"{goal}\n")
 
 
 def refusals(states: Iterable[KernelState]) -> int:

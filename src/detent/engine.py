@@ -699,7 +699,6 @@ class Engine:
                 f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})",
                 reason_code="not_in_doubt",
             )
-        admission.refuse_what_is_not_json(result=result)
         payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
         return await self._deliver(run_id, self._signal("reconcile", payload, by=by), resume=resume)
 
@@ -730,6 +729,7 @@ class Engine:
         return result_of(await self.load(run_id))
 
     def _signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
+        admission.refuse_what_is_not_json(**payload, by=by)
         return Signal(id=self._parts.ids.token(16), kind=kind, payload=payload, by=by)
 
     # Look -----------------------------------------------------------------------------------------------------------------------
@@ -811,7 +811,10 @@ class Engine:
     async def _history(self, run_id: str, host: Host | None) -> list[Record]:
         await self._open()
         await self._visible(run_id, host)
-        return await history(self.store, run_id)
+        records = await history(self.store, run_id)
+        if any(record.event is None for record in records):
+            raise RunErased(run_id)
+        return records
 
     async def check_upgrade(self, run_id: str | None = None, *, host: Host | None = None) -> Upgrade:
         """Fold and re-execute every run that is not finished (or this one) with the code at hand, and say which would not go on.

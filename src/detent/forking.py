@@ -19,6 +19,7 @@ from detent import admission
 from detent.advancing import Parts
 from detent.branching import checked_edits, edited_agent
 from detent.clock import new_run_id
+from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, checked
 from detent.core.codec import STATE_VERSION, load_state, read_record
@@ -134,8 +135,8 @@ async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, 
 async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
     """Return the record that the fork goes on from; raise `ConfigError` for one that is not there."""
     if at is not None:
-        if isinstance(at, bool) or not 0 < at <= head.records:
-            raise ConfigError(f"run {head.run_id!r} has {head.records} records; a fork is at one of 1 to {head.records}, not at {at}")
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 < at <= head.records:
+            raise ConfigError(f"run {head.run_id!r} has {head.records} records; a fork is at one of 1 to {head.records}, not at {at!r}")
         return at
     if head.status not in TERMINAL:
         return head.records
@@ -240,7 +241,7 @@ async def _known(store: EventStore, run_id: str, at: int, edits: Mapping[str, An
         record = read_record(line)
         match record.event:
             case Planned() as event:
-                calls = len(event.actions) + len(event.dropped)
+                calls = len(event.dropped) + (1 if event.embedded else sum(isinstance(action, ToolCall) for action in event.actions))
                 there["results"] += [f"{record.envelope.scope}.{record.envelope.iteration}.{i}" for i in range(calls)]
             case UserAsked(ask_id=ask):
                 there["replies"].append(ask)

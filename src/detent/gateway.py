@@ -128,7 +128,7 @@ class Gateway:
             attempt += 1
             entry, fits, account = await self._admitted(asked)
             call = call or self._name()
-            started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved)
+            started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved, held=fits.held)
             try:
                 return await self._attempt(started, asked, send, fits.limit, entry, account=account)
             except ModelCallFailure as failure:

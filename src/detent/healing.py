@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -20,6 +21,10 @@ from detent.kernel.context import KernelContext
 from detent.ports import ToolSpec
 
 WRAPPERS = ("input", "args", "arguments", "params", "parameters", "kwargs")
+PREFIXES = ("default_api", "function", "functions", "multi_tool_use", "tool", "tools")
+"""What models and harnesses put before a tool's name; any other word before it may name another tool's owner, and so another tool."""
+MOST_EXACT = 2**53
+"""Up to here every whole number is one in JSON too."""
 PATHS = ("path", "file", "filename", "file_path", "filepath", "directory", "dir", "folder")
 
 
@@ -64,7 +69,7 @@ def mended(tool: str, args: Any, tools: Mapping[str, ToolSpec], *, root: str = "
     if properties and not spec.sensitive:
         data = _unwrapped(data, properties, repairs)
         data = _renamed(data, schema, repairs)
-        data = _remapped(data, schema, repairs)
+        data = data if spec.side_effect == "destructive" else _remapped(data, schema, repairs)
     data = {key: _path(key, value, properties.get(key), root, repairs) for key, value in data.items()}
     data = {key: _typed(key, value, properties.get(key), repairs) for key, value in data.items()}
     return Healed(tool=name, args=data, repairs=tuple(repairs))
@@ -77,16 +82,20 @@ def _named(said: str, tools: Mapping[str, ToolSpec]) -> str | None:
     """Return the offered tool that was meant, None where that is not clear."""
     if said in tools:
         return said
-    for form in (_folded(said), _folded(re.split(r"[./:]", said.strip())[-1])):
+    bare = re.sub(r"\(.*", "", said, flags=re.DOTALL)
+    *before, last = re.split(r"[./:]", bare.strip())
+    plain = said.strip() == bare.strip() or said.strip() == f"{bare.strip()}()"
+    known = plain and all(word.lower() in PREFIXES for word in before)
+    for form in (_folded(bare), _folded(last)):
         same = [name for name in tools if _folded(name) == form]
-        if len(same) == 1 and not tools[same[0]].sensitive:
+        if len(same) == 1 and not tools[same[0]].sensitive and (known or tools[same[0]].read_only or (plain and form != _folded(last))):
             return same[0]
     near = [name for name, spec in tools.items() if spec.read_only and not spec.sensitive and _misspelt(said, name)]
     return near[0] if len(near) == 1 else None
 
 
 def _folded(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*", "", name).lower())
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _misspelt(said: str, name: str) -> bool:
@@ -133,7 +142,7 @@ def _parsed(args: Any) -> dict[str, Any] | None:
         text = re.sub(r"\A\s*```(?:json)?\s*|\s*```\s*\Z", "", args)
         try:
             args = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return None
     return None
 
@@ -141,7 +150,7 @@ def _parsed(args: Any) -> dict[str, Any] | None:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(text or "{}"), dict)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return False
 
 
@@ -242,11 +251,11 @@ def _as(wanted: str, value: Any) -> Any:
     """Return `value` as a value of the type, None where it is not one."""
     text = value.strip() if isinstance(value, str) else None
     if wanted == "integer":
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer() and abs(value) <= MOST_EXACT:
             return int(value)
         return int(text) if text is not None and re.fullmatch(r"[+-]?\d{1,18}", text) else None
     if wanted == "number":
-        return float(text) if text is not None and _NUMBER.fullmatch(text) else None
+        return float(text) if text is not None and _NUMBER.fullmatch(text) and isfinite(float(text)) else None
     if wanted == "boolean":
         return {"true": True, "false": False}.get(text.lower()) if text is not None else None
     if wanted == "string":
@@ -254,7 +263,7 @@ def _as(wanted: str, value: Any) -> Any:
     if wanted in ("array", "object") and text is not None:
         try:
             made = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return None
         return made if _kind(made) == wanted else None
     return None

@@ -50,6 +50,9 @@ GRACE_S = 5.0
 KEY_BLOB = "redaction-key"
 
 
+_CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+
+
 class Control:
     """One run's line to the outside while it is being advanced in this process."""
 
@@ -279,6 +282,8 @@ class LiveWorld:
         """Run a tool once; an interruption leaves an effect in doubt."""
         if self._run().fork_effects and (answered := await self._not_executed(tool, call)) is not None:
             return answered
+        if call.digest and digest_of([call.tool, call.args]) != call.digest:
+            return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
         context = self._context(tool, call, deadline_s)
         args = await self._resolved(call.args)
         if self._chunk is not None:

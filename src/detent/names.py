@@ -27,12 +27,14 @@ class Names(Generic[T]):
         """Add `value`; the same one again changes nothing. Raise `ConfigError` for another under a name that exists, or an empty name."""
         if not name.strip():
             raise ConfigError(f"a {self.kind} needs a name")
+        check_kind(self.kind, f"the {self.kind} {name!r}", value)
         if self._known.setdefault(name, value) is not value:
             raise ConfigError(f"a {self.kind} named {name!r} already exists in this engine; give it another name, or use replace")
 
     def replace(self, name: str, value: T) -> None:
         """Put `value` in the place of the one of that name; raise `UnknownName` when there is none."""
         self.get(name)
+        check_kind(self.kind, f"the {self.kind} {name!r}", value)
         self._known[name] = value
 
     def get(self, name: str) -> T:
@@ -66,8 +68,18 @@ def plugged(kind: str, name: str) -> Any:
 
 def loaded(point: metadata.EntryPoint, kind: str) -> Any:
     """Return what an entry point names; raise `ConfigError` naming the package when it cannot be imported."""
+    package = point.dist.name if point.dist is not None else point.value
     try:
-        return point.load()
-    except Exception as error:  # foreign code: a plug-in may raise anything while it is imported
-        package = point.dist.name if point.dist is not None else point.value
+        value = point.load()
+    except (Exception, SystemExit) as error:  # foreign code: a plug-in may raise anything while it is imported, and end the process too
         raise ConfigError(f"the {kind} {point.name!r} of package {package!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    check_kind(kind, f"the {kind} {point.name!r} of package {package!r}", value)
+    return value
+
+
+def check_kind(kind: str, what: str, value: Any) -> None:
+    """Raise `ConfigError` for a value that cannot be of its kind: strategies, guards and stores are callable, kernels have phases."""
+    if kind in ("strategy", "guard", "store") and not callable(value):
+        raise ConfigError(f"{what} is a {type(value).__name__}, which cannot be called; give a function, or a class where a store is meant")
+    if kind == "kernel" and not hasattr(value, "phases"):
+        raise ConfigError(f"{what} is a {type(value).__name__} and has no phases; make one with make_kernel(phases=...)")

@@ -22,8 +22,8 @@ from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, remaining, shared
-from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError
+from detent.core.codec import digest_of, encode_event
+from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
 from detent.core.settle import REASONS, Settled, Wait, finish
 from detent.core.state import CLOSED, WAITING, Item, KernelState
 from detent.endings import answers_goal, honest
@@ -36,7 +36,7 @@ from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.markup import clean
 from detent.phase_hooks import hooked
-from detent.ports import Branch, OptionsT, Passed, Plan, Strategy, ToolSpec
+from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -99,9 +99,20 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
         return Settled(reason="kernel_error", error=await run.world.scrub(said))
+    if (problem := _no_json(returned)) and not isinstance(returned, Passed):
+        return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
     if isinstance(returned, Passed):
         return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
     return Settled(reason="final_answer", output=returned)
+
+
+def _no_json(value: Any) -> str:
+    """Return why a value cannot be put on record, "" where it can."""
+    try:
+        encode_event(value)
+    except Exception as error:  # noqa: BLE001 - foreign data: whatever an object does while it is encoded
+        return f"{type(value).__name__}: {error}"
+    return ""
 
 
 def _close(run: Run, settled: Settled) -> None:
@@ -154,8 +165,8 @@ class StrategyPasses:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the agent lists."""
-        return tuple(tool.spec for tool in self._run.tools.values())
+        """The tools that the agent lists; meta-tools are none of them: what they say is for the planner that calls them."""
+        return tuple(tool.spec for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
@@ -189,6 +200,8 @@ class StrategyPasses:
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
         """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
+        if not branches:
+            return ()
         pairs = [(branch, self._scope(branch.label)) for branch in branches]
         share = shared(self.budget_remaining, len(branches))
         new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
@@ -256,6 +269,9 @@ class StrategyPasses:
         return passed(context.state, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+        for name in branch.tools or ():
+            if name not in self._run.tools:
+                raise UnknownName("tool", name, self._run.tools)
         digest = self._digest(branch, kernel)
         self._run.record(
             scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
@@ -271,7 +287,11 @@ class StrategyPasses:
         return digest_of([kernel.name, kernel.version, self.goal, msgspec.to_builtins(branch)])
 
     def _scope(self, label: str) -> str:
-        """Return the key of the next pass under this label: parent scope, label, occurrence."""
+        """Return the key of the next pass under this label: parent scope, label, occurrence. Raise `ValueError` for a label that is no key."""
+        if not label.strip() or "#" in label:
+            raise ValueError(
+                f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"
+            )
         self._seen[label] = count = self._seen.get(label, 0) + 1
         return (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
+from detent.core.codec import decode_event, encode_event
 from detent.core.errors import UnknownName
-from detent.core.events import EffectRecorded, PassFinished
+from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolStarted, TurnStarted
 from detent.core.records import Record
-from detent.core.state import CLOSED, KernelState
-from detent.kernel.context import KernelContext, fresh
+from detent.core.state import CLOSED, KernelState, RunState
+from detent.kernel.context import KernelContext
 from detent.kernel.execution import give_up
+from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
 
@@ -98,6 +100,24 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     return kind, reason
 
 
+def apart(sink: Sink) -> Sink:
+    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools."""
+
+    def told(record: Record, state: RunState) -> Any:
+        event = record.event
+        if event is not None and not (
+            isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None)
+        ):
+            record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
+        passes = {
+            scope: _copied(known) if scope == record.envelope.scope or known.status not in CLOSED else known
+            for scope, known in state.passes.items()
+        }
+        return sink(record, msgspec.structs.replace(state, passes=passes, variables=_copy(state.variables)))
+
+    return told
+
+
 def _stopped(reason: str, context: KernelContext) -> KernelState:
     if context.state.status not in CLOSED and not context.state.ended:
         context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=reason))
@@ -106,6 +126,12 @@ def _stopped(reason: str, context: KernelContext) -> KernelState:
 
 def _copied(state: KernelState) -> KernelState:
     """Return the state with copies of what could be changed in place."""
-    calls = {call_id: msgspec.structs.replace(call, args=fresh(call.args)) for call_id, call in state.calls.items()}
-    plan = None if state.plan is None else msgspec.convert(msgspec.json.decode(msgspec.json.encode(state.plan)), type(state.plan))
-    return msgspec.structs.replace(state, calls=calls, plan=plan, meta=fresh(state.meta), scratchpad=dict(state.scratchpad))
+    calls = {i: msgspec.structs.replace(call, args=_copy(call.args)) for i, call in state.calls.items()}
+    plan: Any = None if state.plan is None else decode_event(encode_event(state.plan))
+    return msgspec.structs.replace(
+        state, calls=calls, plan=plan, meta=_copy(state.meta), scratchpad=dict(state.scratchpad), memory=tuple(_copy(state.memory))
+    )
+
+
+def _copy(value: Any) -> Any:
+    return msgspec.json.decode(encode_event(value))

@@ -42,10 +42,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as it may be made: the most output tokens that it may ask for (None: no limit), and what is reserved for it."""
+    """One call as it may be made: the most output tokens that it may ask for (None: no limit), and what is reserved for it.
+
+    `held` is what other runs of the tenant had reserved.
+    """
 
     limit: int | None
     reserved: Usage
+    held: Usage = NOTHING
 
 
 def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:
@@ -61,7 +65,7 @@ def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: U
             limit = _clamped(asked, _accounts(state, scope, state.reserved.items(), others), use)
         except BoundReached:
             return None
-    return Allowed(limit=limit, reserved=use(limit or 0))
+    return Allowed(limit=limit, reserved=use(limit or 0), held=others)
 
 
 def bounded(state: RunState, scope: str) -> bool:

@@ -130,6 +130,28 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
     asyncio.run(main())
 
 
+def test_a_call_is_given_what_others_leave_and_the_record_says_what_they_held() -> None:
+    """The output is clamped beside the reservation of another run, which stands with the call; a call alone has nothing there."""
+
+    async def main() -> None:
+        store = RamStore()
+        first, then = Slow(used()), Provider(answer())
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_total_tokens=60)}}
+        one = engine(Caller(first, input_tokens=10, max_output_tokens=20), store=store, **options)
+        two = engine(Caller(then, input_tokens=10, max_output_tokens=99), store=store.sibling(), ids=SequentialIds(700), **options)
+        running = asyncio.create_task(one.run(AGENT, "go", host=ACME, run_id="one"))
+        await first.asked.wait()
+        assert (await two.run(AGENT, "go", host=ACME, run_id="two")).status == "completed"
+        assert then.limits == [20]
+        first.go.set()
+        await running
+        held = {name: [s.held for s in await events_of(store, name) if isinstance(s, e.ModelCallStarted)] for name in ("one", "two")}
+        assert held == {"one": [Usage()], "two": [used(30, 0, cost_usd=0.21)]}
+        assert (await two.replay("two")).identical
+
+    asyncio.run(main())
+
+
 def test_a_bound_on_model_calls_is_never_passed_by_runs_side_by_side() -> None:
     """Of six runs at once, each with one call, exactly as many are sent as the tenant may make."""
 
@@ -240,11 +262,11 @@ def start(url: str, name: str, runs: int, budget: dict[str, Any]) -> subprocess.
     )
 
 
-@pytest.mark.parametrize("scheme", ["sqlite:///{}/runs.db", "file:{}/logs"])
+@pytest.mark.parametrize("scheme", ["sqlite:///{}/runs.db", "file:{}/logs", "postgres"])
 @pytest.mark.parametrize("budget", [{"max_runs": 5}, {"max_total_tokens": 200}, {"max_model_calls": 7}])
-def test_processes_together_keep_to_the_bound(scheme: str, budget: dict[str, Any], tmp_path: Path) -> None:
+def test_processes_together_keep_to_the_bound(scheme: str, budget: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Two processes with eight runs each, all at once: no run too many starts, no token and no call too many is used."""
-    url = scheme.format(tmp_path)
+    url: str = request.getfixturevalue("postgres_url") if scheme == "postgres" else scheme.format(tmp_path)
     children = [start(url, name, 8, budget) for name in "ab"]
     try:
         for child in children:

@@ -134,6 +134,16 @@ def test_files_that_are_broken_are_named_with_what_is_wrong(desk: Desk) -> None:
     assert code == 1 and "did you mean 'store'" in found["files"][0]["problem"]
 
 
+def test_a_store_that_is_not_looked_at_is_named_without_its_password(desk: Desk) -> None:
+    """A broken configuration keeps it from being opened; its URL is shown all the same."""
+    desk.write("bad.toml", "x = = 1")
+    words = ("doctor", "--config", "bad.toml", "--store", "postgresql://ann:s3cret@db/runs")
+    for more in ((), ("--json",)):
+        done = desk.detent(*words, *more)
+        assert (done.code, "postgresql://ann@db/runs" in done.out) == (1, True), done.out
+        assert "s3cret" not in done.out + done.err
+
+
 def test_rules_alone_are_enough(desk: Desk) -> None:
     """An agent file that needs no model makes everything well."""
     desk.write("agent.toml", 'name = "g"\ntools = ["./tools.py:note"]\nrules = "rules.yaml"\n')

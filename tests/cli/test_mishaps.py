@@ -83,6 +83,18 @@ def test_an_unknown_run_is_a_usage_error(desk: Desk, command: str) -> None:
     assert not (desk.home / ".detent").exists()
 
 
+@pytest.mark.parametrize("store", ["sqlite:///runs.db", "file:runs"])
+def test_bytes_that_are_no_text_are_a_usage_error(desk: Desk, store: str) -> None:
+    """As the id of a run, and as what the user replies, which is not posted."""
+    desk.steps("ask", "answer")
+    assert desk.detent("run", "ask me", "--run-id", "asks", "--store", store).code == 3
+    unknown = desk.detent("show", "bad\udcff", "--store", store)
+    assert (unknown.code, "should not happen" in unknown.err) == (2, False), unknown.err
+    refused = desk.detent("reply", "asks", "bad\udcff", "--store", store)
+    assert (refused.code, "reply must be JSON data" in refused.err) == (2, True), refused.err
+    assert desk.detent("reply", "asks", "good", "--store", store).code == 0
+
+
 def test_a_traceback_is_shown_with_debug_only(desk: Desk) -> None:
     """The exit code stays the same."""
     assert "Traceback" not in desk.detent("show", "nothing").err

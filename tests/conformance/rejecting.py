@@ -21,10 +21,10 @@ def failing(suite: type, make: Callable[[], Any]) -> set[str]:
         check = getattr(suite(), name)
         try:
             check(*[make() for _ in inspect.signature(check).parameters])
-        except pytest.skip.Exception:
+        except pytest.skip.Exception:  # this maker has no such adapter
             continue
-        except (Exception, pytest.fail.Exception) as error:  # what a check raises is that it failed
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - what a check raises is that it failed
             notes = "\n".join(getattr(error, "__notes__", []))
-            assert "promised: " in notes and "documented: docs/" in notes, f"{name} fails and does not say what is promised: {error!r}"
+            assert "promised: " in notes and "documented: docs/" in notes, f"{name} fails and does not say what is promised: {error!r}"  # noqa: PT017
             failed.add(name)
     return failed

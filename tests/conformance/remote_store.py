@@ -58,7 +58,7 @@ class Server:
                 try:
                     answer: tuple[bool, Any] = True, await self._do(store, name, args, options)
                 except Exception as error:  # noqa: BLE001 - goes to the client
-                    answer = False, error
+                    answer = False, (type(error), str(error), vars(error))
                 raw = pickle.dumps(answer)
                 writer.write(struct.pack("!I", len(raw)) + raw)
                 await writer.drain()
@@ -92,7 +92,9 @@ class RemoteStore:
         self._closed = True
 
     async def open(self) -> None:
-        self._closed = False
+        if self._closed:
+            self._closed = False
+            await self._call("open")
 
     async def close(self) -> None:
         if not self._closed:
@@ -113,12 +115,18 @@ class RemoteStore:
                 raise StoreError("the store is closed")
             try:
                 well, answer = await self._exchange((self._holder, name, args, options))
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except (OSError, asyncio.IncompleteReadError) as lost:
                 self._hang_up()
-                return self._lost(error)
-        if not well:
-            raise answer
-        return answer
+                return self._lost(lost)
+            except asyncio.CancelledError:
+                self._hang_up()  # the answer that is still to come is nobody's
+                raise
+        if well:
+            return answer
+        kind, said, fields = answer
+        error = kind.__new__(kind, said)
+        error.__dict__.update(fields)
+        raise error
 
     def _lost(self, error: Exception) -> Any:
         raise StoreBusy(f"remote: the connection is gone ({error}); what was under way may or may not be recorded") from error

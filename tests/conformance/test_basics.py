@@ -65,9 +65,7 @@ class GoesBack(SystemClock):
         return next(self.left)
 
 
-@pytest.mark.parametrize(
-    ("make", "failed"), [(LocalTime, {"test_now_is_utc"}), (GoesBack, {"test_the_monotonic_clock_never_goes_back"})]
-)
+@pytest.mark.parametrize(("make", "failed"), [(LocalTime, {"test_now_is_utc"}), (GoesBack, {"test_the_monotonic_clock_never_goes_back"})])
 def test_the_suite_rejects_a_clock_that_is_broken(make: Any, failed: set[str]) -> None:
     """The check about the broken promise fails, and no other."""
     assert failing(ClockContract, lambda: Clocks(make)) == failed

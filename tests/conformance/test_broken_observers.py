@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from conformance.rejecting import checks_of, failing
@@ -195,11 +194,3 @@ def test_the_suite_accepts_an_observer_that_is_sound() -> None:
 def test_every_check_of_observers_rejects_something() -> None:
     """No check of the suite is there for nothing."""
     assert set(checks_of(ObserverContract)) - set().union(*REJECTED.values()) == set()
-
-
-def test_events_of_a_chunk_are_json() -> None:
-    """What the broken ones stumble over is what a run may say."""
-    from detent.testing.conformance.observer import CHUNKS as told
-
-    for _, content in told:
-        assert msgspec.json.decode(msgspec.json.encode(content)) == content

@@ -45,7 +45,7 @@ class Mind:
 class Sound:
     """A planner over a mind that keeps the contract."""
 
-    def __init__(self, mind: Mind, wish: Wish) -> None:
+    def __init__(self, mind: Any, wish: Wish) -> None:
         self.mind, self.wish = mind, wish
 
     async def plan(self, view: View) -> Plan:
@@ -237,11 +237,11 @@ class IgnoresTheLimit(Sound):
         async def say(wish: Wish, prompt: str, limit: int | None) -> str:
             return await said(wish, prompt, 4000)
 
-        self.mind.say = say  # type: ignore[method-assign]
+        self.mind.say = say
         try:
             return await super().ask(view, prompt)
         finally:
-            self.mind.say = said  # type: ignore[method-assign]
+            self.mind.say = said
 
 
 class StreamsBytes(Sound):

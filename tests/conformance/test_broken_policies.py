@@ -106,7 +106,7 @@ class ReadsTheClock(Changed):
 
 class ThrowsADie(Changed):
     def change(self, verdict: Verdict, call: Call, state: RunState) -> Any:
-        return verdict if random.random() < 2 else Verdict(decision="stop", rule="die", reason="bad luck")  # noqa: S311 - broken
+        return verdict if random.random() < 2 else Verdict(decision="stop", rule="die", reason="bad luck")
 
 
 class ReadsTheEnvironment(Changed):

@@ -106,7 +106,7 @@ class TakesSimilarScopes(CapabilityRegistry):
 
 class HasDigestsOfNames(Changed):
     def change(self, found: Resolution, wanted: Sequence[str], host: Host) -> Resolution:
-        return msgspec.structs.replace(found, resolved={key: "d" for key in found.resolved})
+        return msgspec.structs.replace(found, resolved=dict.fromkeys(found.resolved, "d"))
 
 
 class HasDigestsByOrder(Changed):

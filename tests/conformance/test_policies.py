@@ -53,7 +53,11 @@ MADE: dict[str, Callable[[Path], Policy]] = {
     "tiers": lambda _: TieredPolicy(),
     "tiers-of-its-own": lambda _: TieredPolicy({"write": "require_approval", "none": "deny"}, tools={"mcp__*": "deny", "remove": "allow"}),
     "basic": lambda _: BasicPolicy(
-        allowed_tools=("look", "put", "m*"), require_approval_for=("put", "look"), max_steps=100, max_failures=20, delegation=DelegationLimits()
+        allowed_tools=("look", "put", "m*"),
+        require_approval_for=("put", "look"),
+        max_steps=100,
+        max_failures=20,
+        delegation=DelegationLimits(),
     ),
     **{
         f"permission-{mode}": lambda _, mode=mode: PermissionPolicy(mode, denied_tools=("exec", "mcp__*"), always_ask=("remove",))
@@ -83,7 +87,11 @@ class Made(PolicyMaker):
 
     def calls(self) -> Sequence[Call]:
         spawn = declared("spawn_subagent", "write")
-        args: list[dict[str, Any]] = [{"agent": "helper", "goal": "g"}, {"agent": "other", "goal": "g", "budget": {"max_iterations": 5}}, {"agent": 5}]
+        args: list[dict[str, Any]] = [
+            {"agent": "helper", "goal": "g"},
+            {"agent": "other", "goal": "g", "budget": {"max_iterations": 5}},
+            {"agent": 5},
+        ]
         return [call_of(spawn, one) for one in args]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from detent import ToolContext, ToolFailed, tool
 from detent.ports import Tool, Toolbox
@@ -206,7 +206,7 @@ class Exec(ToolMaker):
         self._exec = next(one for one in made if one.name == "exec")
 
     def tool(self, wish: ToolWish) -> Tool | None:
-        return self._exec if wish in ("echo", "fails") else None
+        return cast("Any", self._exec) if wish in ("echo", "fails") else None
 
     def args(self, wish: ToolWish, text: str) -> dict[str, Any]:
         return {"command": "printf", "args": ["%s", text]} if wish == "echo" else {"command": "no-such-program"}
@@ -220,7 +220,7 @@ class Files(ToolMaker):
         self._tools = {one.name: one for one in workspace_tools(workspace)}
 
     def tool(self, wish: ToolWish) -> Tool | None:
-        return self._tools["read_file"] if wish in ("echo", "fails") else None
+        return cast("Any", self._tools["read_file"]) if wish in ("echo", "fails") else None
 
     def args(self, wish: ToolWish, text: str) -> dict[str, Any]:
         if wish == "fails":

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from detent import Host
+from detent import Host, ToolCall, tool
+from detent.branching import branch
 from detent.core import events as e
+from detent.core.budget import Usage
 from detent.core.codec import read_record
 from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, RunErased, RunNotFound
 from detent.core.fold import fold
-from detent.snapshots import base_of
+from detent.core.state import RunState
+from detent.snapshots import base_of, dump_snapshot
+from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore, When
 from forking.family import NAMES, Tools, events, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place, agent_of, engine_on
@@ -163,9 +168,9 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing() -> None:
         tools = Tools()
         async with make_engine("ram:", tools) as engine:
             parent = await parent_of(engine, host=Host(tenant="acme", principal="ann"))
-            for at in (0, -1, parent.state.seq + 1, True):
+            for at in (0, -1, parent.state.seq + 1, True, 3.0, "3"):
                 with pytest.raises(ConfigError, match=rf"has {parent.state.seq} records.*not at"):
-                    await engine.fork("parent", at=at)
+                    await engine.fork("parent", at=at)  # type: ignore[arg-type]
             with pytest.raises(RunNotFound):
                 await engine.fork("nowhere")
             with pytest.raises(RunNotFound):
@@ -200,7 +205,7 @@ def test_a_call_in_doubt_keeps_a_run_from_being_forked_until_it_is_settled() -> 
     """At its start, while it is in doubt, and after the end of a run that left it so; after its settlement it is a boundary."""
 
     async def main() -> None:
-        from detent import FinalAnswer, ToolCall, tool
+        from detent import FinalAnswer
 
         @tool(side_effect="write")
         async def send(to: str) -> str:
@@ -251,5 +256,70 @@ def test_a_fork_that_dies_at_any_write_is_resumed_like_any_run(at: int, when: Wh
             assert (result.output, tools.effects) == (parent.output, effects)
             assert (await engine.replay("child")).identical
         await place.close()
+
+    run_async(main)
+
+
+def test_nothing_that_is_charged_or_asked_of_somebody_is_inherited() -> None:
+    """Whatever the parent's state holds of it at that record, the fork's begins without; what was used stands beside."""
+    used = Usage(iterations=3, tool_calls=2, cost_usd=0.5)
+    parent = RunState(
+        run_id="parent",
+        status="stopped",
+        usage=used,
+        inherited=used,
+        calls_of={"note": 2},
+        running_ms=60_000.0,
+        reserved={"main": used},
+        cancel="ann",
+        dead_letter="too often",
+        reason="budget_exhausted",
+        dimension="tool_calls",
+        limit=2.0,
+        used=2.0,
+        partial="nearly",
+        error="no more",
+        seq=9,
+    )
+    forked = e.Forked(parent="parent", sequence=9, digest="d", edits={}, effects="redo")
+    assert branch(parent, forked, "child") == RunState(
+        run_id="child", ancestors=("parent",), inherited=used.plus(used), fork_effects="redo", openings=1
+    )
+
+
+def test_a_call_in_doubt_is_found_in_a_snapshot_too() -> None:
+    """The last snapshot knows of it, and no record after that."""
+
+    async def main() -> None:
+        @tool(side_effect="write")
+        async def send(to: str) -> str:
+            """Leave everybody in the dark."""
+            raise OSError("the line went dead")
+
+        async with engine_on("ram:", lambda view: ToolCall(tool="send", args={"to": "a"}), [send]) as engine:
+            result = await engine.run(agent_of("send"), "send it", run_id="parent")
+            assert result.status == "waiting_for_reconciliation"
+            await engine.store.put_snapshot("parent", result.state.seq, dump_snapshot(result.state))
+            with pytest.raises(NotAllowedNow, match=r"call main\.1\.0 \(send\) is in doubt"):
+                await engine.fork("parent")
+
+    run_async(main)
+
+
+def test_a_parent_that_is_removed_while_it_is_forked_leaves_no_fork() -> None:
+    """The removal did not see the fork and gave it nothing: there is none, and it is said that the parent is gone."""
+
+    class Removing(RamStore):
+        async def append(self, run_id: str, *words: Any, **options: Any) -> None:
+            await super().append(run_id, *words, **options)
+            if run_id == "child":
+                await self.delete("parent")
+
+    async def main() -> None:
+        async with make_engine(Removing(), Tools()) as engine:
+            await parent_of(engine)
+            with pytest.raises(RunNotFound, match="'parent'"):
+                await engine.fork("parent", child_id="child", resume=False)
+            assert await engine.list_runs() == []
 
     run_async(main)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from detent import Budget, FinalAnswer, ToolCall, View
 from detent.comparing import Difference
 from detent.core import events as e
 from detent.core.budget import Usage
+from detent.core.errors import RunErased
 from detent.engine import Engine
 from detent.ports import Plan
 from detent.stores.ram import RamStore
@@ -92,6 +95,23 @@ def test_each_difference_is_named_where_it_is() -> None:
             assert (found.a_usage.iterations, found.b_usage.iterations, found.a_usage.failures) == (4, 3, 1)
             parting = await engine.bisect("a", "b")
             assert parting is not None and (parting.a_at, parting.b_at, parting.a["goal"], parting.common) == (1, 1, "go", 0)
+
+    run_async(main)
+
+
+def test_an_erased_run_is_not_compared() -> None:
+    """Neither side by side nor step by step: that nothing is left of it is not what it did."""
+
+    async def main() -> None:
+        async with make_engine("ram:", Tools()) as engine:
+            await parent_of(engine)
+            await parent_of(engine, "gone")
+            await engine.erase("gone")
+            for a, b in (("gone", "parent"), ("parent", "gone"), ("gone", "gone")):
+                with pytest.raises(RunErased, match="'gone'"):
+                    await engine.diff(a, b)
+                with pytest.raises(RunErased, match="'gone'"):
+                    await engine.bisect(a, b)
 
     run_async(main)
 

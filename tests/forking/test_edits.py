@@ -199,6 +199,7 @@ def test_a_strategy_and_a_kernel_are_edited() -> None:
         ({"guards": ["nothing"]}, ConfigError, "nothing"),
         ({"results": {"main.9.0": 1}}, ConfigError, r"no call 'main\.9\.0' up to record 20"),
         ({"results": {"main.5.0": 1}}, ConfigError, r"no call 'main\.5\.0' up to record 20"),
+        ({"results": {"main.2.0": 1}}, ConfigError, r"no call 'main\.2\.0' up to record 20"),  # no call, a sub-goal
         ({"replies": {"main.4": "red"}}, ConfigError, r"no question 'main\.4' up to record 20"),
     ],
 )
@@ -261,5 +262,21 @@ def test_sensitive_values_stay_what_they_were() -> None:
                 assert (await engine.resume(child.run_id)).status == "completed"
                 assert (await engine.replay(child.run_id)).identical
             assert sent == ["pin-1234"] * 3 + ["pin-99"]
+
+    run_async(main)
+
+
+def test_a_value_that_is_edited_in_keeps_its_placeholder_and_stays_out_of_the_id() -> None:
+    """The same value has the same placeholder in parent and fork; the id that is made from the goal does not hold it."""
+
+    async def main() -> None:
+        store = RamStore()
+        async with engine_on(store, lambda view: FinalAnswer(content="done"), redact=[r"pin-\d+"]) as engine:
+            parent = await engine.run(agent_of(), "send pin-1234", run_id="parent")
+            same = await engine.fork("parent", at=1, edits={"goal": "send pin-1234"}, resume=False)
+            assert same.state.goal == parent.state.goal != "send pin-1234"
+            assert "1234" not in same.run_id
+            other = await engine.fork("parent", at=1, edits={"variables": {"pin": "pin-1234"}}, resume=False)
+            assert other.state.variables["pin"] in parent.state.goal
 
     run_async(main)

@@ -247,7 +247,7 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log()
                     store = RamStore()
                     await store.append("parent", 0, lines, head=(await engine.store.head("parent")))  # type: ignore[arg-type]
                     await store.put_snapshot("parent", state.seq, data)
-                    for at in range(state.seq, len(records) + 1):
+                    for at in range(max(1, state.seq - 3), len(records) + 1):
                         try:
                             forking.refuse_open_effects("parent", at, await forking.look(store, "parent", at))
                         except NotAllowedNow:

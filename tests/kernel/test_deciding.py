@@ -382,3 +382,17 @@ def test_a_timeout_is_the_calls_own_affair() -> None:
 
     done = ran([call("slow"), call("next_one"), END], slow, next_one)
     assert done.why == ("completed", "final_answer") and done.codes == ["timeout", ""] and told == [False] and len(done.views) == 3
+
+
+def test_what_is_executed_is_what_was_decided() -> None:
+    """A policy that writes to the state which it was shown changes nothing that runs: the call's digest no longer fits, and it is not run."""
+
+    class Meddling(Decide):
+        def decide(self, call: Call, state: RunState) -> Verdict:
+            state.passes["main"].calls[call.call_id].args["n"] = 99
+            return super().decide(call, state)
+
+    desk = Desk()
+    done = ran([call("put", n=1), END], *desk.all, policy=Meddling(lambda _: "allow"))
+    assert done.items[0].error is not None and done.items[0].error.code == "arguments_changed"
+    assert desk.ran == [] and done.why == ("completed", "final_answer")

@@ -17,7 +17,7 @@ from detent.planners import attachments
 from detent.planners.model import ModelPlanner
 from planners.chat_server import ChatServer, Entry, says
 
-PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n.").decode()
 
 
 def run(script: list[Entry], *given: Any, tools: Any = ()) -> tuple[Any, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from detent import Agent, Engine, Result
 from detent.core.errors import ModelCallFailure
 from detent.embedders.openai_compatible import OpenAICompatibleEmbedder
 from detent.model_limits import ModelRetries
+from detent.observers.in_memory import InMemoryObserver
 from detent.planners.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.model import ModelPlanner
 from detent.planners.on_device import OnDevicePlanner
+from detent.planners.transcription import transcribe
 from planners.chat_server import Answer, ChatServer, Entry, fails, says
 
 KEY = "tok/Zx9.qwe+RTY=="
@@ -152,4 +155,60 @@ def test_an_embedder_repeats_no_key(entry: Entry) -> None:
 
     with ChatServer([entry]) as server, pytest.raises(ModelCallFailure) as caught:
         asyncio.run(go(server))
-    assert KEY not in str(caught.value) and "hush" not in str(caught.value)
+    assert KEY not in str(caught.value) and "hush" not in str(caught.value) and "ann" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("spaces", range(4))
+def test_what_a_pattern_hides_is_not_heard_either(spaces: int, *, stream: bool) -> None:
+    """A stream cuts it into pieces of four characters, wherever it begins: no observer hears it, in text or thinking, and no log has it."""
+    secret, heard = "sk-live-ABCDEF1234567890", InMemoryObserver()
+    said = f"{' ' * spaces}the key is {secret}, keep it"
+
+    async def go(server: ChatServer) -> Result:
+        planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream})
+        async with Engine(store="ram:", planner=planner, redact=[r"sk-live-[A-Z0-9]+"]) as engine:
+            result = await engine.run(Agent(name="a"), "go", observers=[heard])
+            assert (await engine.replay(result.run_id)).identical
+            assert "ABCDEF" not in repr(await engine.records(result.run_id))
+        await planner.close()
+        return result
+
+    with ChatServer([says(said, reasoning_content=said)]) as server:
+        result = asyncio.run(go(server))
+    assert result.status == "completed" and secret not in str(result.output)
+    for kind in ("text", "thinking"):
+        told = "".join(chunk.content for chunk in heard.chunks if chunk.kind == kind)
+        assert "ABCDEF" not in told and "1234567890" not in told
+        assert told.startswith(f"{' ' * spaces}the key is ") and told.endswith(", keep it")
+
+
+def test_a_transcription_repeats_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server is one's own: what to look at is the variable that was named."""
+    monkeypatch.setenv("KEY_OF_MINE", KEY)
+    audio = {"type": "audio", "media_type": "audio/wav", "data": base64.b64encode(b"RIFF....WAVE").decode()}
+    for entry, told in ((fails(400, f"{KEY}: no"), r"\[key\]: no"), (fails(401), "check that KEY_OF_MINE holds a valid key")):
+        with ChatServer([entry]) as server, pytest.raises(ModelCallFailure, match=told) as caught:
+            asyncio.run(transcribe(audio, model="openai:gpt-4o-audio", settings={"base_url": server.url, "api_key_env": "KEY_OF_MINE"}))
+        assert KEY not in str(caught.value)
+
+
+def test_a_key_that_stands_in_a_variable_alone_is_known_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every client shows its key."""
+    from pydantic_ai.models.google import GoogleModel
+    from pydantic_ai.providers.google import GoogleProvider
+
+    monkeypatch.setenv("GOOGLE_API_KEY", KEY)
+
+    async def go(server: ChatServer) -> Result:
+        planner = ModelPlanner(GoogleModel("gemini-2.5-pro", provider=GoogleProvider(base_url=server.url.removesuffix("/v1"))))
+        try:
+            return await failed(planner, tmp_path)
+        finally:
+            await planner.close()
+
+    with ChatServer([fails(400, f"{KEY} may not use this model")]) as server:
+        result = asyncio.run(go(server))
+    assert server.headers[0]["x-goog-api-key"] == KEY
+    assert "may not use this model" in str(result.error) and KEY not in str(result.error)
+    assert KEY.encode() not in everything(tmp_path)

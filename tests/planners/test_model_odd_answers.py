@@ -91,7 +91,7 @@ def test_arguments_with_half_a_character_are_invalid_and_run_nothing(*, stream: 
     desk = Desk()
     result, server = run([says("", ("c", "look", f'{{"s": "{HIGH}"}}')), DONE], desk, stream=stream)
     assert (result.status, desk.seen, len(server.requests)) == ("completed", [], 2)
-    for spaces in ("", "   "):  # with three of them the stream's pieces end between the halves
+    for spaces in ("", "  "):  # with two of them the stream's pieces end between the halves
         run([says("", ("c", "look", f'{{"s":{spaces} "{HIGH}{LOW}"}}')), DONE], desk, stream=stream)
     assert desk.seen == ["😀", "😀"]
 
@@ -149,6 +149,15 @@ def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *,
     assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
 
 
+@both
+def test_a_text_that_looks_like_a_call_without_bottom_is_an_answer(*, stream: bool) -> None:
+    """Nothing of it is run, and nothing falls over it."""
+    desk = Desk()
+    text = 'look({"s": ' + "[" * 3_000 + "]" * 3_000 + "})"
+    result, server = run([says(text)], desk, stream=stream)
+    assert (result.status, result.output, desk.seen, len(server.requests)) == ("completed", text, [], 1)
+
+
 def test_a_tool_that_wants_deep_arguments_gets_them() -> None:
     """Text that is a JSON object is read once more where the call is checked."""
     desk = Desk()
@@ -164,6 +173,8 @@ def test_arguments_that_came_as_data_are_measured_too() -> None:
         deep = [deep]
     assert read_arguments({"x": deep}) == json.dumps({"x": deep}, separators=(",", ":"))
     assert read_arguments({"x": [1]}) == {"x": [1]}
+    text = '{"x": ' + "[" * DEEPEST + "]" * DEEPEST + "}"
+    assert read_arguments(text) == text
 
 
 def test_of_what_no_reader_can_read_the_model_is_shown_the_beginning() -> None:

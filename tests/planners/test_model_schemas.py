@@ -189,3 +189,23 @@ def test_an_answer_that_a_recursive_schema_refuses_deep_inside_is_given_again(pr
     )
     assert result.output == GOOD["recursion"]
     assert "['parts'][0]['parts'][0]['name']" in json.dumps(requests[1]).replace("\\u0027", "'")
+
+
+@pytest.mark.parametrize("provider", list(PROVIDERS))
+def test_half_a_character_in_arguments_costs_no_run(provider: str) -> None:
+    """Whether a provider gives arguments as text or as data: the call is not run, the typed answer is given again, deep inside and in names."""
+    seen: list[Any] = []
+
+    async def execute(args: dict[str, Any]) -> str:
+        seen.append(args)
+        return "ok"
+
+    says, half = PROVIDERS[provider][1], "\ud83d"
+    grow = Tool.from_schema(name="grow", description="Grow.", input_schema={"type": "object"}, execute=execute, side_effect="write")
+    for args in ({"s": half}, {half: 1}, {"s": [{"t": half}]}):
+        result, requests = run(provider, [says("grow", args), says("stop", {"reason": "x"})], tools=[grow], actions=["stop"])
+        assert (result.status, seen, len(requests)) == ("stopped", [], 2), result.error
+        given = [says("final_result", args), says("final_result", {"n": 1})]
+        typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        result, _ = run(provider, given, output_schema=typed)
+        assert result.output == {"n": 1}, result.error

@@ -279,6 +279,14 @@ def test_another_model_gets_the_portable_part_alone() -> None:
     assert "ENCRYPTED" not in dumped([own])
 
 
+def test_control_actions_of_another_model_have_ids_that_no_call_has() -> None:
+    """Each call and each control action has its own, whatever ids the calls came with."""
+    item = plan(1, look("control_1", x=1), look("control_1_", x=2), a.AskUser(question="Which?"), a.Stop(reason="x"))
+    back = sent_back(rendered(a_view([GOAL, item, seen(1, 0), seen(1, 1)])))
+    ids = [p.tool_call_id for p in back.parts if p.part_kind == "tool-call"]
+    assert len(ids) == len(set(ids)) == 4 and {"control_1", "control_1_"} <= set(ids)
+
+
 @pytest.mark.parametrize("hidden", ["thinking", "signature"])
 def test_what_redaction_has_touched_is_not_given_back_with_a_signature(hidden: str) -> None:
     """A signature over text that is not the same any more would be refused."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -17,6 +20,7 @@ from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.stores import open_store
 from detent.stores.postgres import PostgresStore
 from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
+from detent.stores.postgres_session import Seen, process_began
 from detent.stores.urls import without_password
 from detent.testing.conformance.store import head_of, line
 from detent.testing.conformance.store_places import write
@@ -289,9 +293,53 @@ def test_claims_of_a_server_that_restarted_stay_with_their_holders(own_postgres:
     asyncio.run(main())
 
 
+def test_no_lease_runs_while_the_server_is_down(own_postgres: Cluster) -> None:
+    """A server that was down for an hour, and has just come back: its holders get their time, and only then are they given up."""
+    url = own_postgres.database()
+
+    async def main() -> None:
+        there, here = PostgresStore(url, host="there/1"), PostgresStore(url, host="here/1", lease_s=600)
+        for store in (there, here):
+            await store.open()
+        await there.claim("run")
+        await there._session.stop()  # its connection does not come back by itself
+        ask(url, "UPDATE detent.holders SET renewed = renewed - 3600")
+        await asyncio.get_running_loop().run_in_executor(None, own_postgres.restart)
+        with pytest.raises(RunBusy):
+            await here.claim("run")
+        later = PostgresStore(url, host="late/1", now=lambda: time.time() + 3600)
+        await later.open()
+        await later.claim("run")
+        for store in (there, here, later):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lock(postgres_url: str) -> None:
+    """A worker that was stopped for an hour and not killed keeps its runs; without its connection its lease counts; a reused number does not."""
+
+    async def main() -> None:
+        mine, other = PostgresStore(postgres_url), PostgresStore(postgres_url)
+        for store in (mine, other):
+            await store.open()
+        await mine.claim("run")
+        with pytest.raises(RunBusy):
+            await other.claim("run")
+        old = other._holder
+        seen = Seen("x", 1, old.host, os.getpid(), process_began(os.getpid()), age_s=3600.0, locked=True)
+        assert old.lives(seen)
+        assert not old.lives(msgspec.structs.replace(seen, locked=False))
+        assert old.lives(msgspec.structs.replace(seen, locked=False, age_s=1.0))
+        assert not old.lives(msgspec.structs.replace(seen, started="long ago"))
+        for store in (mine, other):
+            await store.close()
+
+    asyncio.run(main())
+
+
 def test_a_wall_clock_that_jumps_steals_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are by the server's clock: an hour forth or back on a worker changes nothing."""
-    import time
 
     async def main() -> None:
         there, here = PostgresStore(postgres_url, host="there/1"), PostgresStore(postgres_url, host="here/1")
@@ -653,6 +701,42 @@ def test_a_refusal_for_good_is_said_at_once(postgres_url: str, change: tuple[str
 
     with pytest.raises((StoreError, ConfigError), match=said):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("ALTER ROLE kept NOLOGIN", "ALTER ROLE NAME LOGIN"),
+        ("ALTER DATABASE other ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true"),
+        ("REVOKE CONNECT ON DATABASE other FROM public", "grant the user CONNECT"),
+    ],
+)
+def test_what_an_administrator_forbids_is_said_at_once(own_postgres: Cluster, change: str, said: str) -> None:
+    """No waiting lets anybody in."""
+    admin = own_postgres.url("postgres")
+    for statement in ("CREATE ROLE kept LOGIN", "CREATE DATABASE other", change):
+        ask(admin, statement)
+
+    async def main() -> None:
+        await open_store(own_postgres.url("other", "kept"), busy_timeout_s=600).open()
+
+    with pytest.raises(StoreError, match=said):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_in_another_encoding_is_refused(postgres: Cluster, encoding: str) -> None:
+    """The message names the encoding, and what to do."""
+    admin, name = postgres.url("postgres"), f"in_{encoding.lower()}"
+    ask(admin, f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
+
+    async def nothing(store: PostgresStore) -> None: ...
+
+    try:
+        with pytest.raises(ConfigError, match=f"is encoded in {encoding}; create one with ENCODING 'UTF8'"):
+            on(postgres.url(name), nothing)
+    finally:
+        ask(admin, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_wrong_options_are_refused() -> None:

@@ -60,6 +60,25 @@ def test_a_wrong_url_says_what_to_write(url: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresq://ann:s3cret@db/runs",
+        "Postgresql://ann:s3cret@db/runs",
+        "postgresql+psycopg://ann:s3cret@db/runs",
+        "mysql://db/runs?user=ann&password=s3cret",
+        "postgres//ann:s3cret@db/runs",
+        "postgresql:ann:s3cret@db/runs",
+        "ann:s3cret@db/runs",
+    ],
+)
+def test_a_url_that_is_misspelt_shows_no_password_either(url: str) -> None:
+    """What is wrong with it is said without it."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_options_reach_the_store_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
     """The message names the nearest option."""
     store = open_store(f"sqlite:///{tmp_path}/x.db", busy_timeout_s=1.5)

@@ -286,3 +286,27 @@ def test_parallel_passes_are_cancelled_and_suspended_together(how: str) -> None:
         assert replayed.identical, replayed.divergence
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("bound", [{"max_tool_calls": 2}, {"max_calls_of": {"peek": 2}}])
+def test_calls_of_parallel_passes_count_for_each_other_while_they_run(bound: dict[str, Any]) -> None:
+    """Calls that only read stand in the log as begun where passes run side by side: a bound of the run is not passed, and replay agrees."""
+
+    @tool(side_effect="read")
+    async def peek(n: int) -> int:
+        """Look; the first takes longest."""
+        for _ in range(30 - 10 * n):
+            await asyncio.sleep(0)
+        return n
+
+    async def wide(run: StrategyRun) -> list[Any]:
+        return [passed.output for passed in await run.parallel(*(Branch(label=f"b{n}") for n in (0, 1, 2)))]
+
+    def plan(n: int) -> Callable[[View], Any]:
+        return lambda view: "seen" if view.results else ToolCall(tool="peek", args={"n": n})
+
+    engine = engine_with(wide, Answers({f"b{n}": plan(n) for n in (0, 1, 2)}), peek)
+    result = run(engine, "peek", budget=Budget(**bound))
+    assert result.reason == "budget_exhausted" and result.usage.tool_calls == 2
+    assert len(events(engine, e.ToolStarted)) == 2
+    assert asyncio.run(engine.replay("r")).identical

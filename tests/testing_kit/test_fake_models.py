@@ -248,6 +248,26 @@ def test_a_resumed_run_goes_on_in_the_scenario() -> None:
     assert [item.args["item"] for item in result.tool_calls] == ["bolts", "nuts"]
 
 
+def test_a_plan_of_somebody_else_is_no_turn_of_the_scenario() -> None:
+    """The place is counted by the model's own answers: a plan that another planner gave does not move it on."""
+    from detent import Plan, ToolCall
+    from detent.stores.ram import RamStore
+
+    store, agent = RamStore(), Agent(name="clerk", tools=[stock()])
+
+    class Other:
+        async def plan(self, view: Any) -> Plan:
+            return Plan(actions=(ToolCall(tool=LOOK[0], args={"item": "screws"}),), model="another")
+
+    async def main() -> Result:
+        async with Engine(store=store, planner=Other()) as engine:
+            await engine.run(agent, "g", run_id="r", turns=1)
+        async with Engine(store=store, planner=FakeModel([calls(LOOK), ANSWER])) as engine:
+            return await engine.run(agent, "g", run_id="r")
+
+    assert [item.args["item"] for item in asyncio.run(main()).tool_calls] == ["screws", "bolts"]
+
+
 def test_the_kit_loads_nothing_heavy() -> None:
     """Importing it, and making a fake model, loads neither pytest nor pydantic nor a model's client."""
     heavy = ("pytest", "pydantic", "pydantic_ai", "cel", "yaml", "jsonschema", "rich", "typer", "openai")

@@ -136,7 +136,7 @@ class Session:
 
     async def _find(self, asked: str) -> str:
         store = self.engine.store
-        if not self.there:
+        if not self.there or any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
             raise RunNotFound(asked, store.url)
         if asked == "last":
             newest = await store.list_runs(RunQuery(limit=1))

@@ -236,7 +236,7 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
     """A model call is about to be made; the reservation is charged if a crash leaves it open.
 
     `call` is `scope.iteration.mN`, the same over attempts. Usage of a plan is charged with it only where no call with the purpose `plan`
-    came before it.
+    came before it. `held` is what other runs of the tenant had reserved at that moment; the call was given what they left.
     """
 
     model: str
@@ -244,6 +244,7 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
     attempt: int = 1
     purpose: str = "plan"
     reserved: Usage = NOTHING
+    held: Usage = NOTHING
 
 
 class ModelCallFinished(Event, frozen=True, kw_only=True):
@@ -385,7 +386,8 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
 class ToolStarted(Event, frozen=True, kw_only=True):
     """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
 
-    The first attempt of a call that only reads has none: nothing needs to be known of it before it ends.
+    The first attempt of a call that only reads has none where no other pass runs beside its own: nothing needs to be known of it before it
+    ends. `untold`: the attempt before this one had none.
 
     `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments;
     `cost_usd` is charged for the attempt whatever becomes of it.
@@ -403,6 +405,7 @@ class ToolStarted(Event, frozen=True, kw_only=True):
     cost_usd: float | None = None
     trust: Trust = "untrusted"
     previous: ToolError | None = None
+    untold: bool = False
 
 
 class ToolFinished(Event, frozen=True, kw_only=True):

@@ -278,10 +278,12 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
     unrecorded = 0
     if any(call.attempt == 0 for call in calls):
         await context.run.world.weigh(context)
+    run = context.run.state
+    quietly = len(run.passes) == 1 or len(run.open_passes) == 1  # other passes count only what is on record
     for call in calls:
         spec = context.tools[call.tool].spec
         digest = digests.get(call.call_id) or digest_of([call.tool, call.args])
-        quiet = call.attempt == 0 and begins_quietly(spec)
+        quiet = call.attempt == 0 and quietly and begins_quietly(spec)
         try:
             if call.attempt == 0:
                 context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
@@ -311,12 +313,14 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
         raise refused
 
 
-def begins_quietly(tool: ToolSpec | e.ToolStarted) -> bool:
+def begins_quietly(tool: ToolSpec) -> bool:
     """Whether the first attempt of a call needs no record of its own: it costs and changes nothing, and only its outcome counts."""
     return tool.side_effect in ("none", "read") and tool.cost_usd is None and not (tool.volatile or tool.ends_turn)
 
 
-def _start(call: CallState, spec: ToolSpec, context: KernelContext, digest: str, previous: e.ToolError | None = None) -> None:
+def _start(
+    call: CallState, spec: ToolSpec, context: KernelContext, digest: str, previous: e.ToolError | None = None, *, untold: bool = False
+) -> None:
     """Record the next attempt of `call`."""
     known = context.state.calls[call.call_id]
     context.run.record(
@@ -334,6 +338,7 @@ def _start(call: CallState, spec: ToolSpec, context: KernelContext, digest: str,
             cost_usd=spec.cost_usd,
             trust=spec.trust,
             previous=previous,
+            untold=untold,
         ),
     )
 
@@ -364,7 +369,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
         if world.cancelled:
             break
         world.proceed()
-        _start(call, spec, context, digest or known.digest, _error(outcome))
+        _start(call, spec, context, digest or known.digest, _error(outcome), untold=bool(digest))
         digest, known = "", context.state.calls[call.call_id]
     if spec.read_only and outcome.kind == "in_doubt":
         outcome = msgspec.structs.replace(outcome, kind="failed", error_code=outcome.error_code or "in_doubt")

@@ -11,7 +11,6 @@ from typing import Any
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
-from detent.kernel.execution import begins_quietly
 from detent.ports import KernelHooks
 
 
@@ -35,8 +34,8 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
 
 
 async def _begun(hooks: KernelHooks, event: e.ToolStarted, pass_state: KernelState | None) -> None:
-    """Tell of an attempt; before the second of a call that only reads, of its first, which has no record."""
-    for _ in range(1 + (event.attempt == 2 and begins_quietly(event))):
+    """Tell of an attempt, and before it of one that has no record."""
+    for _ in range(1 + event.untold):
         await _done(hooks.on_action(pass_state, event.tool, event.call))
 
 

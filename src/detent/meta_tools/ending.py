@@ -78,6 +78,8 @@ class AskUserArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 async def _ask_user(args: AskUserArgs, state: KernelState, context: Any) -> Answer:
+    if not args.question.strip():
+        return refused("ask_user: the question is blank; say what you want to know")
     expected: dict[str, Any] | None = {"enum": list(args.choices)} if args.choices else None
     return Answer(content="the question was put to the user; the reply follows", action=AskUser(question=args.question, expected=expected))
 

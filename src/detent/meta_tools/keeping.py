@@ -14,7 +14,11 @@ from detent.ports import Answer
 CHECKPOINT = "checkpoint:"
 LIST = "todo"
 MOST = 200
-"""How many entries a list may have."""
+"""How many entries a list may have, and how many checkpoints there may be."""
+LONGEST = 400
+"""How many characters an entry of a list may have."""
+SHOWN = 50
+"""How many names of checkpoints an error lists."""
 
 
 class CheckpointArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,9 +38,11 @@ async def _checkpoint(args: CheckpointArgs, state: KernelState, context: Any) ->
     if args.action == "save":
         if not args.content.strip():
             return refused("checkpoint: save needs content")
+        if args.name not in kept and len(kept) >= MOST:
+            return refused(f"checkpoint: there are {MOST}, the most there can be; save under one of their names")
         return Answer(content=f"saved {args.name!r}", notes={CHECKPOINT + args.name: args.content})
     if args.name not in kept:
-        return refused(f"checkpoint: there is none named {args.name!r}; there are: {', '.join(kept) or 'none'}")
+        return refused(f"checkpoint: there is none named {args.name!r}; there are: {', '.join(list(kept)[-SHOWN:]) or 'none'}")
     return Answer(content=kept[args.name])
 
 
@@ -56,7 +62,9 @@ async def _todo(args: TodoArgs, state: KernelState, context: Any) -> Answer:
     if args.action == "list":
         return Answer(content=_rendered(kept))
     if args.action == "add":
-        new = [text.strip() for text in args.items if text.strip()]
+        new = [" ".join(text.split()) for text in args.items if text.strip()]
+        if any(len(text) > LONGEST for text in new):
+            return refused(f"todo: an entry has at most {LONGEST} characters; keep what is longer with checkpoint")
         if not new or len(kept) + len(new) > MOST:
             return refused(f"todo: add needs entries in items, and a list has at most {MOST}")
         kept += [{"text": text, "state": "open"} for text in new]

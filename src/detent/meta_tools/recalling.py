@@ -43,16 +43,18 @@ async def _recall(args: RecallArgs, state: KernelState, context: Any) -> Answer:
     if args.content:
         if not args.key.strip():
             return refused("recall: a note needs a key to be found again")
+        if any(item.call_id == args.key for item in results_of(run)):
+            return refused(f"recall: {args.key} is the key of a result, which stays as it is; take another key for the note")
         return Answer(content=f"kept under {args.key!r}", notes={NOTE + args.key: args.content})
     if not args.key:
         return Answer(content=_listed(run))
+    item = next((item for item in results_of(run) if item.call_id == args.key), None)
+    if item is not None:
+        return _part(args, await context.run.world.full(item))
     notes = notes_of(run)
     if NOTE + args.key in notes:
         return _part(args, notes[NOTE + args.key])
-    item = next((item for item in results_of(run) if item.call_id == args.key), None)
-    if item is None:
-        return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(run)}")
-    return _part(args, await context.run.world.full(item))
+    return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(run)}")
 
 
 def _part(args: RecallArgs, value: Any) -> Answer:
@@ -80,7 +82,7 @@ def _lines(value: Any) -> list[str]:
 
 def _listed(run: RunState) -> str:
     found = [f"{item.call_id} ({item.tool}, {size_of(item)} bytes)" for item in results_of(run)[-50:]]
-    found += [f"{key.removeprefix(NOTE)} (note)" for key in notes_of(run) if key.startswith(NOTE)]
+    found += [f"{key.removeprefix(NOTE)} (note)" for key in notes_of(run) if key.startswith(NOTE)][-50:]
     return ", ".join(found) or "nothing yet"
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_RESULT = "No result of this call is known."
 _REFUSED = ("policy_denied", "approval_rejected", "approval_expired", "guard_blocked")
-_MARK, _TYPE, _URL = b"media_type", b'"type"', b'"url"'
+_MARK, _TYPE, _SOURCES = b"media_type", b'"type"', (b'"url"', b'"data"')
 
 
 class Rendering:
@@ -162,7 +162,7 @@ class Renderer:
             details = f" {_json(error.details)}" if error.details else ""
             return f"{error.code}: {error.message}{details}", True
         raw = bytes(item.result)
-        if _MARK in raw or (_TYPE in raw and _URL in raw):
+        if _MARK in raw or (_TYPE in raw and any(source in raw for source in _SOURCES)):
             value = await view.full(item) if item.artifact is not None and view.full is not None else msgspec.json.decode(raw)
             rest, files = split_result(value)
             if files:

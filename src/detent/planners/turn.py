@@ -6,6 +6,7 @@ raised once, then the model is told. A typed answer that does not fit is shown i
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 from detent.core import actions as a
@@ -18,7 +19,7 @@ from detent.planners.prompt import Head, tail, tail_parts
 from detent.planners.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.shown import tokens_of
 from detent.planners.think_blocks import split_thinking
-from detent.planners.typed_answers import problem_with, read_arguments, read_text
+from detent.planners.typed_answers import problem_with, read_arguments, read_text, writable
 from detent.ports import Plan, View
 
 RETRIES = 2
@@ -155,8 +156,7 @@ class Turn:
         taken: set[str] = set()
         for call in pieces.calls:
             call.tool_call_id, call.tool_name = unused(call.tool_call_id, taken), sayable(call.tool_name)
-            if isinstance(call.args, str):
-                call.args = call.args.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent back
+            call.args = _sendable(writable(call.args))
         parts: list[Any] = [
             m.ToolReturnPart(call.tool_name, told if n == 0 else "Not run.", call.tool_call_id, timestamp=EPOCH, outcome="retried")
             for n, call in enumerate(pieces.calls)
@@ -171,3 +171,12 @@ class Turn:
 def _said(text: str) -> bool:
     """Whether a text says something beside what a model without a field for it thinks aloud."""
     return bool(text.strip()) and bool(split_thinking(text)[1].strip())
+
+
+def _sendable(args: Any) -> Any:
+    """Return arguments as they can be sent back: half a surrogate pair cannot."""
+    text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+    whole = text.encode("utf-8", "replace").decode()
+    if whole == text:
+        return args
+    return whole if isinstance(args, str) else json.loads(whole)

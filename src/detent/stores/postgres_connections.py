@@ -146,8 +146,9 @@ class Connections:
         row = await (
             await db.execute(_SETTINGS, (quoted, f"{int(self.patience_s * 1000) or 1}ms", f"{_PATIENCE_MS}ms"), prepare=False)
         ).fetchone()
-        if row is not None and row[-1] != "UTF8":
-            raise ConfigError(f"{target.shown}: the database is encoded in {row[-1]}; create one with ENCODING 'UTF8'")
+        encoding = "UTF8" if row is None else row[-1] if isinstance(row[-1], str) else row[-1].decode()  # bytes where it is SQL_ASCII
+        if encoding != "UTF8":
+            raise ConfigError(f"{target.shown}: the database is encoded in {encoding}; create one with ENCODING 'UTF8'")
 
     async def connect(self, deadline: float) -> Connection:
         """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time)."""

@@ -27,6 +27,9 @@ _FOR_GOOD = (
     ("no password supplied", "give a password in the URL, in PGPASSWORD or in a password file"),
     ("no pg_hba.conf entry", "let the server's pg_hba.conf allow this user, database and address"),
     ("authentication failed", "check how the server lets this user in"),
+    ("not permitted to log in", "let the role log in (`ALTER ROLE NAME LOGIN`) or name another user in the URL"),
+    ("not currently accepting connections", "let the database be connected to (`ALTER DATABASE NAME ALLOW_CONNECTIONS true`)"),
+    ("permission denied for database", "grant the user CONNECT on the database"),
     ("database", "create it (`createdb NAME`) or correct the URL"),
     ("role", "create the role or correct the user in the URL"),
 )
@@ -50,8 +53,8 @@ def refuses_for_good(error: psycopg.Error) -> str:
     """Return what to do about a refused connection that no waiting helps; "" where it may."""
     said = str(error)
     if "does not exist" not in said:
-        return next((advice for text, advice in _FOR_GOOD[:4] if text in said), "")
-    return next((advice for text, advice in _FOR_GOOD[4:] if text in said), "")
+        return next((advice for text, advice in _FOR_GOOD[:-2] if text in said), "")
+    return next((advice for text, advice in _FOR_GOOD[-2:] if text in said), "")
 
 
 def in_one_line(error: BaseException) -> str:

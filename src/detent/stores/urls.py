@@ -54,10 +54,12 @@ def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
 
 
 def without_password(url: str) -> str:
-    """Return a store's URL as it may be shown: that of PostgreSQL without its passwords."""
+    """Return a store's URL as it may be shown: that of a server without its passwords, also where the scheme is misspelt."""
     scheme, _, rest = url.partition("://")
-    if scheme not in ("postgresql", "postgres"):
+    if scheme.partition(":")[0] in ("ram", "file", "sqlite") or ("@" not in url and "password" not in url):
         return url
+    if not rest:  # the slashes or the colon are missing: what stands before the last @ may be the password
+        scheme, rest = "...", url.rpartition("@")[2]
     base, _, query = rest.partition("?")
     if "@" in rest and "@" not in base:  # a password with a question mark: then nothing after it is told from it
         base, query = rest, ""
@@ -88,7 +90,7 @@ def _database(url: str, rest: str) -> Path:
 
 
 def _unknown(url: str, scheme: str) -> str:
-    forms = ", ".join(FORMS.values())
+    forms, url = ", ".join(FORMS.values()), without_password(url)
     near = difflib.get_close_matches(scheme, FORMS, n=1) if scheme else []
     if near:
         return f"store URL {url!r} has the unknown scheme {scheme!r}; did you mean {FORMS[near[0]]}? Known: {forms}"

@@ -73,4 +73,4 @@ async def _classified(run: StrategyRun) -> str:
     except PassFailed:
         return ""
     named: Any = cast("dict[str, Any]", said).get("strategy") if isinstance(said, dict) else said
-    return named if named in KINDS else ""
+    return named if isinstance(named, str) and named in KINDS else ""

@@ -15,7 +15,7 @@ from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, strategy
-from detent.strategies.wording import at_least, section, shown
+from detent.strategies.wording import at_least, required, section, shown
 
 FORM: dict[str, Any] = {
     "type": "object",
@@ -73,7 +73,7 @@ async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:
     names = ", ".join(spec.name for spec in run.tools if not spec.ends_turn)
     prompt = (
         f"Do not act yet. List the steps that this goal needs, one short sentence for each, in order, at most {options.steps}."
-        f"{section('Goal', run.goal)}{section('Tools that the steps can use', names)}"
+        f"{section('Goal', run.goal)}{section('Tools that the steps can use', names)}{section('Tools that must succeed', required(run.agent.required_tools))}"
     )
     try:
         said = await run.ask("plan", prompt, FORM, small=False)
@@ -87,7 +87,7 @@ def listed(said: Any) -> list[str]:
     if isinstance(said, str):
         try:
             said = msgspec.json.decode(said)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return [found.strip() for found in _NUMBERED.findall(said)]
     steps: Any = cast("dict[str, Any]", said).get("steps") if isinstance(said, dict) else said
     return [step.strip() for step in cast("list[Any]", steps) if isinstance(step, str) and step.strip()] if isinstance(steps, list) else []

@@ -44,6 +44,10 @@ RULES = (
     "Use as few steps as will do."
 )
 
+MOST_DIGITS = 9
+"""Of a place in a list: more than that no list has."""
+MOST_DEPTH = 100
+"""How deep arguments of a step may nest."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _REFERENCE = re.compile(r"\{\{\s*([A-Za-z0-9_-]+)((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
 
@@ -77,8 +81,10 @@ def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ())
     try:
         steps = msgspec.json.decode(said.strip().strip("`").removeprefix("json"), type=_Plan).steps if isinstance(said, str) else None
         steps = msgspec.convert(said, _Plan).steps if steps is None else steps
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError) as error:
         return (), f"the plan has not the right form: {error}"
+    except RecursionError:
+        return (), "the plan has not the right form: it nests too deep"
     if not 1 <= len(steps) <= MOST_STEPS:
         return (), f"the plan has {len(steps)} steps; give 1 to {MOST_STEPS}"
     before = set(known)
@@ -99,17 +105,33 @@ def _problem(step: Step, tools: Collection[str], before: Collection[str]) -> str
         return f"there is no tool {step.tool!r}; {f'did you mean {near[0]!r}?' if near else 'there are: ' + (', '.join(tools) or 'none')}"
     if step.kind != "tool" and not step.task.strip():
         return "it says no task"
+    if _deeper(step.args, MOST_DEPTH):
+        return f"its arguments nest deeper than {MOST_DEPTH}"
     late = sorted(step.needs - set(before))
     return f"it needs {late[0]!r}, which is no step before it" if late else ""
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether JSON data nests deeper than `most` levels."""
+    level: list[Any] = [value]
+    for _ in range(most):
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 def references(value: Any) -> frozenset[str]:
     """Return the ids of the steps that texts in JSON data refer to."""
     if isinstance(value, str):
         return frozenset(found[1] for found in _REFERENCE.finditer(value))
-    parts: Sequence[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else ()
-    parts = cast("list[Any]", value) if isinstance(value, list) else parts
-    return frozenset[str]().union(*(references(part) for part in parts))
+    return frozenset[str]().union(*(references(part) for part in _parts(value)))
 
 
 def resolved(value: Any, done: Mapping[str, Any]) -> Any:
@@ -131,7 +153,7 @@ def _value(found: re.Match[str], done: Mapping[str, Any]) -> Any:
         inner: Any = value
         if isinstance(value, dict) and key in value:
             value = inner[key]
-        elif isinstance(value, list) and key.isdigit() and int(key) < len(inner):
+        elif isinstance(value, list) and key.isdigit() and len(key) <= MOST_DIGITS and int(key) < len(inner):
             value = inner[int(key)]
         else:
             raise Unresolved(f"{way} has no {key!r}")

@@ -68,7 +68,7 @@ def texts_of(passed: Passed, most: int) -> list[str]:
 
 def scores_of(passed: Passed) -> list[float]:
     """Return the scores that a call gave, each from 0 to 1."""
-    return [min(1.0, max(0.0, float(n))) for n in _list(passed, "scores") if isinstance(n, int | float)]
+    return [float(min(1, max(0, n))) for n in _list(passed, "scores") if isinstance(n, int | float)]
 
 
 def _list(passed: Passed, key: str) -> list[Any]:

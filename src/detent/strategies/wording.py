@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +47,12 @@ async def observed(run: StrategyRun, results: Sequence[Item]) -> str:
     return "\n".join([f"{item.tool}({shown(item.args)}) -> {shown(await run.full(item))}" for item in results if item.ok])
 
 
+def required(wanted: Mapping[str, int], results: Sequence[Item] = ()) -> str:
+    """Return the required tools that have not succeeded often enough, and how often they still must; "" when none is left."""
+    done = Counter(item.tool for item in results if item.ok and item.executed)
+    return ", ".join(f"{tool} ({count - done[tool]} more)" for tool, count in wanted.items() if done[tool] < count)
+
+
 def section(title: str, text: str) -> str:
     """Return a titled part of a prompt, "" without a text."""
     return f"\n\n{title}:\n{text}" if text.strip() else ""
@@ -54,5 +61,5 @@ def section(title: str, text: str) -> str:
 def at_least(least: float, **given: float | None) -> None:
     """Raise `ConfigError` for an option below `least`."""
     for name, value in given.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise ConfigError(f"strategy_options: {name} is {value}; give at least {least:g}")

@@ -13,7 +13,7 @@ from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Branch, Passed, StrategyRun
 from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved
-from detent.strategies.wording import asking, at_least, section, shown
+from detent.strategies.wording import asking, at_least, required, section, shown
 
 REPAIRS = 2
 """How often a plan that cannot be carried out is asked for again."""
@@ -50,7 +50,7 @@ class Work:
     async def plan(self, label: str, prompt: str) -> Passed | None:
         """Get the steps that are to be done from here on; return how it failed where there is no plan to be had."""
         problem = ""
-        known = section("Tools", listed(tuple(self._tools.values())))
+        known = section("Tools", listed(tuple(self._tools.values()))) + section("Tools that must succeed", self.lacking())
         for _ in range(1 + REPAIRS):
             told = f"\n\nYour last plan cannot be carried out: {problem}. Give the whole plan again." if problem else ""
             try:
@@ -133,7 +133,12 @@ class Work:
     def problems(self) -> str:
         """Return which steps failed or could not be begun, and why; "" when all are done."""
         waiting = [f"{step.id}: not begun, it needs what failed" for step in self.todo if step.id not in self.failed]
-        return "\n".join([*(f"{name}: {why}" for name, why in self.failed.items()), *waiting])
+        lacking = [f"required, and not done: {lacking}" for lacking in [self.lacking()] if lacking]
+        return "\n".join([*(f"{name}: {why}" for name, why in self.failed.items()), *waiting, *lacking])
+
+    def lacking(self) -> str:
+        """Return the tools that the agent requires and that no step has brought to success as often as they must, "" for none."""
+        return required(self.run.agent.required_tools, self.results)
 
 
 def _fields(branch: Branch) -> dict[str, Any]:

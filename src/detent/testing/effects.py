@@ -50,7 +50,7 @@ def _another_world(
             kind="repeated" if repeated else "lost",
             what=what,
             why=f"{repeated[-1]} was done more often than undisturbed" if repeated else why,
-            next="look at the calls of that tool in the log of the trial, `report.trials[...].log`",
+            next="look at the calls of that tool in the log of the trial, `report.trials[...].records`",
             tool=last.tool.name if last else "",
             call_id=last.call_id if last else "",
             key=last.key if last else "",

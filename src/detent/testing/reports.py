@@ -8,11 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.codec import read_log
+from detent.core.records import Record
 from detent.testing.ledgers import short
 
 Kind = Literal["repeated", "lost", "answer", "stuck", "error", "replay", "not_reached", "in_doubt", "unproven", "changed"]
 PROBLEMS: tuple[Kind, ...] = ("repeated", "lost", "answer", "stuck", "error", "replay", "not_reached")
 """What is wrong wherever it is found; the other kinds are for people to know."""
+RUN = "simulated"
+"""The id of every simulated run: with it keys, call ids and records are the same from trial to trial."""
 WIDTH = 120
 """How many columns the explanations take."""
 PLACES = 3
@@ -61,7 +65,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the agent: undisturbed (`fault` is ""), or with one fault at one place.
 
     `how` is the variant of the fault, `place` says where it struck, `workers` how many engines it took. `effects` holds how often what happened.
-    `log` are the stored lines of the run, for `detent.core.codec.read_log`.
+    `log` are the stored lines of the run.
     """
 
     fault: str
@@ -77,6 +81,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     effects: dict[str, int] = {}
     findings: tuple[Finding, ...] = ()
     log: tuple[bytes, ...] = ()
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records of the run, those that findings name among them."""
+        return tuple(read_log(RUN, self.log))
 
     @property
     def problems(self) -> tuple[Finding, ...]:

@@ -31,9 +31,8 @@ from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.disturbing import Disturbance, DisturbedPlanner, DisturbedStore, Fault, WatchedTools
 from detent.testing.faults import Crash
 from detent.testing.ledgers import Ledger, Probe
+from detent.testing.reports import RUN
 
-RUN = "simulated"
-"""The id of every simulated run: with it keys, call ids and records are the same from trial to trial."""
 MOST_WORKERS, MOST_ANSWERS = 6, 200
 
 

@@ -37,14 +37,21 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
         """Return the other files of the folder, as paths relative to it; links are not followed."""
         root = Path(self.folder)
         found = sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink() and p != root / SKILL_FILE)
-        return [p.relative_to(root).as_posix() for p in found[:MAX_FILES]]
+        names = [p.relative_to(root).as_posix() for p in found]
+        return [name for name in names if name.isprintable()][:MAX_FILES]
 
 
 def read_skill(folder: str | Path) -> Skill:
     """Return the skill in a folder; raise `ConfigError` naming the file and what is wrong with it."""
     file = Path(folder) / SKILL_FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        if not file.resolve().is_relative_to(Path(folder).resolve()):
+            raise ConfigError(f"{file} is a link to {str(file.resolve())!r}, outside of its folder; put the file itself there")
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{file} has more than {MAX_FILE_BYTES} bytes; move parts of it to files beside it")
+        text = data.decode()
     except OSError as error:
         raise ConfigError(f"failed to read skill {str(file)!r}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -55,7 +62,8 @@ def read_skill(folder: str | Path) -> Skill:
     said = _front(match["front"], file)
     name, description = said.get("name"), said.get("description")
     if not isinstance(name, str) or len(name) > 64 or not _NAME.fullmatch(name):
-        raise ConfigError(f"{file}: name: {name!r} is none; use 1 to 64 lower-case letters and digits, with single hyphens between them")
+        given = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"  # what YAML aliases make may have no end as text
+        raise ConfigError(f"{file}: name: {given} is none; use 1 to 64 lower-case letters and digits, with single hyphens between them")
     if name != Path(folder).resolve().name:
         raise ConfigError(f"{file}: name: {name!r} is not the name of its folder, {Path(folder).resolve().name!r}; give both the same")
     if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
@@ -68,7 +76,7 @@ def _front(text: str, file: Path) -> Mapping[str, Any]:
 
     try:
         said: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: dates and numbers that are none, nesting without end
         raise ConfigError(f"{file}: the front matter is not YAML: {error}") from None
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: the front matter is no table of name and description")

@@ -56,13 +56,15 @@ class _Desk:
             return f"removed {args['name']}"
 
         schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-        tool = Tool.from_schema(name="remove", description="Remove an account.", input_schema=schema, execute=remove, side_effect="destructive")
+        tool = Tool.from_schema(
+            name="remove", description="Remove an account.", input_schema=schema, execute=remove, side_effect="destructive"
+        )
         self.agent = Agent(name="cleaner", tools=(tool,))
 
         def plan(view: View) -> Any:
             if view.results:
                 return FinalAnswer(content=" ".join(_said(item) for item in view.results))
-            wanted = view.goal.split() if not names else names
+            wanted = names or view.goal.split()
             return tuple(ToolCall(tool="remove", args={"name": name}) for name in wanted)
 
         self.engine = Engine(planner=ScriptedPlanner([plan] * 9), approver=approver)

@@ -1,9 +1,9 @@
 """The contracts of a `Clock`, of `Ids` and of an `Embedder`, as tests.
 
-    class TestMyEmbedder(EmbedderContract):
-        @pytest.fixture
-        def maker(self):
-            return MyEmbedderMaker()
+class TestMyEmbedder(EmbedderContract):
+    @pytest.fixture
+    def maker(self):
+        return MyEmbedderMaker()
 """
 
 # ruff: noqa: S101 - these are tests
@@ -32,7 +32,7 @@ class ClockMaker(Maker):
         raise NotImplementedError
 
 
-@documented(page="guides/extending.md", port="Clock")
+@documented(page="guides/conformance.md#capabilities-secrets-embedders-clocks-names", port="Clock")
 class ClockContract:
     """All that a `Clock` promises. A subclass gives the fixture `maker`."""
 
@@ -59,7 +59,7 @@ class IdsMaker(Maker):
         raise NotImplementedError
 
 
-@documented(page="guides/extending.md", port="Ids")
+@documented(page="guides/conformance.md#capabilities-secrets-embedders-clocks-names", port="Ids")
 class IdsContract:
     """All that `Ids` promise. A subclass gives the fixture `maker`."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
@@ -33,7 +33,7 @@ from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import Chunk, Observer, Plan, ToolContext
 from detent.testing.clocks import FakeClock, SequentialIds
-from detent.testing.conformance.promises import Maker, documented, soon
+from detent.testing.conformance.promises import Maker, as_bytes, documented, soon
 from detent.testing.scripted import ScriptedPlanner
 from detent.tools.function import Tool
 
@@ -51,6 +51,8 @@ CHUNKS: tuple[tuple[Any, Any], ...] = (
     ("progress", None),
     ("progress", [ODD]),
 )
+
+
 class ObserverMaker(Maker):
     """Makes observers. `one_run`: each of them follows one run only."""
 
@@ -79,7 +81,7 @@ def _events() -> list[e.AnyEvent | None]:
     return made
 
 
-def _sample(kind: msgspec.inspect.Type) -> Any:  # noqa: PLR0911 - one answer a type
+def _sample(kind: msgspec.inspect.Type) -> Any:
     """Return a value of a type: odd texts, and of structs only what they need."""
     match kind:
         case msgspec.inspect.StructType(cls=cls, fields=fields):
@@ -140,7 +142,9 @@ async def _ran(observers: Sequence[Observer]) -> tuple[list[bytes], Any]:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     tool = Tool.from_schema(name="look", description="Look.", input_schema=schema, execute=look, side_effect="write")
     plans = [
-        Plan(actions=(ToolCall(tool="look", args={"x": 1}), ToolCall(tool="none")), text="I look", usage=Usage(model_calls=1, input_tokens=5)),
+        Plan(
+            actions=(ToolCall(tool="look", args={"x": 1}), ToolCall(tool="none")), text="I look", usage=Usage(model_calls=1, input_tokens=5)
+        ),
         FinalAnswer(content="it is one"),
     ]
     options: dict[str, Any] = {"clock": FakeClock(tick_s=0.5), "ids": SequentialIds(), "planner": ScriptedPlanner(plans)}
@@ -157,11 +161,7 @@ def _timeless(line: bytes) -> bytes:
     return msgspec.json.encode(found)
 
 
-def _data(value: Any) -> bytes:
-    return msgspec.json.encode(value, enc_hook=lambda owned: dict(owned) if isinstance(owned, Mapping) else list(owned))
-
-
-@documented(page="guides/extending.md", port="Observer")
+@documented(page="guides/conformance.md#an-observer", port="Observer")
 class ObserverContract:
     """All that an `Observer` promises. A subclass gives the fixture `maker`."""
 
@@ -188,9 +188,9 @@ class ObserverContract:
         observer = maker.observer()
         for seq, event in enumerate(_events(), start=1):
             record, state = _record(event, seq), _state()
-            before = encode(record), _data(state)
+            before = encode(record), as_bytes(state)
             await _tell(observer, record, state, maker)
-            assert (encode(record), _data(state)) == before, f"the record of {type(event).__name__}, or the state after it, was changed"
+            assert (encode(record), as_bytes(state)) == before, f"the record of {type(event).__name__}, or the state after it, was changed"
         for kind, content in CHUNKS:
             chunk = _chunk(kind, content)
             observer.on_chunk(chunk)

@@ -8,12 +8,13 @@ A project that has a planner writes a `PlannerMaker`, which makes planners that 
             return MyPlannerMaker()
 """
 
-# ruff: noqa: S101 - these are tests
+# ruff: noqa: S101, PT017 - these are tests; an error that is looked at may also be missing
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -74,6 +75,10 @@ def _planner(maker: PlannerMaker, wish: Wish) -> Planner:
     return made(maker.planner(wish), wish)
 
 
+def _nothing(_run_id: str) -> None:
+    return None
+
+
 @documented(page="guides/write-a-planner.md", port="Planner")
 class PlannerContract:
     """All that a `Planner` promises. A subclass gives the fixture `maker`."""
@@ -115,7 +120,7 @@ class PlannerContract:
     async def test_a_run_that_begins_anew_is_planned_as_at_first(self, maker: PlannerMaker) -> None:
         """After `begin_run`, where a planner has it, nothing is left of what it planned for the run before."""
         planner = _planner(maker, "look")
-        begin = getattr(planner, "begin_run", lambda run_id: None)
+        begin: Callable[[str], None] = getattr(planner, "begin_run", _nothing)
         for _ in range(2):
             assert begin("run") is None, "`begin_run` is a plain function that returns nothing"
             _call(await planner.plan(view(maker, "look at it")))
@@ -177,7 +182,9 @@ class PlannerContract:
         try:
             plan = await soon(planner.plan(view(maker, "goal-42")), maker, "a plan that cannot be had")
         except PlannerFailed as error:
-            assert not isinstance(error, MalformedPlan), "nothing was answered, so asking again at once does not help: this is no MalformedPlan"
+            assert not isinstance(error, MalformedPlan), (
+                "nothing was answered, so asking again at once does not help: this is no MalformedPlan"
+            )
             assert str(error).strip(), "it does not say why"
         except Exception as error:  # noqa: BLE001 - what a planner raises is what is looked at
             pytest.fail(f"it raised {type(error).__name__}: {error}")
@@ -203,7 +210,9 @@ class PlannerContract:
         gateway, before = Gateway(), maker.asked()
         _answer(await _planner(maker, "echo").plan(view(maker, "goal-51", models=gateway)))
         assert gateway.sent >= 1, "nothing passed the gateway of the view"
-        assert maker.asked() - before == gateway.sent, f"{maker.asked() - before} requests reached the model, {gateway.sent} passed the gateway"
+        assert maker.asked() - before == gateway.sent, (
+            f"{maker.asked() - before} requests reached the model, {gateway.sent} passed the gateway"
+        )
         assert gateway.purposes[0] == "plan", f"the first call says that it is for {gateway.purposes[0]!r}; it is for 'plan'"
 
     async def test_a_refusal_of_the_gateway_ends_the_plan(self, maker: PlannerMaker) -> None:

@@ -137,5 +137,3 @@ def observed(plan: Plan, content: Any = SEEN) -> list[Item]:
         executed=True,
     )
     return [Item(kind="model", iteration=1, plan=recorded), observation]
-
-

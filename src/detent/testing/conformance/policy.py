@@ -16,7 +16,6 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,10 +23,17 @@ import pytest
 
 from detent.kernel.execution import checked
 from detent.ports import Block, Call, Policy, Verdict
-from detent.testing.conformance.policy_makers import GuardMaker, PolicyMaker, calls, pass_after, states, world_watched
-from detent.testing.conformance.policy_makers import call_of as call_of
-from detent.testing.conformance.policy_makers import declared as declared
-from detent.testing.conformance.promises import documented
+from detent.testing.conformance.policy_makers import (
+    GuardMaker,
+    PolicyMaker,
+    call_of,
+    calls,
+    declared,
+    pass_after,
+    states,
+    world_watched,
+)
+from detent.testing.conformance.promises import as_bytes, documented
 
 __all__ = ["GuardContract", "GuardMaker", "PolicyContract", "PolicyMaker", "call_of", "declared"]
 
@@ -40,7 +46,9 @@ def _decided(policy: Policy, call: Call, state: Any) -> Verdict:
     try:
         verdict = policy.decide(call, state)
     except Exception as error:  # noqa: BLE001 - what a policy raises is what is looked at
-        pytest.fail(f"`decide` raised {type(error).__name__} on {_shown(call)}: {error}; a call that raises is denied for no reason of yours")
+        pytest.fail(
+            f"`decide` raised {type(error).__name__} on {_shown(call)}: {error}; a call that raises is denied for no reason of yours"
+        )
     if inspect.iscoroutine(verdict):
         verdict.close()
     assert isinstance(verdict, Verdict), f"`decide` gave a {type(verdict).__name__} on {_shown(call)}; it gives a detent.ports.Verdict"
@@ -52,7 +60,7 @@ def _shown(call: Call) -> str:
     return f"{call.tool.name} ({call.tool.side_effect}) with {args if len(args) < 200 else args[:200] + '…'}"
 
 
-@documented(page="guides/policies.md", port="Policy")
+@documented(page="guides/approvals.md#a-policy-of-your-own", port="Policy")
 class PolicyContract:
     """All that a `Policy` promises. A subclass gives the fixture `maker`."""
 
@@ -99,10 +107,10 @@ class PolicyContract:
         """The arguments that are decided on are those that run; the state belongs to the run."""
         policy = maker.policy()
         for call, state in _cases(maker):
-            before = msgspec.json.encode(call), _data(state)
+            before = msgspec.json.encode(call), as_bytes(state)
             _decided(policy, call, state)
             assert msgspec.json.encode(call) == before[0], f"the call {_shown(call)} was changed"
-            assert _data(state) == before[1], f"the state was changed when {_shown(call)} was decided"
+            assert as_bytes(state) == before[1], f"the state was changed when {_shown(call)} was decided"
 
     def test_what_may_ask_is_known_beforehand(self, maker: PolicyMaker) -> None:
         """Where some call asks for approval, `may_ask` says so of its tool: a run whose calls nobody could approve does not begin."""
@@ -147,11 +155,6 @@ class PolicyContract:
             assert done.stdout == f"{maker.policy().version}\n", f"here the version is {maker.policy().version!r}, there {done.stdout!r}"
 
 
-def _data(state: Any) -> bytes:
-    """Return a state as bytes, its owned sequences and maps as plain ones."""
-    return msgspec.json.encode(state, enc_hook=lambda owned: dict(owned) if isinstance(owned, Mapping) else list(owned))
-
-
 def _guard_cases(maker: GuardMaker) -> list[tuple[Call, Any, Any]]:
     return [(call, state.passes.get("main", pass_after()), state) for state in states() for call in calls(own=maker.calls())]
 
@@ -160,14 +163,16 @@ def _blocks(guard: Any, call: Call, kernel: Any, run: Any) -> Block | None:
     try:
         said = guard(call, kernel, run)
     except Exception as error:  # noqa: BLE001 - what a guard raises is what is looked at
-        pytest.fail(f"the guard raised {type(error).__name__} on {_shown(call)}: {error}; a guard that raises blocks for no reason of yours")
+        pytest.fail(
+            f"the guard raised {type(error).__name__} on {_shown(call)}: {error}; a guard that raises blocks for no reason of yours"
+        )
     if inspect.iscoroutine(said):
         said.close()
     assert said is None or isinstance(said, Block), f"the guard gave {said!r} on {_shown(call)}; it gives None, or a Block"
     return said
 
 
-@documented(page="guides/policies.md", port="Guard")
+@documented(page="guides/extending.md#a-guard", port="Guard")
 class GuardContract:
     """All that a `Guard` promises. A subclass gives the fixture `maker`."""
 
@@ -204,6 +209,8 @@ class GuardContract:
         """Neither call nor states: the arguments that are checked are those that run."""
         guard = maker.guard()
         for call, kernel, run in _guard_cases(maker):
-            before = msgspec.json.encode(call), _data(kernel), _data(run)
+            before = msgspec.json.encode(call), as_bytes(kernel), as_bytes(run)
             _blocks(guard, call, kernel, run)
-            assert (msgspec.json.encode(call), _data(kernel), _data(run)) == before, f"something changed when {_shown(call)} was checked"
+            assert (msgspec.json.encode(call), as_bytes(kernel), as_bytes(run)) == before, (
+                f"something changed when {_shown(call)} was checked"
+            )

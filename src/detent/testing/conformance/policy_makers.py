@@ -8,11 +8,11 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
-from unittest import mock
 
 import msgspec
+import pytest
 
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Usage
@@ -135,14 +135,14 @@ def _hook(event: str, _args: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def world_watched() -> Iterator[list[str]]:
+def world_watched() -> Generator[list[str]]:
     """Note what is read of the world inside: clocks, random sources, the environment, files, the network; `datetime.now` goes unseen."""
     global _watching, _hooked  # noqa: PLW0603 - an audit hook stays for the life of the process
     if not _hooked:
         sys.addaudithook(_hook)
         _hooked = True
     _READ.clear()
-    with contextlib.ExitStack() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         for owner, name in (
             *((time, n) for n in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter")),
             *((random, n) for n in ("random", "randint", "choice", "getrandbits")),
@@ -150,7 +150,7 @@ def world_watched() -> Iterator[list[str]]:
             (uuid, "uuid4"),
             (type(os.environ), "__getitem__"),
         ):
-            patched.enter_context(mock.patch.object(owner, name, _noting(f"{owner.__name__}.{name}", getattr(owner, name))))
+            patched.setattr(owner, name, _noting(f"{owner.__name__}.{name}", getattr(owner, name)))
         _watching = True
         try:
             yield _READ

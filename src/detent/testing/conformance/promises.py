@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar, cast
 
+import msgspec
 import pytest
 
 T = TypeVar("T")
@@ -36,13 +37,13 @@ def documented(*, page: str, port: str) -> Callable[[ContractT], ContractT]:
     def decorate(suite: ContractT) -> ContractT:
         for name, check in list(vars(suite).items()):
             if name.startswith("test_"):
-                setattr(suite, name, _explained(check, f"docs/{page}, and `{port}` in detent.ports"))
+                setattr(suite, name, _explained(check, page, port))
         return suite
 
     return decorate
 
 
-def _explained(check: Callable[..., Any], where: str) -> Callable[..., Any]:
+def _explained(check: Callable[..., Any], page: str, port: str) -> Callable[..., Any]:
     promised = " ".join((check.__doc__ or "").split())
 
     @functools.wraps(check)
@@ -57,9 +58,10 @@ def _explained(check: Callable[..., Any], where: str) -> Callable[..., Any]:
         except pytest.skip.Exception:
             raise
         except (Exception, pytest.fail.Exception) as error:
-            error.add_note(f"promised: {promised}\ndocumented: {where}")
+            error.add_note(f"promised: {promised}\ndocumented: docs/{page}, and `{port}` in detent.ports")
             raise
 
+    vars(explained).update(page=page, port=port)
     return explained
 
 
@@ -75,6 +77,15 @@ async def _between(makers: list[Maker], body: Coroutine[Any, Any, None]) -> None
         body.close()
         for maker in reversed(opened):
             await maker.close()
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return a state or another struct as JSON, its owned sequences and maps as plain ones; to see whether it was changed."""
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(owned: Any) -> Any:
+    return dict(cast("Mapping[Any, Any]", owned)) if isinstance(owned, Mapping) else list(owned)
 
 
 async def soon(work: Awaitable[T], maker: Maker, what: str) -> T:

@@ -98,7 +98,9 @@ class ClaimContract:
         body = (
             "await store.claim('run')\n"
             "    import subprocess, sys\n"
-            "    tool = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], close_fds=False)\n"
+            "    work = 'import sys; print(1, flush=True); sys.stdin.read()'\n"
+            "    tool = subprocess.Popen([sys.executable, '-c', work], close_fds=False, stdout=subprocess.PIPE)\n"
+            "    tool.stdout.readline()\n"  # it runs, and so has let go of what is not its own
             "    print('claimed', flush=True); await asyncio.sleep(600)"
         )
         holder = child_of(place, body)

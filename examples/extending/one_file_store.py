@@ -1,0 +1,319 @@
+"""A store of one's own: all runs in one file, which is replaced as a whole by each write.
+
+A write holds a lock, reads the file, changes what it read, and puts a new file in the old one's place: readers see all of it or nothing, and so
+does whoever comes after a crash. That is slow with many runs, and correct; `docs/guides/write-a-store.md` runs the contract suite against it.
+
+It prints:
+
+completed: 4
+2 claims of one run: RunBusy
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from detent import Agent, Engine, FinalAnswer, ToolCall, tool
+from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
+from detent.core.records import RunHead
+from detent.ports import RunQuery, Signal, Spent
+from detent.testing import ScriptedPlanner
+
+LEASE_S = 30.0
+
+
+class Run(msgspec.Struct):
+    """What is kept of a run."""
+
+    head: RunHead
+    records: list[bytes] = []
+    inbox: dict[str, Signal] = {}
+    consumed: set[str] = set()
+    snapshot: tuple[int, bytes] | None = None
+
+
+class Claim(msgspec.Struct):
+    """Who may advance a run, and when it last said so."""
+
+    holder: str
+    host: str
+    renewed: float
+
+
+class Shelf(msgspec.Struct):
+    """The whole file."""
+
+    runs: dict[str, Run] = {}
+    blobs: dict[str, dict[str, bytes]] = {}
+    claims: dict[str, Claim] = {}
+    spent: list[Spent] = []
+
+
+class OneFileStore:
+    """Keeps all runs in the file `path`. Each instance is a holder of claims, and lives as long as it has its own lock file locked."""
+
+    def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time, host: str | None = None) -> None:
+        self.path, self._now, self._host = Path(path), now, host or socket.gethostname()
+        self.url = f"one-file:{path}"
+        self._name = secrets.token_hex(8)
+        self._alive: IO[bytes] | None = None
+        self._held: set[str] = set()
+
+    def _life_of(self, holder: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{holder}.alive")
+
+    async def open(self) -> None:
+        if self._alive is None:
+            self._alive = self._life_of(self._name).open("wb")
+            fcntl.flock(self._alive, fcntl.LOCK_EX)  # the system lets it go when the process dies
+
+    async def close(self) -> None:
+        if self._alive is not None:
+            with self._changing() as shelf:
+                for run_id in [run_id for run_id, claim in shelf.claims.items() if claim.holder == self._name]:
+                    del shelf.claims[run_id]
+            self._held.clear()
+            self._alive.close()
+            self._alive = None
+            self._life_of(self._name).unlink()
+
+    # The file ---------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        if self._alive is None:
+            raise StoreError(f"the store {self.url} is closed; call open() first")
+        with self.path.with_name(self.path.name + ".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> Shelf:
+        if not self.path.exists():
+            return Shelf()
+        try:
+            return msgspec.msgpack.decode(self.path.read_bytes(), type=Shelf)
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{self.path} is no file of this store ({error}); restore it from a copy") from error
+
+    @contextlib.contextmanager
+    def _changing(self, *, durable: bool = False) -> Generator[Shelf]:
+        """Give the shelf to be changed; it is written when the block ends well, and else nothing happens."""
+        with self._locked():
+            shelf = self._read()
+            yield shelf
+            new = self.path.with_name(self.path.name + ".new")
+            with new.open("wb") as file:
+                file.write(msgspec.msgpack.encode(shelf))
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            new.replace(self.path)
+            if durable:
+                directory = os.open(self.path.parent, os.O_RDONLY)
+                os.fsync(directory)
+                os.close(directory)
+
+    def _looking(self) -> Shelf:
+        with self._locked():
+            return self._read()
+
+    # Records ------------------------------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+        spent: Spent | None = None,
+    ) -> None:
+        with self._changing(durable=durable) as shelf:
+            run = shelf.runs.get(run_id)
+            there = len(run.records) if run else 0
+            if there != expected_seq:
+                raise Conflict(run_id, expected_seq, there)
+            run = shelf.runs.setdefault(run_id, Run(head=head))
+            run.head = head
+            run.records.extend(records)
+            run.consumed.update(consumed)
+            for signal_id in consumed:
+                run.inbox.pop(signal_id, None)
+            if spent is not None:
+                others = [s for s in shelf.spent if (s.tenant, s.day) != (spent.tenant, spent.day)]
+                same = [s for s in shelf.spent if (s.tenant, s.day) == (spent.tenant, spent.day)]
+                shelf.spent = [*others, reduce(Spent.plus, same, spent)]
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        found = [s for s in self._looking().spent if s.tenant == tenant and s.day >= since]
+        return reduce(Spent.plus, found, Spent(tenant=tenant, day=since))
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        run = self._looking().runs.get(run_id)
+        return [] if run is None else run.records[after : None if limit is None else after + limit]
+
+    async def head(self, run_id: str) -> RunHead | None:
+        run = self._looking().runs.get(run_id)
+        return None if run is None else run.head
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        heads = {run_id: run.head for run_id, run in self._looking().runs.items()}
+        if query.after is not None and query.after not in heads:
+            raise RunNotFound(query.after)
+        found = [
+            head
+            for head in heads.values()
+            if (not query.status or head.status in query.status)
+            and query.tenant in (None, head.tenant)
+            and query.goal_id in (None, head.goal_id)
+            and query.agent in (None, head.agent)
+            and (query.since is None or head.created_at >= query.since)
+            and (query.until is None or head.created_at < query.until)
+        ]
+        found.sort(key=lambda head: (head.created_at, head.run_id), reverse=True)
+        if query.after is not None:
+            last = heads[query.after]
+            found = [head for head in found if (head.created_at, head.run_id) < (last.created_at, last.run_id)]
+        return found if query.limit is None else found[: query.limit]
+
+    # Claims -------------------------------------------------------------------------------------------------------------------------
+
+    def _lives(self, claim: Claim) -> bool:
+        if claim.host != self._host:
+            return self._now() - claim.renewed < LEASE_S
+        try:
+            with self._life_of(claim.holder).open("rb") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    async def claim(self, run_id: str) -> None:
+        with self._changing() as shelf:
+            known = shelf.claims.get(run_id)
+            if known is not None and known.holder != self._name and self._lives(known):
+                raise RunBusy(run_id, known.holder)
+            shelf.claims[run_id] = Claim(holder=self._name, host=self._host, renewed=self._now())
+        self._held.add(run_id)
+
+    async def release(self, run_id: str) -> None:
+        with self._changing() as shelf:
+            if run_id in shelf.claims and shelf.claims[run_id].holder == self._name:
+                del shelf.claims[run_id]
+        self._held.discard(run_id)
+
+    async def renew(self) -> list[str]:
+        with self._changing() as shelf:
+            mine = {run_id for run_id, claim in shelf.claims.items() if claim.holder == self._name}
+            for run_id in mine:
+                shelf.claims[run_id].renewed = self._now()
+        lost, self._held = sorted(self._held - mine), mine
+        return lost
+
+    # Inbox, blobs, snapshots ----------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _run(shelf: Shelf, run_id: str) -> Run:
+        if run_id not in shelf.runs:
+            raise RunNotFound(run_id)
+        return shelf.runs[run_id]
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        with self._changing(durable=True) as shelf:
+            run = self._run(shelf, run_id)
+            if signal.id not in run.consumed:
+                run.inbox.setdefault(signal.id, signal)
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        runs = self._looking().runs
+        return {run_id: list(runs[run_id].inbox.values()) for run_id in run_ids if run_id in runs and runs[run_id].inbox}
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        with self._changing(durable=True) as shelf:
+            shelf.blobs.setdefault(run_id, {})[key] = data
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        return self._looking().blobs.get(run_id, {}).get(key)
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        return sorted(self._looking().blobs.get(run_id, {}))
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        with self._changing() as shelf:
+            shelf.blobs.get(run_id, {}).pop(key, None)
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        with self._changing() as shelf:
+            run = self._run(shelf, run_id)
+            if run.snapshot is None or run.snapshot[0] <= seq:
+                run.snapshot = seq, data
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        run = self._looking().runs.get(run_id)
+        return None if run is None else run.snapshot
+
+    # Removing -------------------------------------------------------------------------------------------------------------------------
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        with self._changing(durable=True) as shelf:
+            run = self._run(shelf, run_id)
+            run.records = [tombstone(line) for line in run.records]
+            run.head, run.inbox, run.snapshot = head, {}, None
+            shelf.blobs.pop(run_id, None)
+
+    async def delete(self, run_id: str) -> None:
+        with self._changing(durable=True) as shelf:
+            self._run(shelf, run_id)
+            del shelf.runs[run_id]
+            shelf.blobs.pop(run_id, None)
+            shelf.claims.pop(run_id, None)
+
+    async def gc(self) -> int:
+        with self._changing() as shelf:
+            shelf.claims = {run_id: claim for run_id, claim in shelf.claims.items() if self._lives(claim)}
+        return 0
+
+
+@tool(side_effect="write")
+def double(n: int) -> int:
+    """Double a number."""
+    return 2 * n
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        store, other = OneFileStore(f"{place}/runs"), OneFileStore(f"{place}/runs")
+        await store.open()
+        await other.open()
+        planner = ScriptedPlanner([ToolCall(tool="double", args={"n": 2}), lambda view: FinalAnswer(content=str(view.results[0].content))])
+        async with Engine(store=store, planner=planner) as engine:
+            result = await engine.run(Agent(name="doubler", tools=[double]), "Double 2")
+            print(f"{result.status}: {result.output}")
+        await store.claim("run")
+        try:
+            await other.claim("run")
+        except RunBusy as error:
+            print(f"2 claims of one run: {type(error).__name__}")
+        await store.close()
+        await other.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

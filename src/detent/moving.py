@@ -27,14 +27,16 @@ from urllib.parse import quote
 import msgspec
 
 from detent import lineage
-from detent.core.codec import read_log
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunErased, RunNotFound
+from detent.core.codec import read_log, read_record
+from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.ports import EventStore, RunQuery, Signal
 
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
+OF_ONE_RUN = (NotAllowedNow, RunBusy, RunNotFound, CorruptLog, NewerVersion)
+"""Why one run cannot be moved while others can."""
 
 replace = msgspec.structs.replace
 
@@ -242,15 +244,15 @@ def _check_beginning(path: Path, held: Held) -> None:
 
 async def archive_before(
     store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None, preserve: Preserve = lineage.preserve
-) -> AsyncGenerator[Moved | NotAllowedNow]:
+) -> AsyncGenerator[Moved | DetentError]:
     """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
 
-    A run that may not be removed is left, and the reason is yielded.
+    A run that cannot be archived (it may not be removed, somebody holds it, it is damaged) is left, and the reason is yielded.
     """
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
             yield await archive(store, directory, head.run_id, preserve=preserve)
-        except NotAllowedNow as error:
+        except OF_ONE_RUN as error:
             yield error
 
 
@@ -312,9 +314,10 @@ def read_archive(path: Path) -> Held:
         raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
     manifest = _manifest(path, lines[0])
     records = tuple(lines[1 : manifest.records + 1])
-    if sha256(b"".join(line + b"\n" for line in records)).hexdigest() != manifest.records_sha256 or len(records) != manifest.records:
+    if sha256(b"".join(line + b"\n" for line in records)).hexdigest() != manifest.records_sha256 or not 0 < len(records) == manifest.records:
         raise CorruptLog(manifest.head.run_id, 0, f"the records in {str(path)!r} are not those that its manifest names")
     digest, consumed = checked(manifest.head.run_id, records)
+    _check_entry(path, manifest.head, records)
     blobs = _blobs(path, manifest, lines[manifest.records + 1 : -1])
     if digest != manifest.digest:
         raise CorruptLog(manifest.head.run_id, len(records), f"the log in {str(path)!r} does not end with the digest of its manifest")
@@ -324,6 +327,8 @@ def read_archive(path: Path) -> Held:
 def _manifest(path: Path, line: bytes) -> Manifest:
     try:
         version: Any = msgspec.json.decode(line)["detent_archive"]
+        if version < 1:
+            raise TypeError(f"there is no archive version {version}")
         if version > ARCHIVE_VERSION:
             raise NewerVersion(
                 f"{str(path)!r} was written by a newer Detent (archive version {version}, this one reads up to {ARCHIVE_VERSION}); "
@@ -332,6 +337,14 @@ def _manifest(path: Path, line: bytes) -> Manifest:
         return msgspec.json.decode(line, type=Manifest)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(path)!r} is no archive of a run: its first line is no manifest ({error})") from error
+
+
+def _check_entry(path: Path, head: RunHead, lines: Sequence[bytes]) -> None:
+    """Raise `CorruptLog` unless the listing entry says what the envelopes do: no digest covers it, and by its tenant a run is seen."""
+    first, last = read_record(lines[0]).envelope, read_record(lines[-1]).envelope
+    there = (first.tenant, first.agent, first.goal or first.run, last.seq, last.status or "running")
+    if (head.tenant, head.agent, head.goal_id, head.records, head.status) != there:
+        raise CorruptLog(head.run_id, 0, f"the listing entry in {str(path)!r} is not that of the records beside it")
 
 
 def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, bytes]:

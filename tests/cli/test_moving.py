@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,25 @@ def test_commands_work_on_a_postgresql_store(desk: Desk, postgres_url: str) -> N
     assert desk.detent("verify", "last", "--store", "file:copied").code == 0
     assert desk.detent("copy", "--all", "--store", "file:copied", "--to", url).code == 0
     assert desk.detent("gc", "--store", url).code == 0
+
+
+def test_one_of_several_that_cannot_be_moved_is_left_and_said(desk: Desk) -> None:
+    """A run that is damaged and a file that is: the others are copied, archived and imported all the same, and the command exits 1."""
+    for name in ("one", "two", "three"):
+        assert desk.detent("run", "go", "--run-id", name).code == 0
+    with contextlib.closing(sqlite3.connect(desk.home / ".detent/runs.db")) as db:
+        rows = [row for row in db.execute("SELECT key, data FROM records").fetchall() if b'"run":"one"' in row[1]]
+        for key, data in rows:
+            db.execute("UPDATE records SET data=? WHERE key=?", (data.replace(b'"written"', b'"wriTTen"'), key))
+        db.commit()
+    copied = desk.detent("copy", "--all", "--to", "sqlite:///other.db", "--json")
+    assert (copied.code, [run["run_id"] for run in copied.json]) == (1, ["two", "three"]), copied.err
+    assert "'one' is damaged" in copied.err
+    archived = desk.detent("archive", "--before", "0d", "--to", "out", "--yes")
+    assert (archived.code, "archived 2 runs in out, left 1" in archived.err, run_ids(desk)) == (1, True, ["one"]), archived.err
+    (desk.home / "out/a.jsonl.gz").write_bytes(b"no archive")
+    imported = desk.detent("import", "out", "--store", "sqlite:///third.db")
+    assert (imported.code, "a.jsonl.gz" in imported.err, "imported 2 runs" in imported.err) == (1, True, True), imported.err
+    assert run_ids(desk, "--store", "sqlite:///third.db") == ["three", "two"]
+    assert desk.detent("import", "out/a.jsonl.gz").code == 2
+    assert desk.detent("copy", "one", "--to", "sqlite:///other.db").code == 1

@@ -118,14 +118,14 @@ class ChangesOrder(Sound):
 
 
 class DecidesSomething(Sound):
-    """Changes arguments of a call before it runs."""
+    """Changes in the state with which arguments a call was made."""
 
     def on_record(self, record: Record, state: RunState) -> Any:
         super().on_record(record, state)
-        for state_of_pass in state.passes.values():
-            for call in state_of_pass.calls.values():
-                if isinstance(call.args, dict) and "x" in call.args:
-                    call.args["x"] = 2
+        for known in state.passes.values():
+            for item in known.results:
+                if isinstance(item.arguments, dict):
+                    item.arguments["x"] = 2
 
 
 class BindsToItsFirstLoop(Sound):

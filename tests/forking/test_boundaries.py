@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from detent.core.budget import Usage
 from detent.core.codec import read_record
 from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, RunErased, RunNotFound
 from detent.core.fold import fold
-from detent.core.state import RunState
+from detent.core.state import Ask, Child, KernelState, RunState
 from detent.snapshots import base_of, dump_snapshot
 from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore, When
@@ -280,10 +281,20 @@ def test_nothing_that_is_charged_or_asked_of_somebody_is_inherited() -> None:
         partial="nearly",
         error="no more",
         seq=9,
+        approvals={"main.3.0": e.ApprovalRequested(call="main.3.0", tool="note", digest="d")},
+        asks={"main.3": Ask(ask_id="main.3", question="which?", scope="main")},
+        timers={"main.3": datetime(2026, 3, 1, tzinfo=UTC)},
+        children={"c": Child(child="c", agent="worker", goal="help")},
+        passes={"main": KernelState(scope="main", usage=used, metered=True, wrapping_up=True)},
     )
     forked = e.Forked(parent="parent", sequence=9, digest="d", edits={}, effects="redo")
     assert branch(parent, forked, "child") == RunState(
-        run_id="child", ancestors=("parent",), inherited=used.plus(used), fork_effects="redo", openings=1
+        run_id="child",
+        ancestors=("parent",),
+        inherited=used.plus(used),
+        fork_effects="redo",
+        openings=1,
+        passes={"main": KernelState(scope="main")},
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,9 @@ def test_archiving_that_was_interrupted_before_the_removal_is_done_again(tmp_pat
     async def body(store: EventStore, other: EventStore) -> None:
         await finished(store, "run")
         held = await moving.take(store, "run")
-        early = msgspec.structs.replace(held, lines=held.lines[:-2], digest=list(read_log("run", held.lines[:-2]))[-1].digest)
+        last = list(read_log("run", held.lines[:-2]))[-1]
+        head = msgspec.structs.replace(held.head, records=last.envelope.seq, status=last.envelope.status or "running")
+        early = msgspec.structs.replace(held, head=head, lines=held.lines[:-2], digest=last.digest)
         moving.write_archive(tmp_path / "run.jsonl.gz", early)
         await moving.archive(store, tmp_path, "run")
         assert moving.read_archive(tmp_path / "run.jsonl.gz") == held
@@ -328,6 +331,28 @@ def test_an_unfinished_run_is_not_archived() -> None:
         assert not (HERE / "nowhere").exists()
 
     with_stores(body, "ram:")
+
+
+def test_one_run_that_cannot_be_archived_keeps_no_other_from_it(tmp_path: Path) -> None:
+    """One is damaged, one is held by somebody: each is left with the reason, and those after it are archived."""
+
+    async def body(store: EventStore) -> None:
+        for name in ("1-damaged", "2-whole", "3-held", "4-whole"):
+            await finished(store, name)
+        lines = await store.read("1-damaged")
+        head = await store.head("1-damaged")
+        assert head is not None
+        await store.delete("1-damaged")
+        await store.append("1-damaged", 0, [*lines[:-1], lines[-1].replace(b"run_finished", b"run_fiNished")], head=head)
+        other = open_store(store.url)
+        await other.open()
+        await other.claim("3-held")
+        became = {what.run_id: type(what).__name__ async for what in moving.archive_before(store, tmp_path / "out", FAR)}  # type: ignore[union-attr]
+        assert became == {"1-damaged": "CorruptLog", "2-whole": "Moved", "3-held": "RunBusy", "4-whole": "Moved"}
+        assert sorted(head.run_id for head in await store.list_runs(RunQuery())) == ["1-damaged", "3-held"]
+        await other.close()
+
+    with_stores(body, f"sqlite:///{tmp_path}/runs.db")
 
 
 async def fork_of(store: EventStore, parent: str, name: str) -> None:
@@ -372,6 +397,11 @@ def test_a_fork_that_is_moved_takes_along_what_it_refers_to(tmp_path: Path) -> N
     with_stores(body, f"sqlite:///{tmp_path}/a.db", f"file:{tmp_path}/b")
 
 
+def _changed(manifest: dict[str, Any], field: str) -> dict[str, Any]:
+    """Return a manifest in whose listing entry one thing is another."""
+    return {**manifest, "head": {**manifest["head"], field: "failed" if field == "status" else "other"}}
+
+
 def _damaged(data: bytes, how: str) -> bytes:
     lines = gzip.decompress(data).split(b"\n")
     match how:
@@ -387,6 +417,13 @@ def _damaged(data: bytes, how: str) -> bytes:
             lines[2] = lines[2].replace(b"run", b"ruN", 1)
         case "missing record":
             del lines[2]
+        case "tenant" | "goal_id" | "status":
+            lines[0] = msgspec.json.encode(_changed(msgspec.json.decode(lines[0]), how))
+        case "nothing":
+            manifest = {**msgspec.json.decode(lines[0]), "records": 0, "records_sha256": sha256(b"").hexdigest(), "digest": "", "blobs": {}}
+            lines = [msgspec.json.encode(manifest), b""]
+        case "version 0":
+            lines[0] = lines[0].replace(b'"detent_archive":1', b'"detent_archive":0')
         case "artifact":
             lines[-2] = lines[-2].replace(b'"data":"', b'"data":"AAAA')
         case _:
@@ -405,6 +442,11 @@ def _damaged(data: bytes, how: str) -> bytes:
         ("missing record", CorruptLog),
         ("artifact", CorruptLog),
         ("missing artifact", CorruptLog),
+        ("tenant", CorruptLog),
+        ("goal_id", CorruptLog),
+        ("status", CorruptLog),
+        ("nothing", CorruptLog),
+        ("version 0", ConfigError),
     ],
 )
 def test_a_damaged_archive_is_refused_and_nothing_is_imported(how: str, error: type[Exception], tmp_path: Path) -> None:

@@ -180,10 +180,11 @@ def test_a_wish_to_wait_that_makes_no_sense_is_no_wish(after: str, *, stream: bo
 
 
 @both
-@pytest.mark.parametrize("after", ["99999", "1000000000000", formatdate(time() + 86_400, usegmt=True)])
+@pytest.mark.parametrize("after", ["99999", "1000000000000", "tomorrow"])
 def test_a_wish_to_wait_for_longer_than_allowed_ends_the_run_at_once(after: str, *, stream: bool) -> None:
     """Nobody hangs for a day: the message says what the provider said, and the run can be opened again."""
-    ran = Ran([fails(429, "slow down", Retry_After=after), DONE], stream=stream)
+    said = formatdate(time() + 86_400, usegmt=True) if after == "tomorrow" else after
+    ran = Ran([fails(429, "slow down", Retry_After=said), DONE], stream=stream)
     assert ran.how == ("failed", "planner_error", 1, []) and "slow down" in str(ran.result.error)
 
 

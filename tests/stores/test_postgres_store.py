@@ -117,6 +117,27 @@ def test_a_group_that_loses_a_deadlock_is_committed_all_the_same(postgres_url: s
     on(postgres_url, body)
 
 
+def test_an_append_alone_that_loses_a_deadlock_is_tried_again(postgres_url: str) -> None:
+    """It has the row of its run and wants that of its tenant, another program has that and wants the first."""
+
+    async def body(store: PostgresStore) -> None:
+        used = Spent(tenant="a", day="2026-03-01", tokens=1)
+        await store.append("run", 0, [line(1)], head=head_of("run", 1), spent=used)
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await other.execute("SET deadlock_timeout = '10s'")
+            await other.execute("SELECT 1 FROM detent.spent FOR UPDATE")
+            task = asyncio.ensure_future(store.append("run", 1, [line(2)], head=head_of("run", 2), spent=used))
+            while not ask(postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type='Lock' AND query LIKE 'WITH given%'"):
+                await asyncio.sleep(0.01)  # polls the server's list of who waits
+            await other.execute("SELECT 1 FROM detent.runs FOR UPDATE")
+            await other.commit()
+            await task
+        assert len(await store.read("run")) == 2
+        assert (await store.spent("a", "2026-03-01")).tokens == 2
+
+    on(postgres_url, body)
+
+
 # Commits of which nobody knows what became of them ------------------------------------------------------------------------------------
 
 
@@ -287,6 +308,10 @@ def test_claims_of_a_server_that_restarted_stay_with_their_holders(own_postgres:
         with pytest.raises(RunBusy):
             await here.claim("run")
         assert await there.renew() == []
+        held = "SELECT count(*) FROM pg_locks WHERE locktype='advisory' AND granted"
+        async with asyncio.timeout(20):
+            while ask(url, held) != [(2,)]:  # each has its own again
+                await asyncio.sleep(0.01)  # polls the server's list of locks
         for store in (there, here):
             await store.close()
 
@@ -639,6 +664,20 @@ def test_stores_in_two_schemas_know_nothing_of_each_other(postgres_url: str) -> 
 
     for url in (postgres_url, f"{postgres_url}&schema=team%20a"):
         on(url, body)
+
+
+@pytest.mark.parametrize(("given", "used"), [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")])
+def test_commits_are_on_disk_whatever_the_role_is_given(postgres_url: str, given: str, used: str) -> None:
+    """What is weaker is raised, on the connection that commits and on those of the pool; what is stronger stays."""
+
+    async def body(store: PostgresStore) -> None:
+        asked = "SELECT current_setting('synchronous_commit')"
+        writer = store._open_writer()._db
+        assert writer is not None
+        assert await (await writer.execute(asked)).fetchone() == (used,)
+        assert await store._connections.rows(asked) == [(used,)]
+
+    on(f"{postgres_url}&options=-c%20synchronous_commit%3D{given}", body)
 
 
 def test_a_missing_row_is_named(postgres_url: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -13,10 +14,11 @@ from detent.cli import options as o
 from detent.cli.looking import since_of
 from detent.cli.removing import confirm
 from detent.cli.session import Session
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
 from detent.ports import EventStore, RunQuery
 
+T = TypeVar("T")
 Target = Annotated[
     str, typer.Option("--to", metavar="URL", help="The store that the runs are written to, such as postgresql://HOST/DATABASE.")
 ]
@@ -43,33 +45,52 @@ def copy(
     if move:
         confirm(session, f"Move {'every run' if everything else f'{len(runs or ())} runs'} to {target.url} and remove them here?", yes=yes)
 
-    async def work(engine: Engine) -> list[moving.Moved]:
+    async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         await target.open()
         try:
             return await _copy(session, engine.store, target, runs or (), move=move)
         finally:
             await target.close()
 
-    done = session.drive(work) if session.there or not everything else []
+    done, left = session.drive(work) if session.there or not everything else ([], 0)
     session.output.document(done)
-    session.output.say(f"{'moved' if move else 'copied'} {len(done)} runs to {target.url}")
-    return 0
+    session.output.say(f"{'moved' if move else 'copied'} {len(done)} runs to {target.url}{_left(left)}")
+    return 1 if left else 0
 
 
 async def _copy(
     session: Session, source: EventStore, target: EventStore, asked: list[str] | tuple[str, ...], *, move: bool
-) -> list[moving.Moved]:
-    """Copy the runs that were asked for, all of them when none was."""
+) -> tuple[list[moving.Moved], int]:
+    """Copy the runs that were asked for, all of them when none was; of several, one that cannot be copied is said and counted."""
     if asked:
         run_ids = [await session.find(run) for run in asked]
     else:
         heads = reversed(await source.list_runs(RunQuery()))
         run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
+    return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
+
+
+async def _each(
+    session: Session, asked: Sequence[T], work: Callable[[T], Awaitable[moving.Moved]], left: tuple[type[DetentError], ...]
+) -> tuple[list[moving.Moved], int]:
+    """Do it with each, and say so; of several, one that fails with such an error is said, counted, and does not keep the others."""
     done: list[moving.Moved] = []
-    for run_id in run_ids:
-        done.append(await moving.copy(source, target, run_id, move=move))
-        session.output.say(_said(done[-1]))
-    return done
+    failed = 0
+    for one in asked:
+        try:
+            done.append(await work(one))
+        except left as error:
+            if len(asked) == 1:
+                raise
+            failed += 1
+            session.output.say(str(error), "yellow")
+        else:
+            session.output.say(_said(done[-1]))
+    return done, failed
+
+
+def _left(count: int) -> str:
+    return f", left {count}" if count else ""
 
 
 def archive(
@@ -109,7 +130,7 @@ def archive(
 
     done, left = session.drive(work)
     session.output.document(done)
-    session.output.say(f"archived {len(done)} runs in {to}{f', left {left}' if left else ''}")
+    session.output.say(f"archived {len(done)} runs in {to}{_left(left)}")
     return 1 if left else 0
 
 
@@ -119,22 +140,18 @@ def bring_back(
     config: o.ConfigFile = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Bring archived runs back into the store; a run that is there already is left as it is."""
+    """Bring archived runs back into the store; a run that is there already is left as it is. Exits 1 when one of several could not be."""
     session = Session(store=store, config=config, json_wanted=json_wanted)
     session.creates = True
     archives = [archive for path in paths for archive in moving.archives_in(path)]
 
-    async def work(engine: Engine) -> list[moving.Moved]:
-        done: list[moving.Moved] = []
-        for path in archives:
-            done.append(await moving.bring_back(engine.store, path))
-            session.output.say(_said(done[-1]))
-        return done
+    async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
+        return await _each(session, archives, lambda path: moving.bring_back(engine.store, path), (*moving.OF_ONE_RUN, ConfigError))
 
-    done = session.drive(work)
+    done, left = session.drive(work)
     session.output.document(done)
-    session.output.say(f"imported {len(done)} runs into {session.engine.store.url}")
-    return 0
+    session.output.say(f"imported {len(done)} runs into {session.engine.store.url}{_left(left)}")
+    return 1 if left else 0
 
 
 def _said(moved: moving.Moved) -> str:

@@ -32,6 +32,7 @@ from detent.core.records import Envelope, Record
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import Chunk, Observer, Plan, ToolContext
+from detent.results import Result
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.conformance.promises import Maker, as_bytes, documented, soon
 from detent.testing.scripted import ScriptedPlanner
@@ -153,6 +154,13 @@ async def _ran(observers: Sequence[Observer]) -> tuple[list[bytes], Any]:
         return [_timeless(line) for line in await engine.store.read(result.run_id)], result
 
 
+def _outcome(result: Result) -> Any:
+    """Return what a run came to, as its state has it."""
+    state = result.state
+    calls = [(item.tool, item.args, item.ok, item.content) for item in result.tool_calls]
+    return result.status, result.output, result.usage, calls, state.goal, state.variables, state.agent
+
+
 def _timeless(line: bytes) -> bytes:
     """Return a stored record without digests and latencies, which a real clock measures."""
     found: dict[str, Any] = msgspec.json.decode(line)
@@ -213,7 +221,7 @@ class ObserverContract:
         log, result = await soon(_ran([observer]), maker, "a run with the observer")
         plain, expected = await _ran([])
         assert log == plain, "the log with the observer is another than without"
-        assert (result.status, result.output, result.usage) == (expected.status, expected.output, expected.usage)
+        assert _outcome(result) == _outcome(expected), "the result with the observer is another than without"
         told = maker.told(observer)
         if told is not None:
             assert [seq for _, seq in told] == list(range(1, len(log) + 1)), f"the run has {len(log)} records, passed on were {list(told)}"

@@ -1,0 +1,375 @@
+"""What a strategy hands on: each wire is cut once to see that somebody notices. Required tools, results, guards, critics, remarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent.core import events as e
+from detent.core.errors import ConfigError
+from detent.ports import Branch, Passed, StrategyRun
+from detent.strategies.wording import CRITIC
+from strategies.scenarios import GOAL, Model, events, passes, scores, thoughts
+from strategies.test_each_strategy import Generic, go
+
+
+class Desk:
+    """Tools that keep what they did."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+        @tool(side_effect="write")
+        async def send(to: str) -> str:
+            """Send."""
+            self.sent.append(to)
+            return f"sent to {to}"
+
+        @tool(side_effect="write", idempotent=True)
+        async def put(n: int) -> str:
+            """Put."""
+            self.sent.append(str(n))
+            return "put"
+
+        @tool(side_effect="read")
+        async def look(n: int = 0) -> int:
+            """Look."""
+            return n
+
+        self.send, self.put, self.look = send, put, look
+
+
+def call(name: str, **args: Any) -> ToolCall:
+    return ToolCall(tool=name, args=args)
+
+
+def prompts(model: Model, scope: str) -> list[View]:
+    return [view for view in model.views if view.scope == scope]
+
+
+# Required tools -----------------------------------------------------------------------------------------------------------------
+
+IDLE: dict[str, Any] = {
+    "plan": {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]},
+    "patch": {"steps": [{"id": "c", "kind": "analysis", "task": "t"}]},
+    "step": "v",
+    "reflect": "SATISFIED",
+    "answer": "ok",
+    "generate": "g",
+    "critique": "SATISFIED",
+    "improve": "i",
+    "expand": thoughts("a"),
+    "score": scores(0.9),
+    "main": "m",
+    "classify": {"strategy": "tree-of-thought"},
+}
+
+
+@pytest.mark.parametrize("strategy", ["reactive", "reflexion", "tree-of-thought", "adaptive", "plan-execute", "plan-then-execute"])
+def test_no_strategy_answers_without_its_required_tools_and_each_says_that_they_are_required(strategy: str) -> None:
+    """An answer that rests on nothing is an abstention where it was refused before, else a failure; the planner was told either way."""
+    answers = {**IDLE, "plan": {"steps": ["one", "two"]}} if strategy == "plan-then-execute" else IDLE
+    desk = Desk()
+    result, _, model = go(strategy, Generic(answers), desk.look, fields={"required_tools": {"look": 2}})
+    assert (result.output, result.receipt.missing) == (None, ("look",))
+    assert result.reason == ("missing_required_tool" if strategy.startswith("plan") else "abstained")
+    told = [view.task + " ".join(item.text for item in view.transcript) + " ".join(view.guidance) for view in model.views]
+    assert any("look (2 more" in text or "look (2 times more)" in text for text in told)
+
+
+def test_a_plan_is_patched_until_its_required_tools_have_succeeded_often_enough() -> None:
+    """What is required and not done is a remark on the plan; with it done the answer counts."""
+    desk = Desk()
+    plan = {"steps": [{"id": "a", "kind": "tool", "tool": "look", "args": {"n": 1}}, {"id": "b", "kind": "analysis", "task": "t"}]}
+    patch = {"steps": [{"id": "c", "kind": "tool", "tool": "look", "args": {"n": 2}}]}
+    answers = {"plan": plan, "patch": patch, "step-b": "b", "reflect": "SATISFIED", "answer": "ok"}
+    result, _, model = go("plan-execute", answers, desk.look, fields={"required_tools": {"look": 2}})
+    assert (result.output, passes_of(model)) == ("ok", ["plan", "step-b", "patch", "reflect", "answer"])
+    assert "look (2 more)" in model.views[0].task and "required, and not done: look (1 more)" in prompts(model, "patch")[0].task
+
+
+def passes_of(model: Model) -> list[str]:
+    return [view.scope for view in model.views]
+
+
+# What is handed on --------------------------------------------------------------------------------------------------------------
+
+
+def test_critics_are_told_that_they_are_critics() -> None:
+    """Other instructions than those of the agent, in reflexion and in plan-execute."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]}
+    answers = {"plan": plan, "step": "v", "reflect": "SATISFIED", "answer": "ok"}
+    _, _, model = go("plan-execute", Generic(answers), fields={"instructions": "You are Ann."})
+    assert prompts(model, "reflect")[0].agent.instructions == CRITIC and prompts(model, "answer")[0].agent.instructions == "You are Ann."
+    _, _, model = go("reflexion", Generic({"generate": "v", "critique": "SATISFIED"}), fields={"instructions": "You are Ann."})
+    assert [view.agent.instructions for view in model.views] == ["You are Ann.", CRITIC]
+
+
+@pytest.mark.parametrize("remark", ["UNSATISFIED: the sum is missing", "UNSATISFIED:"])
+def test_a_reflection_that_is_not_satisfied_costs_a_patch(remark: str) -> None:
+    """Its remark is in the prompt of the patch; what failed is in that of the answer."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]}
+    patch = {"steps": [{"id": "c", "kind": "work", "task": "t"}]}
+    answers = {"plan": plan, "patch": patch, "step-a": "v", "step-b": "w", "step-c": [call("none")] * 9, "reflect": remark, "answer": "ok"}
+    result, _, model = go("plan-execute", answers, options={"refinements": 1, "retries": 0})
+    assert result.output == "ok" and passes_of(model).count("patch") == 1
+    assert (remark.partition(": ")[2] or "it is not enough") in prompts(model, "patch")[0].task
+    assert "What did not work:\nc: " in prompts(model, "answer")[0].task
+
+
+def test_a_reflection_that_fails_holds_nothing_up() -> None:
+    """The answer is given."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]}
+    answers = {"plan": plan, "step-a": "v", "step-b": "w", "reflect": lambda view: 1 / 0, "answer": "ok"}
+    assert go("plan-execute", answers)[0].output == "ok"
+
+
+def test_one_analysis_does_not_answer_a_run_that_wants_a_typed_answer() -> None:
+    """Its text fits no schema: the answer is a call of its own, with the schema."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    answers = {"plan": {"steps": [{"id": "a", "kind": "analysis", "task": "t"}]}, "step-a": "v", "reflect": "SATISFIED", "answer": {"n": 1}}
+    result, _, model = go("plan-execute", answers, fields={"output_schema": schema})
+    assert result.output == {"n": 1} and prompts(model, "answer")[0].output_schema == schema
+    assert prompts(model, "step-a")[0].output_schema is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "answers"),
+    [
+        (
+            "plan-execute",
+            {
+                "plan": {
+                    "steps": [{"id": "a", "kind": "tool", "tool": "look", "args": {"n": 7}}, {"id": "b", "kind": "analysis", "task": "t"}]
+                },
+                "step-b": "b",
+                "reflect": "SATISFIED",
+                "answer": "ok",
+            },
+        ),
+        ("plan-then-execute", {"plan": {"steps": ["a", "b"]}, "step-1": [call("look", n=7), "a"], "step-2": "b", "answer": "ok"}),
+        ("reflexion", {"generate": [call("look", n=7), "v"], "critique": "UNSATISFIED: no", "improve": "v2", "critique#2": "SATISFIED"}),
+    ],
+)
+def test_what_the_calls_of_all_passes_gave_comes_back_with_the_answer(strategy: str, answers: dict[str, Any]) -> None:
+    """A strategy that calls another finds every result, not only those of its last pass."""
+    from detent.strategies import BUILT_IN
+
+    seen: list[Passed] = []
+
+    async def around(run: StrategyRun) -> Passed:
+        seen.append(await BUILT_IN[strategy](run))
+        return seen[-1]
+
+    desk = Desk()
+    engine = Engine(planner=Model(answers), tools=[desk.look], strategies={"around": around})
+    result = engine.run_sync(Agent(name="a", strategy="around", tools=["look"]), GOAL)
+    assert result.status == "completed" and [item.content for item in seen[-1].results] == [7]
+
+
+def test_a_schema_of_the_run_is_none_of_a_step() -> None:
+    """Steps answer in words."""
+    answers = {"plan": {"steps": ["a", "b"]}, "step-1": "a", "step-2": "b", "answer": {"n": 1}}
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    result, _, model = go("plan-then-execute", answers, fields={"output_schema": schema})
+    assert result.output == {"n": 1} and [view.output_schema for view in model.views[1:3]] == [None, None]
+
+
+def test_a_list_of_steps_names_the_tools_that_work_and_is_cut_at_its_most() -> None:
+    """A tool that only hands the answer over is no step; at most eight steps, or as many as the options say."""
+    from detent.tools.done import done
+
+    desk = Desk()
+    answers = {"plan": {"steps": [f"s{n}" for n in range(20)]}, "step": "v", "answer": "ok"}
+    result, _, model = go("plan-then-execute", Generic(answers), desk.look, done, options={"steps": 3})
+    assert (result.output, result.usage.model_calls) == ("ok", 1 + 3 + 1)
+    assert model.views[0].task.endswith("Tools that the steps can use:\nlook")
+
+
+def test_when_every_step_fails_no_answer_is_made_up() -> None:
+    """Nothing is asked of a model that has nothing to say it from."""
+    answers = {"plan": {"steps": ["a", "b"]}, "step": lambda view: 1 / 0, "answer": "made up"}
+    result, _, model = go("plan-then-execute", Generic(answers))
+    assert result.output is None and "answer" not in passes_of(model)
+
+
+# Effects ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_step_does_not_send_again_what_an_earlier_one_sent() -> None:
+    """Another recipient is served."""
+    desk = Desk()
+    again = [(call("send", to="ann"), call("send", to="bob")), "done"]
+    answers = {"plan": {"steps": ["a", "b"]}, "step-1": [call("send", to="ann"), "a"], "step-2": again, "answer": "ok"}
+    result, engine, _ = go("plan-then-execute", answers, desk.send)
+    assert (result.output, desk.sent) == ("ok", ["ann", "bob"]) and len(events(engine, e.GuardBlocked)) == 1
+
+
+def test_a_fallback_does_not_send_again_what_was_sent() -> None:
+    """Adaptive hands on what was done, and guards it."""
+    desk = Desk()
+    answers = {
+        "classify": {"strategy": "reflexion"},
+        "generate": [call("send", to="ann"), call("look", n=1), call("look", n=2)],
+        "improve": [call("look", n=n) for n in (3, 4, 5)],
+        "main": [(call("send", to="ann"), call("look", n=9)), "there"],
+    }
+    result, engine, _ = go("adaptive", answers, desk.send, desk.look, options={"reflexion": {"rounds": 1}})
+    assert (result.output, desk.sent) == ("there", ["ann"]) and len(events(engine, e.GuardBlocked)) == 1
+
+
+def test_a_strategy_that_has_no_plan_is_fallen_back_from() -> None:
+    """Three plans that cannot be carried out are as good as none."""
+    result, _, _ = go("adaptive", Generic({"classify": {"strategy": "plan-execute"}, "plan": "no", "main": "there"}))
+    assert (result.output, result.usage.model_calls) == ("there", 1 + 3 + 1)
+
+
+def test_adaptive_works_with_the_options_of_what_it_chose() -> None:
+    """Those of plan-execute and of the tree as much as those of reflexion."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]}
+    answers = {
+        "classify": {"strategy": "plan-execute"},
+        "plan": plan,
+        "patch": plan,
+        "step": "v",
+        "reflect": "UNSATISFIED: no",
+        "answer": "ok",
+    }
+    _, engine, _ = go("adaptive", Generic(answers), options={"plan_execute": {"refinements": 0}})
+    assert "patch" not in passes(engine)
+    tree = {"classify": {"strategy": "tree-of-thought"}, "expand": thoughts("a", "b"), "score": scores(0.9, 0.9), "main": "m"}
+    result, _, _ = go("adaptive", Generic(tree), options={"tree_of_thought": {"depth": 1}})
+    assert result.usage.model_calls == 1 + 2 + 1
+
+
+def test_an_idempotent_tool_and_one_that_failed_may_be_called_again() -> None:
+    """Only what had an effect, and would have it again, is blocked in the passes that improve."""
+    desk = Desk()
+
+    @tool(side_effect="write")
+    async def shaky(n: int) -> str:
+        """Fail at first."""
+        from detent import ToolFailed
+
+        desk.sent.append(f"shaky {n}")
+        if n == 1:
+            raise ToolFailed("closed", error_code="closed")
+        return "open"
+
+    answers = {
+        "generate": [(call("put", n=1), call("shaky", n=1)), "v1"],
+        "critique": "UNSATISFIED: more",
+        "improve": [(call("put", n=2), call("shaky", n=2)), "v2"],
+        "critique#2": "SATISFIED",
+    }
+    result, _, _ = go("reflexion", answers, desk.put, shaky)
+    assert (result.output, desk.sent) == ("v2", ["1", "shaky 1", "2", "shaky 2"])
+
+
+def test_an_improvement_that_comes_to_nothing_leaves_the_answer_that_there_was() -> None:
+    """The last pass that had an answer counts, and the next critic is shown that one."""
+    answers = {"generate": "v1", "critique": "UNSATISFIED: a", "improve": [call("none")] * 3, "critique#2": "SATISFIED"}
+    result, _, model = go("reflexion", answers, options={"rounds": 2})
+    assert (result.status, result.output) == ("completed", "v1") and "Answer:\nv1" in prompts(model, "critique#2")[0].task
+
+
+# What a strategy may ask for ----------------------------------------------------------------------------------------------------
+
+
+def test_direct_offers_no_tool_whose_result_nobody_would_read() -> None:
+    """With one turn there is none to read it."""
+    desk = Desk()
+    _, _, model = go("direct", {"main": "x"}, desk.look)
+    assert model.views[0].tools == ()
+
+
+async def twice(run: StrategyRun) -> Any:
+    await run.kernel("a")
+    return (await run.kernel("a#2")).output
+
+
+async def unlabelled(run: StrategyRun) -> Any:
+    return (await run.kernel(" ")).output
+
+
+async def misnaming(run: StrategyRun) -> Any:
+    return (await run.kernel("a", tools=("lok",))).output
+
+
+async def returning_an_object(run: StrategyRun) -> Any:
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (twice, "cannot be labelled 'a#2'"),
+        (unlabelled, "cannot be labelled ' '"),
+        (misnaming, "unknown tool 'lok'; did you mean 'look'"),
+        (returning_an_object, "returned what is no JSON: object"),
+    ],
+)
+def test_what_a_strategy_cannot_ask_for_ends_the_run_and_says_why(strategy: Any, said: str) -> None:
+    """A label that is the key of another pass, a tool that is not there, an answer that no log can hold; and the log replays."""
+    desk = Desk()
+    engine = Engine(planner=Generic({"a": "x"}), tools=[desk.look], strategies={"mine": strategy})
+    result = engine.run_sync(Agent(name="a", strategy="mine", tools=["look"]), GOAL)
+    assert result.reason == "kernel_error" and said in result.error
+    import asyncio
+
+    assert asyncio.run(engine.replay(result.run_id)).identical
+
+
+def test_no_passes_side_by_side_are_none() -> None:
+    """Nothing is divided among nobody."""
+
+    async def none(run: StrategyRun) -> Any:
+        return len(await run.parallel())
+
+    engine = Engine(planner=Model({}), strategies={"none": none})
+    assert engine.run_sync(Agent(name="a", strategy="none"), GOAL).output == 0
+
+
+@pytest.mark.parametrize("options", [{"strategies": {"x": 5}}, {"guards": {"x": 5}}, {"kernels": {"x": 5}}])
+def test_what_is_registered_must_be_of_its_kind(options: dict[str, Any]) -> None:
+    """Said when the engine is made, not when the run has begun."""
+    with pytest.raises(ConfigError, match=r"'x' is a int"):
+        Engine(planner=Model({}), **options)
+
+
+def test_two_things_under_one_name_are_refused() -> None:
+    """Nothing is replaced by accident."""
+
+    async def mine(run: StrategyRun) -> Any:
+        return "x"
+
+    engine = Engine(planner=Model({}))
+    engine.strategies.register("mine", mine)
+    engine.strategies.register("mine", mine)
+    with pytest.raises(ConfigError, match="already exists"):
+        engine.strategies.register("mine", twice)
+
+
+class Charging:
+    """Answers everything and charges."""
+
+    async def plan(self, view: View) -> Plan:
+        return Plan(actions=(FinalAnswer(content=view.scope),), usage=Usage(input_tokens=10), model="m")
+
+
+@pytest.mark.parametrize("most", range(1, 4))
+def test_a_budget_that_ends_in_a_wave_ends_the_run_there(most: int) -> None:
+    """Four passes, fewer calls: exactly so many are made, the other passes end with the run, and the log replays."""
+    import asyncio
+
+    async def wide(run: StrategyRun) -> Any:
+        return [passed.output for passed in await run.parallel(*(Branch(label=f"b{n}") for n in range(4)))]
+
+    engine = Engine(planner=Charging(), strategies={"wide": wide})
+    agent = Agent(name="a", strategy="wide")
+    result = asyncio.run(engine.run(agent, GOAL, run_id="r", budget=Budget(max_model_calls=most)))
+    assert (result.reason, result.state.dimension, result.usage.model_calls) == ("budget_exhausted", "model_calls", most)
+    assert len(events(engine, e.PassFinished)) == 4
+    assert asyncio.run(engine.replay("r")).identical

@@ -28,6 +28,7 @@ PROVIDES = {
 COMES_WITH = {
     "anyio": "mcp",
     "genai_prices": "pydantic_ai",
+    "boto3": "pydantic_ai",
     "psycopg_pool": "psycopg",
     "referencing": "jsonschema",
     "jsonschema_specifications": "jsonschema",

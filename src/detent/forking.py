@@ -135,7 +135,7 @@ async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, 
 async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
     """Return the record that the fork goes on from; raise `ConfigError` for one that is not there."""
     if at is not None:
-        if not isinstance(at, int) or isinstance(at, bool) or not 0 < at <= head.records:
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 < at <= head.records:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"run {head.run_id!r} has {head.records} records; a fork is at one of 1 to {head.records}, not at {at!r}")
         return at
     if head.status not in TERMINAL:

@@ -314,7 +314,10 @@ def read_archive(path: Path) -> Held:
         raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
     manifest = _manifest(path, lines[0])
     records = tuple(lines[1 : manifest.records + 1])
-    if sha256(b"".join(line + b"\n" for line in records)).hexdigest() != manifest.records_sha256 or not 0 < len(records) == manifest.records:
+    if (
+        sha256(b"".join(line + b"\n" for line in records)).hexdigest() != manifest.records_sha256
+        or not 0 < len(records) == manifest.records
+    ):
         raise CorruptLog(manifest.head.run_id, 0, f"the records in {str(path)!r} are not those that its manifest names")
     digest, consumed = checked(manifest.head.run_id, records)
     _check_entry(path, manifest.head, records)

@@ -22,6 +22,8 @@ class Names(Generic[T]):
         """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
         self.kind = kind
         self._known: dict[str, T] = dict(known or {})
+        for name, value in self._known.items():
+            check_kind(kind, f"the {kind} {name!r}", value)
 
     def register(self, name: str, value: T) -> None:
         """Add `value`; the same one again changes nothing. Raise `ConfigError` for another under a name that exists, or an empty name."""

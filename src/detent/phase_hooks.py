@@ -45,7 +45,7 @@ def hooked(kernel: Kernel, hooks: KernelHooks) -> Kernel:
 
 def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
     """Raise `UnknownName` for a hook of a phase that no kernel has."""
-    names = sorted({phase_name(phase) for kernel in kernels.values() for phase in kernel.phases})
+    names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
     for name in (*hooks.before, *hooks.after):
         if name not in names:
             raise UnknownName("phase", name, names)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import Host, ToolCall, tool
+from detent import FinalAnswer, Host, ToolCall, tool
 from detent.branching import branch
 from detent.core import events as e
 from detent.core.budget import Usage
@@ -206,8 +206,6 @@ def test_a_call_in_doubt_keeps_a_run_from_being_forked_until_it_is_settled() -> 
     """At its start, while it is in doubt, and after the end of a run that left it so; after its settlement it is a boundary."""
 
     async def main() -> None:
-        from detent import FinalAnswer
-
         @tool(side_effect="write")
         async def send(to: str) -> str:
             """Leave everybody in the dark."""
@@ -332,5 +330,22 @@ def test_a_parent_that_is_removed_while_it_is_forked_leaves_no_fork() -> None:
             with pytest.raises(RunNotFound, match="'parent'"):
                 await engine.fork("parent", child_id="child", resume=False)
             assert await engine.list_runs() == []
+
+    run_async(main)
+
+
+def test_a_fork_of_a_run_that_failed_too_often_may_fail_as_often_again() -> None:
+    """Consecutive failures are the parent's; from where it ended the fork goes on."""
+
+    async def main() -> None:
+        def plan(view: Any) -> Any:
+            return ToolCall(tool="fail", args={"n": 1}) if view.iteration in (1, 2, 3, 4, 5) else FinalAnswer(content="at last")
+
+        async with make_engine("ram:", Tools(), plan) as engine:
+            parent = await engine.run(agent_of("fail"), "try", run_id="parent")
+            assert parent.reason == "failure_threshold"
+            child = await engine.fork("parent", at=parent.state.seq)
+            assert (child.status, child.output, child.usage.iterations) == ("completed", "at last", 3)
+            assert (await engine.replay(child.run_id)).identical
 
     run_async(main)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import FinalAnswer, ToolCall, View
+from detent import FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
 from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore
@@ -148,5 +148,30 @@ def test_a_dry_run_that_dies_leaves_nothing_in_doubt(at: int) -> None:
             replayed = await engine.replay("child")
             assert replayed.identical, replayed.divergence
         await place.close()
+
+    run_async(main)
+
+
+def test_an_outcome_that_a_person_settled_is_given_again() -> None:
+    """A call that was in doubt and had happened: a dry run is told what it came to, and nothing is done."""
+
+    async def main() -> None:
+        made: list[str] = []
+
+        @tool(side_effect="write")
+        async def send(to: str) -> str:
+            """Leave everybody in the dark."""
+            made.append(to)
+            raise OSError("the line went dead")
+
+        def plan(view: View) -> Any:
+            return ToolCall(tool="send", args={"to": "a"}) if view.iteration == 1 else FinalAnswer(content=view.results[0].content)
+
+        async with engine_on("ram:", plan, [send]) as engine:
+            await engine.run(agent_of("send"), "send it", run_id="parent")
+            assert (await engine.reconcile("parent", "main.1.0", happened=True, result="as number 7")).output == "as number 7"
+            for effects in ("dry_run", "reuse"):
+                child = await engine.fork("parent", at=2, effects=effects)
+                assert (child.status, child.output, made) == ("completed", "as number 7", ["a"])
 
     run_async(main)

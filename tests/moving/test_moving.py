@@ -21,6 +21,7 @@ from detent.core.records import Envelope
 from detent.lineage import segments
 from detent.ports import EventStore, RunQuery, Signal
 from detent.stores import open_store
+from detent.stores.ram import RamStore
 from detent.testing.conformance.store import head_of
 from detent.testing.faults import Crash, CrashingStore, When
 from laws.places import agent_of, engine_on
@@ -28,6 +29,7 @@ from laws.places import agent_of, engine_on
 HERE = Path(__file__).resolve().parent
 KINDS = ("ram", "file", "sqlite", "postgresql")
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
+SIGNAL = Signal(id="s", kind="cancel")
 
 
 def url_of(kind: str, directory: Path, postgres_url: Callable[[], str]) -> str:
@@ -333,6 +335,29 @@ def test_an_unfinished_run_is_not_archived() -> None:
     with_stores(body, "ram:")
 
 
+def test_what_does_not_arrive_as_it_left_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that gives back something else than was written to it, and a file that holds something else: the run stays where it is."""
+
+    class Forgetful(RamStore):
+        async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+            return (await super().read(run_id, after=after, limit=limit))[:-1]
+
+    real = moving.write_archive
+    monkeypatch.setattr(moving, "write_archive", lambda path, held: real(path, msgspec.structs.replace(held, signals=(SIGNAL,))))
+
+    async def body(store: EventStore) -> None:
+        await finished(store, "run")
+        target = Forgetful()
+        await target.open()
+        with pytest.raises(CorruptLog, match="does not give back what was written"):
+            await moving.copy(store, target, "run", move=True)
+        with pytest.raises(CorruptLog, match="does not give back what was written"):
+            await moving.archive(store, tmp_path, "run")
+        assert await store.head("run") is not None
+
+    with_stores(body, f"sqlite:///{tmp_path}/runs.db")
+
+
 def test_one_run_that_cannot_be_archived_keeps_no_other_from_it(tmp_path: Path) -> None:
     """One is damaged, one is held by somebody: each is left with the reason, and those after it are archived."""
 
@@ -422,6 +447,8 @@ def _damaged(data: bytes, how: str) -> bytes:
         case "nothing":
             manifest = {**msgspec.json.decode(lines[0]), "records": 0, "records_sha256": sha256(b"").hexdigest(), "digest": "", "blobs": {}}
             lines = [msgspec.json.encode(manifest), b""]
+        case "digest":
+            lines[0] = msgspec.json.encode({**msgspec.json.decode(lines[0]), "digest": "0" * 64})
         case "version 0":
             lines[0] = lines[0].replace(b'"detent_archive":1', b'"detent_archive":0')
         case "artifact":
@@ -446,6 +473,7 @@ def _damaged(data: bytes, how: str) -> bytes:
         ("goal_id", CorruptLog),
         ("status", CorruptLog),
         ("nothing", CorruptLog),
+        ("digest", CorruptLog),
         ("version 0", ConfigError),
     ],
 )

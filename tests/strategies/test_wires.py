@@ -179,11 +179,11 @@ def test_a_schema_of_the_run_is_none_of_a_step() -> None:
 
 def test_a_list_of_steps_names_the_tools_that_work_and_is_cut_at_its_most() -> None:
     """A tool that only hands the answer over is no step; at most eight steps, or as many as the options say."""
-    from detent.tools.done import done
+    from detent.tools.done import done_tool
 
     desk = Desk()
     answers = {"plan": {"steps": [f"s{n}" for n in range(20)]}, "step": "v", "answer": "ok"}
-    result, _, model = go("plan-then-execute", Generic(answers), desk.look, done, options={"steps": 3})
+    result, _, model = go("plan-then-execute", Generic(answers), desk.look, done_tool(), options={"steps": 3})
     assert (result.output, result.usage.model_calls) == ("ok", 1 + 3 + 1)
     assert model.views[0].task.endswith("Tools that the steps can use:\nlook")
 

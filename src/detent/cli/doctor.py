@@ -87,7 +87,9 @@ def examine(*, agent: str | None, store: str | None, config: Path | None) -> Fin
     providers = surroundings.providers(environment, extras)
     servers = surroundings.servers(surroundings.places(environment))
     session, files = _files(agent, store, config)
-    checked = _store(session) if session is not None else StoreCheck(url=without_password(store or ""), exists=False, problem="not looked at")
+    checked = (
+        _store(session) if session is not None else StoreCheck(url=without_password(store or ""), exists=False, problem="not looked at")
+    )
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
     planned = session is not None and session.config.planner is not None

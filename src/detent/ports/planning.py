@@ -1,0 +1,134 @@
+"""Planning: what a planner sees, what it answers, and how it reaches models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.state import Item
+from detent.ports.tools import ToolSpec
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a planner answers: one control action, or a batch of tool calls.
+
+    `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged.
+    """
+
+    actions: tuple[AnyAction, ...]
+    text: str = ""
+    thinking: str = ""
+    usage: Usage = NOTHING
+    model: str = ""
+    provider_data: Any = None
+
+
+class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
+
+    tier: str = "mid"
+    tool_result_max_chars: int = 1200
+    preview_items: int = 5
+    schema_detail: Literal["names", "names-and-types", "full"] = "full"
+    temperature: float = 0.5
+    window_tokens: int = 32_768
+
+
+class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
+
+    budget_chars: int = 1200
+    preview_items: int = 5
+    auto_store: bool = True
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a planner sees, built anew for each plan. Nothing in it is shared with the run: changing it changes nothing.
+
+    `transcript` items have `kind` (`user`, `model`, `tool`, `note`); a tool item has `call_id`, `tool`, `args`, `ok`, `content`, `error`.
+    `results` are all tool items of the pass, never compacted. `await full(item)` gives the whole value of a tool item whose `content` is
+    only a preview.
+    """
+
+    goal: str
+    agent: AgentSpec
+    task: str = ""
+    iteration: int
+    variables: dict[str, Any]
+    transcript: Sequence[Item]
+    results: Sequence[Item]
+    tools: tuple[ToolSpec, ...]
+    memory: tuple[Any, ...] = ()
+    budget_remaining: Budget = Budget()
+    scratchpad: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    guidance: tuple[str, ...] = ()
+    attachments: tuple[Any, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    goals: tuple[tuple[str, str], ...] = ()
+    host: Host = Host()
+    run_id: str = ""
+    scope: str = "main"
+    attempt: int = 1
+    small: bool = False
+    profile: ContextProfile = ContextProfile()
+    compression: ResultCompression = ResultCompression()
+    full: Callable[[Item], Awaitable[Any]] | None = None
+    models: Models | None = None
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model call gave: `value` is the adapter's own; `model` the name that the provider reports.
+
+    `finish` is why the model stopped: `stop`, `length`, `tool_call`, `content_filter` or `error`. An unknown `usage.cost_usd` is filled
+    in by the gateway from the price list.
+    """
+
+    value: Any
+    usage: Usage = NOTHING
+    model: str = ""
+    request_id: str = ""
+    finish: str = ""
+
+
+class Models(Protocol):
+    """The run's gateway to models (DESIGN 7): every model call of a run passes through it and stands in the log."""
+
+    async def call(
+        self,
+        model: str,
+        send: Callable[[int | None], Awaitable[ModelAnswer]],
+        *,
+        provider: str = "",
+        purpose: str = "plan",
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+    ) -> ModelAnswer:
+        """Make one model call and return its answer; retryable failures are tried again with backoff, each attempt on record.
+
+        `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
+        run's budget leaves (None: no limit; where none is named and tokens or cost are bounded, a usual one). It raises `ModelCallFailure`
+        for what the provider refused or broke. `input_tokens` is an estimate of the prompt's size, for the reservation. `provider` names
+        what concurrency and rate limits are shared by (else what stands before the colon of `model`). `purpose` says what the call is for;
+        usage that a plan reports is charged only where no call with the purpose `plan` came before it. Raises `ModelCallFailure` when
+        attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
+        """
+        ...
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
+        """Stream a piece of what the model says to observers: at once, best effort, never stored."""
+        ...
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Proposes what to do next.
+
+    Raise `MalformedPlan` for an answer that is no plan (it is retried twice) and `PlannerFailed` when there is none.
+    """
+
+    async def plan(self, view: View) -> Plan: ...

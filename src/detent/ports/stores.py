@@ -1,0 +1,179 @@
+"""Stores: where the log is kept, and what reaches a run from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from detent.core.errors import StoreError
+from detent.core.records import RunHead
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal."""
+
+    id: str
+    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile"]
+    by: str = ""
+    payload: dict[str, Any] = {}
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tenant has used on a `day` (such as 2026-03-01, UTC), or since then; `tokens` are those of input and output."""
+
+    tenant: str
+    day: str
+    runs: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        """Return the sum, for the tenant and day of this one."""
+        return Spent(
+            tenant=self.tenant,
+            day=self.day,
+            runs=self.runs + other.runs,
+            model_calls=self.model_calls + other.model_calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+            tokens=self.tokens + other.tokens,
+            cost_usd=self.cost_usd + other.cost_usd,
+        )
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list, newest first. `after` is the run id that ended the previous page."""
+
+    status: tuple[str, ...] = ()
+    tenant: str | None = None
+    goal_id: str | None = None
+    agent: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: int | None = None
+    after: str | None = None
+
+
+class EventStore(Protocol):
+    """Keeps logs as bytes, and what goes with them: claims, inboxes, blobs, snapshots.
+
+    Records are opaque lines (see `core.records`); their order and number are the store's promise. Errors: `Conflict`, `RunBusy`,
+    `RunNotFound`, `StoreBusy`, `StoreFull`, `CorruptLog` (a stored line that cannot be read).
+    """
+
+    url: str
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+        spent: Spent | None = None,
+    ) -> None:
+        """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
+
+        In the same transaction `spent` is added to what its tenant has used on its day. `head` is the run's listing entry from now on.
+        `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
+        (0 creates it).
+        """
+        ...
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the appends of all runs have added for the tenant on the day `since` (UTC) and later; it is there also for deleted runs."""
+        ...
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return the lines of records `after + 1`, `after + 2`, ...; empty for an unknown run."""
+        ...
+
+    async def head(self, run_id: str) -> RunHead | None: ...
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
+
+    async def claim(self, run_id: str) -> None:
+        """Take the right to advance the run for this store instance; raise `RunBusy` while another living holder has it.
+
+        It is free when the former holder released it, is dead (same host), or its lease expired (other hosts). Idempotent for the holder.
+        The run need not exist yet.
+        """
+        ...
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up; nothing happens if it is not held."""
+        ...
+
+    async def renew(self) -> list[str]:
+        """Extend the leases of all claims held here; return the runs whose claim was lost."""
+        ...
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the run's inbox; raise `RunNotFound` for an unknown run."""
+        ...
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first; runs without any are left out. Cheap: it is polled."""
+        ...
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep `data` under (run, key), durably; writing the same key again replaces it."""
+        ...
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None: ...
+
+    async def list_blobs(self, run_id: str) -> list[str]: ...
+
+    async def delete_blob(self, run_id: str, key: str) -> None: ...
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep one snapshot a run, the latest; an optimisation that may be lost."""
+        ...
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None: ...
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace every line by `tombstone(line)` and remove blobs, snapshot and inbox, in one transaction."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        ...
+
+    async def gc(self) -> int:
+        """Give unused space back and drop leftovers of dead holders; return the bytes freed, as far as known."""
+        ...
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """What a store may have beside the `EventStore`: it wakes who waits for news. Without it, and beside it, the store is polled."""
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted by anyone (`records`: when anything was recorded), at the latest after so many seconds.
+
+        A hint: it may come without cause or be missed. Raise `StoreError` where it cannot wait.
+        """
+        ...
+
+
+async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
+    """Wait until the store says that there may be news, at the latest so many seconds; one that cannot say so lets the time pass."""
+    if isinstance(store, Wakes):
+        try:
+            await store.changed(timeout_s, records=records)
+            return
+        except StoreError:  # polling goes on, and says what is wrong
+            pass
+    await asyncio.sleep(timeout_s)

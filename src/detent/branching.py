@@ -15,7 +15,7 @@ import msgspec
 
 from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
-from detent.core.budget import NOTHING, Budget
+from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import AnyEvent, Forked, ToolError, ToolFinished, UserReplied
 from detent.core.fold import evolve
@@ -54,7 +54,7 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         started_at=None,
         passes=passes,
         ancestors=(state.run_id, *state.ancestors),
-        inherited=state.inherited.plus(state.usage),
+        inherited=state.inherited.plus(_used(state)),
         interventions=tuple([replace(one, seq=0) for one in state.interventions]),
         fork_effects=forked.effects,
         fork_edits={},
@@ -79,6 +79,12 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         error="",
     )
     return _changed(base, forked.edits)
+
+
+def _used(state: RunState) -> Usage:
+    """Return what the parent has used, without the readings that had begun and have no outcome: the fork makes them, and counts them."""
+    begun = sum(call.status == "started" for known in state.passes.values() for call in known.calls.values())
+    return replace(state.usage, tool_calls=state.usage.tool_calls - begun) if begun else state.usage
 
 
 def _without(values: Map[str, Any], keys: set[str]) -> Map[str, Any]:

@@ -25,7 +25,7 @@ def meddle(state: Any, *_: Any) -> None:
     state.scratchpad["evil"] = "1"
 
 
-HOOKS = [KernelHooks(**{name: meddle}) for name in ("on_thought", "on_action", "on_observation", "on_done")]
+HOOKS = [KernelHooks(**{name: meddle}) for name in ("on_thought", "on_action", "on_observation", "on_done")]  # type: ignore[arg-type]
 HOOKS += [KernelHooks(**{side: {name: meddle}}) for side in ("before", "after") for name in ("think", "act")]  # type: ignore[arg-type]
 
 

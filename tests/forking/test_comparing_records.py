@@ -50,7 +50,7 @@ HAPPENED = e.ToolReconciled(call="main.1.0", outcome="happened", source="person"
         ((e.CallHealed(call="main.1.0", tool="look", args={"n": 3}),), (), "arguments"),
         ((e.CallHealed(call="main.1.0", tool="see", args={"n": 1}),), (), "tool"),
         ((e.ApprovalEdited(call="main.1.0", args={"n": 3}, digest="d", by="ann"),), (), "arguments"),
-        ((HAPPENED,), (DONE,), "result"),
+        ((HAPPENED,), (), "result"),
         ((e.ToolInDoubt(call="main.1.0", why="timeout"),), (), "result"),
         ((e.ToolFinished(call="main.1.0", error=e.ToolError(code="gone", message="no")),), (DONE,), "result"),
         ((e.ToolFinished(call="main.1.0", artifact=ARTIFACT),), (e.ToolFinished(call="main.1.0"),), "result"),

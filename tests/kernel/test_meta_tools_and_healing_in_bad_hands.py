@@ -194,6 +194,21 @@ def test_what_a_meta_tool_says_is_redacted() -> None:
     assert b"sk-1234567" not in b"".join(done.lines)
 
 
+def test_a_secret_that_a_meta_tool_tells_is_redacted() -> None:
+    """Also one that stands in no argument."""
+    from detent.kernel.kernel import make_kernel
+    from detent.ports import Answer, MetaTool
+
+    async def tell(args: dict[str, Any], state: Any, context: Any) -> Answer:
+        return Answer(content="the key is sk-7654321")
+
+    teller = MetaTool(spec=ToolSpec(name="tell", side_effect="none"), handler=tell)
+    done = ran(
+        [call("tell"), END], *Desk().all, agent=asked("tell", redact=[r"sk-\d+"]), replays=False, kernel=make_kernel(meta_tools=(teller,))
+    )
+    assert len(answers(done)) == 1 and b"sk-7654321" not in b"".join(done.lines)
+
+
 def test_a_blank_question_is_put_to_nobody() -> None:
     """The planner is told."""
     done = ran([call("ask_user", question=" \n"), END], *Desk().all, agent=asked("ask_user"))
@@ -232,6 +247,13 @@ def test_a_run_whose_every_call_failed_is_not_grounded() -> None:
     assert ran([call("slip"), END], *Desk().all).result.receipt.verdict == "partially"
     assert ran([call("slip"), call("slip"), call(n=1), END], *Desk().all, agent={"deliverables": []}).result.receipt.verdict == "partially"
     assert ran([call("pulse"), END], *Desk().all, agent=asked("pulse")).result.receipt.verdict == "ungrounded"
+
+
+def test_a_section_does_not_make_up_for_calls_that_all_failed() -> None:
+    """Nothing was learned, whatever headings the answer has."""
+    script = [call("slip"), FinalAnswer(content="# Risks\n\nNone.")]
+    receipt = ran(script, *Desk().all, agent={"deliverables": [{"section": "Risks"}]}).result.receipt
+    assert (receipt.deliverables[0].produced, receipt.calls_ok, receipt.verdict) == (True, 0, "partially")
 
 
 def test_a_denied_or_refused_call_is_no_ground() -> None:

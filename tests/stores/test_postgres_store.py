@@ -117,6 +117,27 @@ def test_a_group_that_loses_a_deadlock_is_committed_all_the_same(postgres_url: s
     on(postgres_url, body)
 
 
+def test_a_read_waits_for_what_its_run_has_under_way(postgres_url: str) -> None:
+    """An append that is held up by another program holds up a read of that run, which then sees it; other runs are read at once."""
+
+    async def body(store: PostgresStore) -> None:
+        for name in ("a", "b"):
+            await write(store, name, range(1, 2))
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await other.execute("SELECT 1 FROM detent.runs WHERE run_id='a' FOR UPDATE")
+            task = asyncio.ensure_future(write(store, "a", range(2, 3)))
+            await asyncio.sleep(0)
+            reading = asyncio.ensure_future(store.read("a"))
+            for _ in range(5):
+                assert len(await store.read("b")) == 1
+            assert not reading.done()
+            await other.commit()
+            assert len(await reading) == 2
+            await task
+
+    on(postgres_url, body)
+
+
 def test_an_append_alone_that_loses_a_deadlock_is_tried_again(postgres_url: str) -> None:
     """It has the row of its run and wants that of its tenant, another program has that and wants the first."""
 
@@ -316,6 +337,65 @@ def test_claims_of_a_server_that_restarted_stay_with_their_holders(own_postgres:
             await store.close()
 
     asyncio.run(main())
+
+
+def test_a_run_of_a_dead_holder_is_taken_by_one_of_many(postgres_url: str) -> None:
+    """All find that its holder is gone, one gets it, and the others are told who."""
+
+    async def main() -> None:
+        stores = [PostgresStore(postgres_url, host=f"h{n}/1") for n in range(6)]
+        for store in stores:
+            await store.open()
+            await store.claim(f"own-{store._holder.name}")
+        for n in range(5):
+            ask(postgres_url, "INSERT INTO detent.claims VALUES (%s, 'gone')", (f"run-{n}",))
+            took = await asyncio.gather(*(store.claim(f"run-{n}") for store in stores), return_exceptions=True)
+            assert sorted(type(one).__name__ for one in took) == ["NoneType", *["RunBusy"] * 5]
+        for store in stores:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_claim_that_was_cancelled_keeps_nobody_out(postgres_url: str) -> None:
+    """Whoever asked for it has gone when the server gives it: it is given back."""
+
+    async def main() -> None:
+        store, second = PostgresStore(postgres_url), PostgresStore(postgres_url)
+        for one in (store, second):
+            await one.open()
+        await store.claim("other")
+        async with await psycopg.AsyncConnection.connect(postgres_url) as blocking:
+            await blocking.execute("INSERT INTO detent.claims VALUES ('run', 'nobody')")
+            task = asyncio.ensure_future(store.claim("run"))
+            while not ask(postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type='Lock' AND query LIKE 'WITH me%'"):
+                await asyncio.sleep(0.01)  # polls the server's list of who waits
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await blocking.rollback()
+        await store._open_writer().settled("run")
+        await second.claim("run")
+        for one in (store, second):
+            await one.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_of_a_deleted_run_stays_in_any_table(postgres_url: str) -> None:
+    """Nor its signals, its snapshot, its artifacts, the claim."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run")
+        await write(store, "run", range(1, 4), consumed=["taken"])
+        await store.post("run", Signal(id="s", kind="cancel"))
+        await store.put_snapshot("run", 2, b"x")
+        await store.put_blob("run", "k", b"x")
+        await store.delete("run")
+        for table in ("runs", "records", "inbox", "snapshots", "blobs", "claims"):
+            assert ask(postgres_url, f"SELECT count(*) FROM detent.{table}") == [(0,)], table
+
+    on(postgres_url, body)
 
 
 def test_no_lease_runs_while_the_server_is_down(own_postgres: Cluster) -> None:

@@ -15,6 +15,7 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.planners.model import ModelPlanner
 from detent.ports import Verdict
+from detent.strategies.wording import CRITIC
 from planners.function_models import Asked
 from strategies.scenarios import GOAL, Model, Scenario, engine_of, run
 from strategies.test_strategies import EVERY, WORKING
@@ -38,14 +39,30 @@ class Rendering(Model):
 
 
 @EVERY
-def test_goal_memory_and_budget_are_in_the_text_of_every_prompt(scenario: Scenario) -> None:
-    """Of critics, planners and writers as much as of workers; a budget that runs out is said."""
+def test_goal_memory_and_instructions_are_in_the_text_of_every_prompt(scenario: Scenario) -> None:
+    """Of critics, planners and writers as much as of workers; only critics are told that they are somebody else."""
     model = Rendering(scenario.answers)
-    run(engine_of(scenario, model=model), scenario, seed_memory=["Ann is ann@example.org"], budget=Budget(max_iterations=scenario.calls))
-    assert len(model.sent) == scenario.calls or scenario.strategy in ("tree-of-thought", "direct")
+    run(engine_of(scenario, model=model), scenario, seed_memory=["Ann is ann@example.org"], fields={"instructions": "You are a clerk."})
+    assert len(model.sent) == scenario.calls
     for view, text, _ in model.sent:
         assert GOAL in text and "Ann is ann@example.org" in text, view.scope
-    assert scenario.calls < 5 or any("left" in text.lower() and "iterations" in text.lower() for _, text, _ in model.sent[-2:])
+        critic = view.scope.split("#")[0] in ("critique", "reflect")
+        assert ("You are a clerk." in text) is not critic and (CRITIC in text) is critic, view.scope
+
+
+@EVERY
+def test_a_budget_that_runs_out_is_said_in_the_prompt(scenario: Scenario) -> None:
+    """In the pass that has little of it left, whatever the strategy."""
+    model = Rendering(scenario.answers)
+    run(
+        engine_of(scenario, model=model),
+        scenario,
+        budget=Budget(max_tool_calls=100, max_cost_usd=1.0, max_running_s=3600, max_iterations=40),
+    )
+    assert not any("come to an end" in text for _, text, _ in model.sent)
+    model = Rendering(scenario.answers)
+    run(engine_of(scenario, model=model), scenario, budget=Budget(max_iterations=scenario.calls + 1))
+    assert "left: come to an end" in model.sent[-1][1] or "This is the last turn" in model.sent[-1][1]
 
 
 @WORKING
@@ -65,8 +82,8 @@ def test_guidance_is_in_the_text_of_one_prompt_and_gone(scenario: Scenario) -> N
 
 
 @WORKING
-def test_the_profile_and_the_policy_reach_the_prompt(scenario: Scenario) -> None:
-    """A result over the profile's size is shown in part; a tool that is never allowed is not offered to the model."""
+def test_what_the_policy_never_allows_is_not_offered_to_the_model(scenario: Scenario) -> None:
+    """A planner that cannot see a tool does not plan with it."""
 
     class NoMail:
         version = "no-mail"
@@ -81,8 +98,6 @@ def test_the_profile_and_the_policy_reach_the_prompt(scenario: Scenario) -> None
             return tool.name != "send"
 
     model = Rendering(scenario.answers)
-    run(engine_of(scenario, model=model, policy=NoMail()), scenario, fields={"profile": {"tool_result_max_chars": 1}})
+    run(engine_of(scenario, model=model, policy=NoMail()), scenario)
     offered = set[str]().union(*(names for _, _, names in model.sent))
-    assert "population" in offered
-    later = [text for view, text, _ in model.sent if view.scope == scenario.works and view.results]
-    assert not later or all("2100000" not in text.split("first")[-1][:0] for text in later)
+    assert offered == {"population"}

@@ -316,7 +316,7 @@ def test_what_a_strategy_cannot_ask_for_ends_the_run_and_says_why(strategy: Any,
     desk = Desk()
     engine = Engine(planner=Generic({"a": "x"}), tools=[desk.look], strategies={"mine": strategy})
     result = engine.run_sync(Agent(name="a", strategy="mine", tools=["look"]), GOAL)
-    assert result.reason == "kernel_error" and said in result.error
+    assert result.reason == "kernel_error" and said in (result.error or "")
     import asyncio
 
     assert asyncio.run(engine.replay(result.run_id)).identical
@@ -373,3 +373,17 @@ def test_a_budget_that_ends_in_a_wave_ends_the_run_there(most: int) -> None:
     assert (result.reason, result.state.dimension, result.usage.model_calls) == ("budget_exhausted", "model_calls", most)
     assert len(events(engine, e.PassFinished)) == 4
     assert asyncio.run(engine.replay("r")).identical
+
+
+def test_no_more_steps_run_at_a_time_than_the_options_say() -> None:
+    """Two by two; the next begin when both have ended."""
+    plan = {"steps": [{"id": f"s{n}", "kind": "analysis", "task": "t"} for n in range(5)]}
+    answers = {"plan": plan, "step": "v", "reflect": "SATISFIED", "answer": "ok"}
+    _, engine, _ = go("plan-execute", Generic(answers), options={"parallel": 2})
+    import asyncio
+
+    open_now, most = 0, 0
+    for record in asyncio.run(engine.records("r")):
+        open_now += isinstance(record.event, e.PassStarted) - isinstance(record.event, e.PassFinished)
+        most = max(most, open_now)
+    assert most == 2

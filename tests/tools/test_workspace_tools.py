@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from detent.core.errors import InvalidArguments
-from detent.ports import Cancellation, Host, ToolContext, ToolOutcome
+from detent.core.agent import Host
+from detent.ports import Cancellation, ToolContext, ToolOutcome
 from detent.tools.workspace import workspace_tools
 
 READING = ("read_file", "stat_file", "search_in_file", "list_dir", "find_files", "glob")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from detent.core.errors import InvalidArguments
 from detent.core.agent import Host
+from detent.core.errors import InvalidArguments
 from detent.ports import Cancellation, ToolContext, ToolOutcome
 from detent.tools.workspace import workspace_tools
 

@@ -38,6 +38,7 @@ class Servers:
         self._registry, self._delays_s = registry, delays_s
         self._servers: dict[str, Server] = {}
         self._owned: dict[str, str] = {}
+        self._registered: set[str] = set()
         self.add(servers or {})
 
     def __bool__(self) -> bool:
@@ -158,8 +159,12 @@ class Servers:
     # Registry ---------------------------------------------------------------------------------------------------------------------
 
     def _take_up(self, server: Server) -> None:
-        """Put what a server offers now in the place of what it offered; called when it connects and when its list changes."""
-        self._register(server, strict=False)
+        """Put what a server offers now in the place of what it offered; called when it connects and when its list changes.
+
+        Of servers that connect at the same time none is first: whose a name is, the order in which they were given says, not their speed.
+        """
+        if server.name in self._registered:
+            self._register(server, strict=False)
 
     def _register(self, server: Server, *, strict: bool) -> None:
         for name, tool in server.offer.tools.items():
@@ -173,6 +178,7 @@ class Servers:
             known = self._known(name)
             if known is None or not isinstance(known, ServerTool) or _changed(known, tool):
                 self._put(server, name, tool)
+        self._registered.add(server.name)
 
     def _put(self, server: Server, name: str, tool: object) -> None:
         if name in self._registry:

@@ -67,9 +67,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. Where the result was
-    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: answered from state by a meta-tool. `changes`: executed by a
-    tool that does not only read. `args` and `content`
-    are fresh copies at each access.
+    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: answered from state by a meta-tool.
+    `changes`: executed by a tool that does not only read. `args` and `content` are fresh copies at each access; `arguments` is for reading.
     """
 
     kind: Literal["user", "model", "tool", "note"]

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TABLE = bytes(ord(_ALPHABET[b % 36]) for b in range(256))
@@ -14,13 +15,10 @@ _TABLE = bytes(ord(_ALPHABET[b % 36]) for b in range(256))
 class SystemClock:
     """The machine's clocks."""
 
-    def now(self) -> datetime:
-        """The time in UTC."""
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        """Seconds that never go back."""
-        return time.monotonic()
+    now = staticmethod(partial(datetime.now, UTC))
+    """The time in UTC."""
+    monotonic = staticmethod(time.monotonic)
+    """Seconds that never go back."""
 
 
 class RandomIds:

@@ -255,7 +255,7 @@ class LiveWorld:
         task = asyncio.current_task()
         with self.control.during(0):
             try:
-                return await _within(deadline_s, self._asked(view))
+                return await (self._asked(view) if deadline_s is None else _within(deadline_s, self._asked(view)))
             except TimeoutError:
                 if deadline_s is None or self._clock.monotonic() < started + deadline_s:
                     raise
@@ -285,7 +285,8 @@ class LiveWorld:
         if call.digest and digest_of([call.tool, call.args]) != call.digest:
             return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
         context = self._context(tool, call, deadline_s)
-        args = await self._resolved(call.args)
+        raw = msgspec.json.encode(call.args)
+        args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(call.args)  # the tool may change its copy
         if self._chunk is not None:
             self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
         started = self._clock.monotonic()
@@ -441,9 +442,6 @@ class LiveWorld:
         redactor.found.clear()
 
     async def _resolved(self, args: Any) -> Any:
-        raw = msgspec.json.encode(args)
-        if b"<secret:" not in raw:
-            return msgspec.json.decode(raw)  # the tool may change its copy
         for name in placeholders(args):
             if name not in self._secrets:
                 data = await find_blob(self._store, self._run(), blob_of(name))
@@ -473,9 +471,7 @@ def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, 
     )
 
 
-async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:
-    """Await `work`, for at most `seconds` when given; raise `TimeoutError`."""
-    if seconds is None:
-        return await work
+async def _within(seconds: float, work: Awaitable[Any]) -> Any:
+    """Await `work`, for at most `seconds`; raise `TimeoutError`."""
     async with asyncio.timeout(seconds):
         return await work

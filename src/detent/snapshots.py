@@ -10,8 +10,9 @@ calls) are not gathered: then, as without a snapshot, the whole log is folded. E
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from itertools import pairwise
+from types import CoroutineType
 from typing import Any
 
 import msgspec
@@ -214,12 +215,14 @@ class SnapshotJournal(Journal):
         """Return the state, also that of a fork."""
         return await load_run(self._store, self.state.run_id)
 
-    async def commit(self, *, durable: bool = False) -> None:
+    def commit(self, *, durable: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""
-        await super().commit(durable=durable)
+        committed = super().commit(durable=durable)
+        return committed if self.state.seq < self._due else self._kept(committed)
+
+    async def _kept(self, committed: Awaitable[None]) -> None:
+        await committed
         state = self.state
-        if state.seq < self._due:
-            return
         self._due = state.seq + EVERY
         try:
             await self._store.put_snapshot(state.run_id, state.seq, dump_snapshot(state))

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, StoreBusy, StoreError
+from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Spent
 from detent.stores.sqlite import SqliteStore
@@ -300,6 +301,8 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         await store.close()
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("DROP TABLE spent")
+            for column in ("iterations", "updated"):
+                db.execute(f"ALTER TABLE records DROP COLUMN {column}")
             db.execute("PRAGMA user_version=1")
         one, two = SqliteStore(path), SqliteStore(path)
         await asyncio.gather(one.open(), two.open())
@@ -311,6 +314,60 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         await two.close()
         with contextlib.closing(sqlite3.connect(path)) as db:
             assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+    asyncio.run(test())
+
+
+def test_a_listing_is_exact_while_the_entry_itself_is_written_seldom(tmp_path: Path) -> None:
+    """A claimed run's appends that change counts alone leave its row as it is; listings, other processes and later appends see the counts."""
+    path = tmp_path / "runs.db"
+    entry = "SELECT seq, head FROM runs"
+
+    async def test() -> None:
+        store, other = SqliteStore(path), SqliteStore(path)
+        await store.open()
+        await other.open()
+        await store.claim("run")
+        await write(store, "run", range(1, 4))
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            written = db.execute(entry).fetchall()
+            for last in (5, 7):
+                head = replace(head_of("run", last), iterations=last, updated_at=START + timedelta(microseconds=last))
+                await store.append("run", last - 2, [line(last - 1), line(last)], head=head)
+                assert await other.head("run") == await store.head("run") == head
+                assert await other.list_runs(RunQuery()) == [head]
+            assert db.execute(entry).fetchall() == written and written[0][0] == 3
+            assert await other.read("run") == [line(n) for n in range(1, 8)]
+            for expected in (3, 5, 8):
+                with pytest.raises(Conflict, match="7"):
+                    await store.append("run", expected, [line(9)], head=head_of("run", expected + 1))
+            waiting = replace(head_of("run", 8), status="waiting_for_user")
+            await store.append("run", 7, [line(8)], head=waiting)
+            assert await other.head("run") == waiting and db.execute(entry).fetchone()[0] == 8
+        await store.close()
+        await other.close()
+
+    asyncio.run(test())
+
+
+def test_counts_never_hide_what_another_worker_wrote_of_the_run(tmp_path: Path) -> None:
+    """Another worker took the run, made it wait, and gave it back: the first one's next entry is written whole, also without a new claim."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store, other = SqliteStore(path), SqliteStore(path)
+        await store.open()
+        await other.open()
+        await store.claim("run")
+        await write(store, "run", range(1, 4))
+        await other.append("run", 3, [line(4)], head=replace(head_of("run", 4), status="waiting_for_user"))
+        await write(store, "run", range(5, 7))
+        assert await other.head("run") == head_of("run", 6)
+        await store.erase("run", lambda _: b"{}", head=head_of("run", 6))
+        assert await other.head("run") == head_of("run", 6)
+        assert len(await other.read("run")) == 6
+        await store.close()
+        await other.close()
 
     asyncio.run(test())
 

@@ -217,8 +217,10 @@ def exhausted(
     `only` narrows the look to these dimensions.
     """
     for dimension, limit in _limits(budget, only):
-        value = goal_depth - 1 if dimension == "goal_depth" else running_s if dimension == "running_s" else total_s
-        value = getattr(used, dimension) or 0 if dimension not in _GIVEN else value
+        if dimension not in _GIVEN:
+            value = getattr(used, dimension) or 0
+        else:
+            value = goal_depth - 1 if dimension == "goal_depth" else running_s if dimension == "running_s" else total_s
         if value >= limit:
             return Exhausted(dimension, limit, goal_depth if dimension == "goal_depth" else value)
     return None

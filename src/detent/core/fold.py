@@ -62,7 +62,7 @@ def evolve(state: RunState, record: Record) -> RunState:
             state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
         )
     after = _apply(state, event, record)
-    if isinstance(event, _INTERVENTIONS) and getattr(event, "source", "person") == "person":
+    if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
     return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
 
@@ -70,8 +70,8 @@ def evolve(state: RunState, record: Record) -> RunState:
 _AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
 
 
-_INTERVENTIONS = (
-    *(e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.RunReopened, e.BudgetChanged, e.CancelRequested),
+_INTERVENTIONS = frozenset(
+    (e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.RunReopened, e.BudgetChanged, e.CancelRequested)
 )
 
 
@@ -525,7 +525,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         steps, results, observed = _in_order(now, calls)
         now = replace(now, steps=steps, results=results, observed=observed)
     state = _with(state, now)
-    if event.embedded is not None:
+    if wanted:
         return state
     if event.refused:
         return _with_item(state, scope, Item(kind="note", text=event.refused))
@@ -595,12 +595,8 @@ def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState
     now = replace(before, calls={**before.calls, event.call: started})
     if call.attempt:
         return _with(state, now)
-    return _with(_called(state, call.tool), replace(now, usage=_counted(now.usage)))
-
-
-def _called(state: RunState, tool: str) -> RunState:
-    """Count a call of `tool`."""
-    return replace(state, usage=_counted(state.usage), calls_of={**state.calls_of, tool: state.calls_of.get(tool, 0) + 1})
+    calls_of = {**state.calls_of, call.tool: state.calls_of.get(call.tool, 0) + 1}
+    return _with(replace(state, usage=_counted(state.usage), calls_of=calls_of), replace(now, usage=_counted(now.usage)))
 
 
 def _counted(usage: Usage, *, calls: int = 1, failures: int = 0) -> Usage:

@@ -78,7 +78,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, scope: str, *events: AnyEvent) -> None:
         """Put events on the log of the pass `scope`."""
-        self.journal.record(*events, scope=scope)
+        for event in events:
+            self.journal.put(event, scope)
 
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,20 +117,25 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def plan(self) -> Planned | None:
         """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
-        async with self.lock:
+        await self.lock.acquire()
+        try:
             return await propose(self)
+        finally:
+            self.lock.release()
 
     async def execute(self) -> None:
         """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
-        async with self.lock:
+        await self.lock.acquire()
+        try:
             await carry_out(self)
+        finally:
+            self.lock.release()
 
     def refuse_past_bound(self, *dimensions: str, begun: int = 0) -> None:
         """Raise `BoundReached` when one of these dimensions is used up; `begun` calls are running and not counted yet."""
         self.run.world.proceed()
         state = self.run.journal.state
-        bound = reached(state, state.passes[self.scope], only=dimensions, begun=begun)
-        if bound is not None:
+        if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun)) is not None:
             raise BoundReached(bound)
 
     def refuse_past_calls_of(self, tool: str, *, begun: int) -> None:

@@ -75,8 +75,7 @@ def _decide(call: CallState, context: KernelContext) -> str:
         _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
         return frozen.digest
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
-        block = _guarded(guard, frozen, context)
-        if block is not None:
+        if (block := _guarded(guard, frozen, context)) is not None:
             context.run.record(
                 context.scope,
                 e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason),
@@ -110,8 +109,7 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
         known = ", ".join(sorted(context.tools)) or "none"
         raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
     args = _checked(call, tool, context)
-    missing = [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]
-    if missing:
+    if missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]:
         raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
     return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
 
@@ -362,7 +360,8 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
             await context.commit(durable=True)
         outcome = await world.attempt(tool, known, context.time_left())
         outcome = await world.keep(call.call_id, outcome)
-        if outcome.final or left == 0 or world.cancelled or not _may_repeat(outcome, spec.read_only or spec.idempotent):
+        harmless = (spec.read_only or spec.idempotent) and outcome.kind == "failed" and outcome.error_code in RETRY_CODES
+        if outcome.final or left == 0 or world.cancelled or not (harmless or outcome.kind == "not_executed"):
             break
         left -= 1
         await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)))
@@ -374,10 +373,6 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
     if spec.read_only and outcome.kind == "in_doubt":
         outcome = msgspec.structs.replace(outcome, kind="failed", error_code=outcome.error_code or "in_doubt")
     await _finish(call, digest, spec, outcome, context, effect=effect)
-
-
-def _may_repeat(outcome: ToolOutcome, harmless: bool) -> bool:
-    return outcome.kind == "not_executed" or (outcome.kind == "failed" and harmless and outcome.error_code in RETRY_CODES)
 
 
 async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:

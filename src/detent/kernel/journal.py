@@ -78,12 +78,12 @@ class Journal:
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
         """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
-        at = self._clock.now()
         for event in events:
-            self._record_one(event, scope, at)
+            self.put(event, scope)
 
-    def _record_one(self, event: AnyEvent, scope: str, at: Any) -> None:
-        before = self.state
+    def put(self, event: AnyEvent, scope: str) -> None:
+        """Stamp, fold and buffer one event; see `record`. Raise what its encoding raises when it is no JSON data."""
+        before, at = self.state, self._clock.now()
         body = encode_event(event)
         event = decode_event(body)  # what is folded is what was encoded
         run_id, goal_id, known = before.run_id, before.goal_id, before.passes.get(scope)
@@ -91,7 +91,7 @@ class Journal:
         goal = "" if goal_id == run_id else goal_id
         envelope = Envelope(run=run_id, seq=before.seq + 1, at=at, goal=goal, scope=scope, iteration=iteration)
         salt = self._ids.token(16)
-        if before.status == "running" and not isinstance(event, _LABELLED):
+        if before.status == "running" and type(event) not in _LABELLED:
             line, digest = seal(envelope, body, previous=before.digest, salt=salt)
             self.state = evolve(before, Record(envelope, event, digest))
         else:
@@ -109,7 +109,8 @@ class Journal:
 
     async def commit(self, *, durable: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
-        async with self._lock:
+        await self._lock.acquire()  # not `async with`: this is done every turn
+        try:
             if not self._lines and not self._consumed:
                 return
             lines, consumed, state = self._lines, self._consumed, self.state
@@ -122,6 +123,8 @@ class Journal:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise
             self._committed, self._charged = state.seq, state.usage
+        finally:
+            self._lock.release()
         if self._sinks and self._told:
             await self._tell()
 
@@ -169,7 +172,7 @@ class Journal:
         return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
 
 
-_LABELLED = (RunStarted, Forked, RunWaiting, RunFinished, DeadLettered)
+_LABELLED = frozenset((RunStarted, Forked, RunWaiting, RunFinished, DeadLettered))
 """Events after which a running run is not running, or that say whose run it is: their envelope is known only after the fold."""
 
 

@@ -70,17 +70,17 @@ def make_kernel(
 def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     """Put what a phase changed on record; raise `UnrecordedChange` for a change of a kernel fact."""
     now = context.state
-    run_id = context.run.state.run_id
     if returned is now:
         return
     if not isinstance(returned, KernelState):
         raise UnrecordedChange(
-            run_id, f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
+            context.run.state.run_id,
+            f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it",
         )
     for field in FACTS:
         if getattr(returned, field) != getattr(now, field):
             raise UnrecordedChange(
-                run_id,
+                context.run.state.run_id,
                 f"phase {number} changed {field!r} without an event: only {', '.join(OWNED)} belong to phases. "
                 "Use context.plan, context.record or the default phases, and return a transition of context.state",
             )

@@ -35,9 +35,10 @@ async def propose(context: KernelContext) -> Planned | None:
 
     Everything that the planner says is recorded, so a turn asks at most three times whoever calls this, and never again once it has a plan.
     """
-    while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not context.run.world.cancelled:
+    world = context.run.world
+    while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not world.cancelled:
         context.refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
-        started = context.run.world.running_ms()
+        started = world.running_ms()
         try:
             answer = await _ask(context)
         except Interrupted:
@@ -48,13 +49,12 @@ async def propose(context: KernelContext) -> Planned | None:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
             failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
-            said = await context.run.world.scrub(str(failed))
+            said = await world.scrub(str(failed))
             context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=said))
         else:
-            problem, event = check(answer, context, latency_ms=round(context.run.world.running_ms() - started, 3))
-            if event is not None:
-                context.run.record(context.scope, event)
-            else:
+            problem, event = check(answer, context, latency_ms=round(world.running_ms() - started, 3))
+            problem = problem if event is None else recorded(event, context)
+            if problem:
                 usage = answer.usage if isinstance(answer, Plan) else NOTHING  # pyright: ignore[reportUnnecessaryIsInstance]
                 await _reject(context, problem, raw=_shown(answer), usage=usage, started=started)
         if context.run.state.usage.model_calls:
@@ -65,8 +65,7 @@ async def propose(context: KernelContext) -> Planned | None:
 async def _ask(context: KernelContext) -> Plan:
     """Ask the planner once and return its answer, redacted; raise whatever it raises."""
     world = context.run.world
-    answer = await world.plan(context.view(), context.time_left())
-    return await world.hide(answer, context.known)
+    return await world.hide(await world.plan(context.view(), context.time_left()), context.known)
 
 
 async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> None:
@@ -111,11 +110,16 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         embedded=embedded,
         refused=context.run.objection(controls[0], context) if controls and embedded is None else "",
     )
-    try:
-        msgspec.json.encode(event)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return f"it is not JSON data: {error}", None
     return "", event
+
+
+def recorded(event: Planned, context: KernelContext) -> str:
+    """Put a plan on record; return the problem in words where it cannot be, because it holds what is no JSON data."""
+    try:
+        context.run.record(context.scope, event)
+    except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        return f"it is not JSON data: {error}"
+    return ""
 
 
 def embedded_call(action: Any, context: KernelContext) -> ToolCall | None:

@@ -70,12 +70,16 @@ class ReplayJournal:
     def record(self, *events: e.AnyEvent, scope: str = "") -> None:
         """Compare `events` with the log; raise `Divergence` at the first that differs."""
         for event in events:
-            expected = self.expect()
-            envelope = self.records[self.cursor].envelope
-            actual = decode_event(encode_event(event))
-            if measured(actual, expected) != expected or envelope.scope != scope:
-                raise self.diverged(event)
-            self.accept()
+            self.put(event, scope)
+
+    def put(self, event: e.AnyEvent, scope: str) -> None:
+        """See `record`."""
+        expected = self.expect()
+        envelope = self.records[self.cursor].envelope
+        actual = decode_event(encode_event(event))
+        if measured(actual, expected) != expected or envelope.scope != scope:
+            raise self.diverged(event)
+        self.accept()
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce; unwind where the live worker stopped."""

@@ -57,7 +57,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
         run.world.proceed()
         await absorb(run, fresh=False)
         await run.world.weigh(context)
-        verdict = _settle(run, context.state, turn_over=turn_over)
+        verdict = settle(run.state, context.state, running_s=run.state.running_ms / 1000, now=None, turn_over=turn_over)
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue
@@ -119,15 +119,9 @@ def _moved(state: RunState) -> bool:
     return state.cancel is not None or state.terminal
 
 
-def _settle(run: Run, state: KernelState, *, turn_over: bool) -> Verdict:
-    now = run.state
-    return settle(now, state, running_s=now.running_ms / 1000, now=None, turn_over=turn_over)
-
-
 def _time(run: Run, state: KernelState) -> Settled | None:
     """Check the bounds of time against what `TurnStarted` has just recorded."""
-    at = run.state.updated_at
-    bound = reached(run.state, state, running_s=run.state.running_ms / 1000, now=at, turn_over=False)
+    bound = reached(run.state, state, running_s=run.state.running_ms / 1000, now=run.state.updated_at, turn_over=False)
     if bound is None:
         return None
     return Settled(reason="budget_exhausted", error=f"{bound.option} is {bound.limit:g} s, used {bound.used:.1f} s", bound=bound)

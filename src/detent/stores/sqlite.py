@@ -35,12 +35,16 @@ from detent.stores.sqlite_operations import (
     Vacuum,
     bounds,
 )
-from detent.stores.sqlite_schema import Db, is_busy, microseconds, translate
+from detent.stores.sqlite_schema import LAST_KEY, SEQ, SEQ_BITS, Db, is_busy, microseconds, moment, translate
 from detent.stores.sqlite_writer import Checkpointer, Writer, commit, settle_all
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode
 
+_LISTED = (
+    f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
+    f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
+)
 _READ = "SELECT data FROM records WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?"
 _WAITING = "SELECT r.run_id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHERE i.signal IS NOT NULL ORDER BY i.n LIMIT ?"
 _WAITING_OF = (
@@ -88,6 +92,7 @@ class SqliteStore:
         self._writer: Writer
         self._checkpointer: Checkpointer
         self._turned = 0.0
+        self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
         self._batch: list[Operation] = []
         self._batch_loop: asyncio.AbstractEventLoop | None = None
 
@@ -172,9 +177,15 @@ class SqliteStore:
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
-        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent)
+        known = self._listed.get(run_id)
+        counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
+        operation = Append(
+            run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, counts_only=counts_only
+        )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
+        if run_id in self._holder.runs and not counts_only:
+            self._listed[run_id] = head
 
     def _committed_alone(self, operation: Append, db: Db) -> bool:
         """Commit at once where no other run is advanced here that could share the transaction; raise what the operation met.
@@ -218,7 +229,7 @@ class SqliteStore:
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""
-        found = await self._rows(run_id, "SELECT id, seq FROM runs WHERE run_id=?", (run_id,))
+        found = await self._rows(run_id, f"SELECT id, {SEQ} FROM runs WHERE run_id=?", (run_id,))
         if not found:
             return []
         run, seq = found[0]
@@ -238,14 +249,17 @@ class SqliteStore:
 
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
-        found = await self._rows(run_id, "SELECT head FROM runs WHERE run_id=?", (run_id,))
-        return self._head(run_id, found[0][0]) if found else None
+        found = await self._rows(run_id, f"{_LISTED} WHERE run_id=?", (run_id,))
+        return self._head(*found[0]) if found else None
 
-    def _head(self, run_id: str, entry: bytes) -> RunHead:
+    def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
         try:
-            return _decode_head(entry)
+            head = _decode_head(entry)
         except msgspec.DecodeError as error:
             raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
+        if records is None:
+            return head
+        return msgspec.structs.replace(head, records=records, iterations=iterations, updated_at=moment(updated))
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
@@ -268,8 +282,8 @@ class SqliteStore:
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         limit = -1 if query.limit is None else query.limit
-        sql = f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT ?"
-        return [self._head(run_id, entry) for run_id, entry in await self._rows("", sql, (*values, limit))]
+        sql = f"{_LISTED}{where} ORDER BY created DESC, run_id DESC LIMIT ?"
+        return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -277,6 +291,7 @@ class SqliteStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         db = self._connection()
         self._holder.take()
+        self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
             await claimed
@@ -289,6 +304,7 @@ class SqliteStore:
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
         db = self._connection()
+        self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
             self._holder.runs.discard(run_id)
             await self._submit(Release(run_id, self._holder.name), db)
@@ -302,6 +318,8 @@ class SqliteStore:
         held = await self._submit(Renew(self._holder), db)
         lost = sorted(self._holder.runs - held)
         self._holder.runs.difference_update(lost)
+        for run_id in lost:
+            self._listed.pop(run_id, None)
         return lost
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
@@ -377,3 +395,17 @@ class SqliteStore:
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
+
+
+def _same_but_counts(known: RunHead, head: RunHead) -> bool:
+    """Whether the entries differ in nothing but how many iterations and records there are, and when the last was written."""
+    return (
+        head.status == known.status
+        and head.goal == known.goal
+        and head.reason == known.reason
+        and head.created_at == known.created_at
+        and head.goal_id == known.goal_id
+        and head.agent == known.agent
+        and head.tenant == known.tenant
+        and head.parent == known.parent
+    )

@@ -15,7 +15,7 @@ from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import Signal, Spent
 from detent.stores.locks import Holder
-from detent.stores.sqlite_schema import LAST_SEQ, SEQ_BITS, Db, microseconds
+from detent.stores.sqlite_schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
 encode_head = msgspec.json.Encoder().encode
 
@@ -23,11 +23,11 @@ CREATE = (
     "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT DO NOTHING RETURNING id"
 )
-ADVANCE = (
-    "UPDATE runs SET seq=?, head=? WHERE run_id=? AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=? RETURNING id"
-)
-REPLACE = "UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND seq=? RETURNING id"
+ADVANCE = f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=? RETURNING id"
+REPLACE = f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? RETURNING id"
+FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
+ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
 
 CHARGE = (
@@ -64,9 +64,9 @@ class Operation:
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there."""
+    """Add records to a run, fenced by the number of those that are there. `counts_only`: the entry is that of before but for its counts."""
 
-    __slots__ = ("consumed", "expected", "head", "records", "spent")
+    __slots__ = ("consumed", "counts_only", "expected", "head", "records", "spent")
 
     def __init__(
         self,
@@ -78,33 +78,41 @@ class Append(Operation):
         durable: bool,
         consumed: Sequence[str],
         spent: Spent | None = None,
+        counts_only: bool = False,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
+        self.counts_only = counts_only
 
     def apply(self, db: Db) -> None:
-        run_id, expected, records, head = self.run_id, self.expected, self.records, self.head
-        seq, entry, created = expected + len(records), encode_head(head), microseconds(head.created_at)
-        found: list[Any] = []
-        if expected == 0:
-            found = db.execute(CREATE, (run_id, seq, created, head.status, head.tenant, head.goal_id, head.agent, entry)).fetchall()
+        records, head = self.records, self.head
+        columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent)
+        found = db.execute(FIND, (self.run_id, self.expected, *columns)).fetchall() if self.counts_only else None
+        counts_only = bool(found)
+        found = found or self._listed(db, columns)
         if not found:
-            values = (seq, entry, run_id, expected, created, head.status, head.tenant, head.goal_id, head.agent)
-            found = (
-                db.execute(ADVANCE, values).fetchall()
-                or db.execute(
-                    REPLACE, (seq, entry, created, head.status, head.tenant, head.goal_id, head.agent, run_id, expected)
-                ).fetchall()
-            )
-        if not found:
-            raise Conflict(run_id, expected, stored_seq(db, run_id))
+            raise Conflict(self.run_id, self.expected, stored_seq(db, self.run_id))
         run: int = found[0][0]
-        key = (run << SEQ_BITS) + expected + 1
-        db.executemany(ADD, zip(range(key, key + len(records)), records, strict=True))
+        key = (run << SEQ_BITS) + self.expected + 1
+        last = key + len(records) - 1
+        if counts_only:
+            db.executemany(ADD, zip(range(key, last), records, strict=False))
+            db.execute(ADD_COUNTED, (last, records[-1], head.iterations, microseconds(head.updated_at)))
+        else:
+            db.executemany(ADD, zip(range(key, last + 1), records, strict=True))
         if self.consumed:
             db.executemany(CONSUME, [(run, signal_id) for signal_id in self.consumed])
         if (said := self.spent) is not None:
             db.execute(CHARGE, (said.tenant, said.day, said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd))
+
+    def _listed(self, db: Db, columns: tuple[Any, ...]) -> list[Any]:
+        """Write the listing entry; return the row of the run, none where the log is at another sequence."""
+        run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
+        seq = expected + len(self.records)
+        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry)).fetchall()):
+            return made
+        values = (seq, entry, run_id, expected, *columns)
+        return db.execute(ADVANCE, values).fetchall() or db.execute(REPLACE, (seq, entry, *columns, run_id, expected)).fetchall()
 
 
 class Claim(Operation):
@@ -202,7 +210,7 @@ class Erase(Operation):
         rows = db.execute("SELECT key, data FROM records WHERE key BETWEEN ? AND ?", bounds(run)).fetchall()
         db.executemany("UPDATE records SET data=? WHERE key=?", [(self.tombstone(line), key) for key, line in rows])
         db.execute(
-            "UPDATE runs SET created=?, status=?, tenant=?, goal_id=?, agent=?, head=? WHERE id=?",
+            f"UPDATE runs SET seq={SEQ}, created=?, status=?, tenant=?, goal_id=?, agent=?, head=? WHERE id=?",
             (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent, encode_head(head), run),
         )
         db.execute("UPDATE inbox SET signal=NULL WHERE run=?", (run,))
@@ -286,5 +294,5 @@ def run_number(db: Db, run_id: str) -> int:
 
 def stored_seq(db: Db, run_id: str) -> int:
     """Return how many records a run has."""
-    found = db.execute("SELECT seq FROM runs WHERE run_id=?", (run_id,)).fetchall()
+    found = db.execute(f"SELECT {SEQ} FROM runs WHERE run_id=?", (run_id,)).fetchall()
     return found[0][0] if found else 0

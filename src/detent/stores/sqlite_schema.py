@@ -1,7 +1,9 @@
 """The tables of the SQLite store, how its connections are opened, and what SQLite's errors mean.
 
 A record's key is `run * 2**32 + sequence`: the log of a run is one range of one table, and a row costs some ten bytes beside its data.
-`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by.
+`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by. An append that changes nothing of
+the entry but its counts writes them beside its last record, on the page that it writes anyway, and leaves `runs` as it is: `runs.seq` is
+then behind, and `SEQ` is how many records there are.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from pathlib import Path
 
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x44544E54
 
 SEQ_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
+
+LAST_KEY = f"(SELECT max(key) FROM records WHERE key BETWEEN (id<<{SEQ_BITS})+1 AND (id<<{SEQ_BITS})+{LAST_SEQ})"
+"""The key of the last record of a row of `runs`."""
+SEQ = f"max(seq, coalesce({LAST_KEY}-(id<<{SEQ_BITS}), 0))"
+"""How many records a row of `runs` has."""
 
 TABLES = """
 CREATE TABLE runs (
@@ -42,6 +49,7 @@ MIGRATIONS = {
     2: """CREATE TABLE spent (
         tenant TEXT NOT NULL, day TEXT NOT NULL, runs INTEGER NOT NULL, model_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
         tokens INTEGER NOT NULL, cost_usd REAL NOT NULL, PRIMARY KEY (tenant, day)) WITHOUT ROWID""",
+    3: "ALTER TABLE records ADD COLUMN iterations INTEGER; ALTER TABLE records ADD COLUMN updated INTEGER",
 }
 """What later versions added: version -> statements. A new store is made of `TABLES` and all of them."""
 
@@ -54,6 +62,11 @@ Db = sqlite3.Connection
 def microseconds(at: datetime) -> int:
     """Return a time as whole microseconds since 1970, exactly."""
     return (at - _EPOCH) // _MICROSECOND
+
+
+def moment(microseconds: int) -> datetime:
+    """Return the time that so many microseconds after 1970 is."""
+    return _EPOCH + microseconds * _MICROSECOND
 
 
 def connect(path: Path, *, synchronous: str) -> Db:

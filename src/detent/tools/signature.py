@@ -57,6 +57,7 @@ class Signature:
         self._early_hints = _hints_in_a_function(self._inner)
         self._context_name: str | None = None
         self._adapter: TypeAdapter[Any] | None = None
+        self._checked: tuple[bytes, dict[str, Any]] = (b"", {})
         self._schema: dict[str, Any] | None = None
 
     @property
@@ -68,11 +69,12 @@ class Signature:
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
         """Raise `InvalidArguments` when the JSON object `raw` (`args`, encoded) does not fit."""
-        self._converted(raw)
+        self._checked = raw, self._converted(raw)
 
     def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what to call the function with; raise `InvalidArguments` when `args` do not fit."""
-        keywords = self._converted(_encode(args))
+        raw, (known, checked), self._checked = _encode(args), self._checked, (b"", {})
+        keywords = checked if raw == known else self._converted(raw)  # what was checked last is what runs, as a rule
         if self._context_name is not None:
             keywords[self._context_name] = context
         return (), keywords

@@ -61,7 +61,11 @@ def type_of(kind: Any) -> str:
     """Return the type of a key in words."""
     said = re.sub(r"\w+\.(?=\w)", "", str(kind).replace("<class '", "").replace("'>", ""))
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
-    names |= {"str | list[dict[str, Any]]": "file name, or list of tables", "dict[str, str]": "table of texts"}
+    names |= {
+        "str | list[dict[str, Any]]": "file name, or list of tables",
+        "dict[str, str]": "table of texts",
+        "dict[str, int]": "table of numbers",
+    }
     said = said.removesuffix(" | None")
     if said.startswith("Literal["):
         return ", ".join(f"`{choice}`" for choice in get_args(kind))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from postgres.cluster import own_postgres, postgres, postgres_url
@@ -26,6 +29,19 @@ for name in [name for name in os.environ if name.startswith("DETENT_")]:
 
 # Processes that tests start see the same code as the tests, whether or not it is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where nothing compiled may be kept beside the sources, keep it with pytest's cache: else every process that starts compiles it all."""
+    if sys.dont_write_bytecode and sys.pycache_prefix is None and hasattr(config, "cache"):
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what has been imported and collected: it stays to the end."""
+    gc.freeze()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

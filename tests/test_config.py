@@ -230,7 +230,7 @@ def test_a_part_is_an_object_or_a_class_that_is_called(home: Path) -> None:
 def test_every_documented_variable_reaches_its_key() -> None:
     """Each name of the table sets exactly its field."""
     for name, path in ENVIRONMENT.items():
-        text = {"DETENT_PROGRESS": "true", "DETENT_SANDBOX": "require"}.get(name, "7")
+        text = {"DETENT_PROGRESS": "true", "DETENT_TITLES": "true", "DETENT_SANDBOX": "require"}.get(name, "7")
         value: Any = config_from_environment({name: text})
         for part in path:
             value = getattr(value, part)

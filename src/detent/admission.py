@@ -13,12 +13,26 @@ import msgspec
 from detent.config import Agent
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import DEFAULT, Budget, checked
-from detent.core.codec import digest_of, encode
+from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
 from detent.live import KEY_BLOB
 from detent.patterns import drop_slow_patterns
-from detent.ports import Capabilities, EventStore, Plan, Policy, Resolution, SecretSource, Tool, Toolbox, View
+from detent.ports import (
+    Capabilities,
+    EventStore,
+    Plan,
+    Planner,
+    Policy,
+    Resolution,
+    SecretSource,
+    Tool,
+    Toolbox,
+    View,
+    json_problem,
+    models_asked,
+    unstorable,
+)
 from detent.pricing import Prices
 from detent.redact import Redactor, redacted_start
 from detent.snapshots import load_run
@@ -77,15 +91,13 @@ def usable(
     return found.resolved
 
 
-def refuse_unpriced(spec: AgentSpec, budget: Budget, prices: Prices) -> None:
-    """Raise `ConfigError` when cost is bounded and a model of the agent has no known price: the bound could not be kept."""
-    if budget.max_cost_usd is None or spec.rules:
-        return
-    for model in (spec.model, spec.small_model):
-        if model and not prices.knows(model):
+def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounded: str) -> None:
+    """Raise `ConfigError` when a model that the agent's planner may ask has no known price; `bounded` says whose cost is bounded."""
+    for model, provider in models_asked(planner, spec):
+        if not prices.knows(model, provider):
             install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
             raise ConfigError(
-                f"agent {spec.name!r} has max_cost_usd, but no price is known for its model {model!r}{install}: give one with "
+                f"{bounded} has max_cost_usd, but no price is known for its model {model!r}{install}: give one with "
                 f"Engine(model_prices={{{model!r}: ModelPrice(input_usd=..., output_usd=...)}}), in USD for a million tokens, or [models.prices] "
                 "of detent.toml; or bound tokens (max_total_tokens) instead of cost"
             )
@@ -105,12 +117,17 @@ def checked_run_id(run_id: str | None) -> None:
 
 
 def refuse_what_is_not_json(**parts: Any) -> None:
-    """Raise `ConfigError` naming the part of an input that is not JSON data."""
+    """Raise `ConfigError` naming the part of an input that is not JSON data, and where in it."""
     for part, value in parts.items():
-        try:
-            encode(value)
-        except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-            raise ConfigError(f"{part} must be JSON data, because it stands in the log: {error}") from error
+        if problem := json_problem(value):
+            raise ConfigError(f"{part} must be JSON data, because it stands in the log: {problem}")
+
+
+def refuse_unstorable(**names: str) -> None:
+    """Raise `ConfigError` naming the name that not every store can keep."""
+    for part, name in names.items():
+        if problem := unstorable(name):
+            raise ConfigError(f"{part} {name[:80]!r} {problem}")
 
 
 def same_host(run_id: str, mine: Host, theirs: Host) -> None:

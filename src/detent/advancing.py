@@ -7,30 +7,33 @@ is dead; a suspension leaves the run `running` and resumable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from detent import admission
-from detent.core.agent import AgentSpec
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
-from detent.core.events import AnyEvent, RunReopened, RunResumed
+from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.endings import objection
 from detent.gateway import Traffic
 from detent.healing import heal
 from detent.kernel.context import Run, World
-from detent.kernel.hooks import fire
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
+from detent.lifecycle_hooks import fire, patience_of
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.names import Names
 from detent.passes import drive
 from detent.phase_hooks import apart
 from detent.ports import (
+    PATIENCE,
     Capabilities,
     Chunk,
     Clock,
@@ -40,6 +43,7 @@ from detent.ports import (
     KernelHooks,
     Planner,
     Policy,
+    Scheduler,
     SecretSource,
     Signal,
     Strategy,
@@ -49,15 +53,18 @@ from detent.ports import (
     noop_hooks,
 )
 from detent.profile import compression_for, make_profile
+from detent.scheduling import ScheduledWorld
 from detent.snapshots import SnapshotJournal, load_run
 from detent.tenants import Tenants
+from detent.titles import Titling
 from detent.watcher import Watcher
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine lends to the runs that it advances.
 
-    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's.
+    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's. `affordable`
+    raises `ConfigError` where cost is bounded and a model has no price.
     """
 
     store: EventStore
@@ -78,7 +85,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     grace_s: float = GRACE_S
     traffic: Traffic | None = None
+    titles: bool = False
     tenants: Tenants | None = None
+    scheduler: Scheduler | None = None
+    affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
 
 
@@ -136,6 +146,7 @@ class Advancing:
         if self.parts.watcher.control(self.run_id) is not None:
             raise RunBusy(self.run_id, "this engine")
         self.control.attach()
+        PATIENCE.set(patience_of(self.control))
         self.parts.watcher.add(self.run_id, self.control)
         try:
             await self.parts.store.claim(self.run_id)
@@ -170,7 +181,10 @@ class Advancing:
         begin = getattr(planner, "begin_run", None)
         if begin is not None:
             begin(self.run_id)
-        world = LiveWorld(
+        if parts.titles:
+            planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
+        make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
+        world = make_world(
             run=lambda: journal.state,
             planner=planner,
             store=parts.store,
@@ -194,12 +208,12 @@ class Advancing:
 
         A run that has nothing to do is left as it is. One that is to be cancelled needs none of its tools.
 
-        A run that is opened again starts without the signals that were left over.
+        A finished run that is opened again starts without the signals that were left over; one that was given up takes them up.
         """
         parts = self.parts
         state = await load_run(parts.store, self.run_id)
         left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
-        reopened = any(isinstance(event, RunReopened) for event in events)
+        reopened = state.terminal and any(isinstance(event, RunReopened) for event in events)
         if reopened:
             self.control.drop(left)
         else:
@@ -211,6 +225,8 @@ class Advancing:
         usable: dict[str, str] = {}
         if not self.control.cancelled:
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+            if reopened or not state.terminal:
+                parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         now = digests_of(tools, parts, usable)
         changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
         journal = self.journal(state)
@@ -219,10 +235,23 @@ class Advancing:
         journal.record(*events)
         for signal in left if reopened else ():
             journal.consume(signal.id)
+        if not advance or (parts.tenants and parts.tenants.reserves(state)):
+            await journal.commit(durable=not advance)
+        if parts.tenants:
+            await parts.tenants.give_back(journal.state)  # what a worker that died has left; the records charge it now
         if not advance:
-            await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
+
+
+def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
+    """Return the bounds of a run once these events have changed them."""
+    for event in events:
+        if isinstance(event, (BudgetChanged, RunReopened)) and event.budget is not None:
+            budget = event.budget.over(budget)
+        elif isinstance(event, Forked) and event.edits.get("budget"):
+            budget = msgspec.convert(event.edits["budget"], Budget).over(budget)
+    return budget
 
 
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:

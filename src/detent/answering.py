@@ -1,4 +1,4 @@
-"""What people answer to a run: whether an answer fits what the run waits for, before it goes into its inbox.
+"""What people answer to a run, or do with it: whether that fits how the run stands, before it goes into its inbox or log.
 
 Each way in which an answer does not fit has a reason code of its own (`NotAllowedNow.reason_code`).
 """
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from detent.admission import fitting_reply
+from detent.core.budget import Budget, Exhausted, checked, exhausted
 from detent.core.errors import NotAllowedNow
 from detent.core.state import RunState
 from detent.kernel.inbox import person
@@ -70,3 +72,48 @@ def approval_payload(
                 f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
             )
     return {"call": call_id, "digest": asked.digest, **answer}
+
+
+def reply_payload(state: RunState, reply: Any, ask_id: str) -> dict[str, Any]:
+    """Return what to put into the inbox for a reply to a question (the only open one where `ask_id` is ""); raise `NotAllowedNow`."""
+    run_id, asks = state.run_id, state.asks
+    if not ask_id and len(asks) == 1:
+        ask_id = next(iter(asks))
+    if ask_id not in asks:
+        why = f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})"
+        raise NotAllowedNow(run_id, why, reason_code="not_asked")
+    return {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
+
+
+def reconcile_payload(state: RunState, call_id: str, *, happened: bool, result: Any) -> dict[str, Any]:
+    """Return what to put into the inbox to settle a call in doubt; raise `NotAllowedNow` for one that is not."""
+    run_id = state.run_id
+    if call_id not in state.in_doubt:
+        why = f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})"
+        raise NotAllowedNow(run_id, why, reason_code="not_in_doubt")
+    return {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+
+
+def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling: int) -> None:
+    """Raise `NotAllowedNow` for a run that cannot be opened again with `budget` over its own: it has not ended, or a bound is used up.
+
+    Raises `BudgetRefused` for a budget that is none.
+    """
+    run_id = state.run_id
+    if state.status not in ("failed", "stopped", "waiting_for_operator"):
+        why = f"run {run_id!r} is {state.status}; only a failed or stopped run, or one that its workers gave up, is opened again"
+        raise NotAllowedNow(run_id, why, reason_code="not_reopenable")
+    merged = checked(budget, ceiling=ceiling).over(state.budget)
+    total_s = (now - state.started_at).total_seconds() if state.started_at else 0.0
+    bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
+    tool = state.dimension.partition(":")[2]
+    if bound is None and tool and (most := merged.calls_of(tool)) is not None and state.calls_of.get(tool, 0) >= most:
+        bound = Exhausted(state.dimension, most, state.calls_of[tool])
+    if bound is not None:
+        more = f"max_calls_of={{{tool!r}: ...}}" if ":" in bound.dimension else f"{bound.option}=..."
+        raise NotAllowedNow(
+            run_id,
+            f"run {run_id!r} has used {bound.used:g} of {bound.option}={bound.limit:g}; raise it with Budget({more}) "
+            f"or `detent reopen {run_id} --budget {bound.option}=...`",
+            reason_code="bound_exhausted",
+        )

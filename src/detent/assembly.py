@@ -1,6 +1,7 @@
-"""Making an engine's parts from a configuration, in order: store, workspace, tools, planner, policy, observers (rows T7, T8).
+"""Making an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
 
 A part that cannot be made names itself: "failed to create store: ...". Parts that the caller gives replace those that were made.
+`Planners` makes those of agents, when they are needed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Any
 
 import msgspec
 
+from detent.admission import NoPlanner
 from detent.config import DEFAULTS, Config, WorkspaceConfig
+from detent.core.agent import AgentSpec
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError, UnknownName
 from detent.loading import load_config, load_part, load_tool
 from detent.names import entry_points, plugged
+from detent.ports import Planner
 
 
 def engine_options(config: str | Path | Config | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,10 +47,70 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     options: dict[str, Any] = {"sandbox": config.workspace.sandbox or "auto"}
     options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
     models = config.models
-    options |= {"model_limits": models.limits, "model_prices": models.prices, "model_retries": models.retries}
+    options |= {
+        "model_limits": models.limits,
+        "model_prices": models.prices,
+        "model_retries": models.retries,
+        "titles": bool(models.titles),
+    }
     options["mcp"] = config.mcp or {}
     options["tenant_budgets"] = config.tenants or {}
     return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+
+
+class Planners:
+    """Who plans for an agent: its rules, else the engine's own planner, else its model. What asks models is made once, when it is needed.
+
+    `around` is given each planner and returns what takes its place.
+    """
+
+    def __init__(self, own: Planner | None) -> None:
+        self.own = own
+        self.around: Callable[[Planner], Planner] | None = None
+        self._models: dict[str, Any] = {}
+
+    def of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return the planner; raise `ConfigError`, with `check` also where the agent's model could not be asked from here."""
+        found = self._of(spec, check=check)
+        return found if self.around is None else self.around(found)
+
+    def needed(self, spec: AgentSpec) -> Planner:
+        """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
+        if not (spec.rules or spec.model) and self.own is None:
+            raise ConfigError(
+                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it: Engine(planner=...)"
+            )
+        return self.of(spec)
+
+    def _of(self, spec: AgentSpec, *, check: bool) -> Planner:
+        if spec.rules:
+            from detent.planners.rules import RulePlanner
+
+            return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
+        if self.own is not None or not spec.model:
+            return self.own or NoPlanner(spec)
+        if spec.planner not in self._models:
+            self._models[spec.planner] = _raw_text_models() if spec.planner else _model_planner()
+        if check:
+            self._models[spec.planner].check(spec)
+        return self._models[spec.planner]
+
+    async def close(self) -> None:
+        """Close the connections to models."""
+        if "" in self._models:
+            await self._models[""].close()
+
+
+def _model_planner() -> Any:
+    from detent.planners.model import ModelPlanner
+
+    return ModelPlanner()
+
+
+def _raw_text_models() -> Any:
+    from detent.planners.raw_text import RawTextModels
+
+    return RawTextModels()
 
 
 def store_at(url: str, **options: Any) -> Any:
@@ -144,6 +208,26 @@ def _secrets(config: Config) -> Any:
     return read_secrets(config.secrets or {})
 
 
+def _worker_host(config: Config) -> Any:
+    from detent.workers.in_process import InProcessHost
+
+    host = InProcessHost(**{name: value for name, value in msgspec.structs.asdict(config.worker).items() if value is not None})
+    host.concurrency = min(host.concurrency, config.limits.max_concurrent_runs or host.concurrency)
+    return host
+
+
+def _scheduler(config: Config) -> Any:
+    most, most_of = config.limits.max_concurrent_calls, config.limits.max_concurrent_calls_of or {}
+    if most is None and not most_of:
+        return None
+    from detent.tools.bounded import Bounded
+
+    for name, bound in (("max_concurrent_calls", most), *((f"max_concurrent_calls_of.{tool}", n) for tool, n in most_of.items())):
+        if bound is not None and bound < 1:
+            raise ConfigError(f"limits.{name} is {bound}; give at least 1, or leave it out")
+    return Bounded(most, per_tool=most_of)
+
+
 _PARTS: dict[str, Callable[[Config], Any]] = {
     "store": _store,
     "workspace": _workspace,
@@ -152,4 +236,6 @@ _PARTS: dict[str, Callable[[Config], Any]] = {
     "policy": _policy,
     "observers": _observers,
     "secrets": _secrets,
+    "scheduler": _scheduler,
+    "worker_host": _worker_host,
 }

@@ -200,7 +200,9 @@ class _Judge:
             return None
         bounded = msgspec.structs.replace(state, budget=self._budget, cancel=None)
         bare = msgspec.structs.replace(known, ended="")
-        settled = settle(bounded, bare, running_s=event.running_ms / 1000, now=record.envelope.at, turn_over=True)
+        settled = settle(
+            bounded, bare, running_s=event.running_ms / 1000, total_s=(event.running_ms + bounded.away_ms) / 1000, turn_over=True
+        )
         if not isinstance(settled, Settled):
             return None
         return Verdict(decision="stop", rule=f"budget:{settled.bound.option if settled.bound else settled.reason}", reason=settled.error)

@@ -17,11 +17,12 @@ from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
-from detent.core.events import AnyEvent, Forked, ToolError, ToolFinished, UserReplied
+from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied
 from detent.core.fold import evolve
 from detent.core.history import Map, Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
+from detent.ports import json_problem
 
 replace = msgspec.structs.replace
 
@@ -61,13 +62,14 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         usage=NOTHING,
         calls_of={},
         running_ms=0.0,
+        away_ms=0.0,
         openings=1,
         reserved={},
         approvals={},
         asks={},
         timers={},
         children={},
-        effects=_without(state.effects, {f"-1:{timer}:0" for timer in again}) if again else state.effects,
+        effects=_without(state.effects, {f"-1:{timer}:0" for timer in again} | ({TITLE} if "goal" in forked.edits else set())),
         cancel=None,
         dead_letter="",
         reason="",
@@ -88,6 +90,8 @@ def _used(state: RunState) -> Usage:
 
 
 def _without(values: Map[str, Any], keys: set[str]) -> Map[str, Any]:
+    if not keys:
+        return values
     kept: Map[str, Any] = Map()
     for key, value in values.items():
         if key not in keys:
@@ -120,7 +124,7 @@ def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelS
             turn_bad=0,
             rejected=0,
             progressed=False,
-            polled=False,
+            polled=known.iteration > 0,  # the turn that is over counts no more
             failed_turns=0,
             since_progress=0,
             reflections=0,
@@ -158,10 +162,9 @@ def checked_edits(edits: Mapping[str, Any], agent: AgentSpec) -> dict[str, Any]:
     for name in edits:
         if name not in EDITABLE:
             raise UnknownName("part of a run to edit", name, EDITABLE)
-    try:
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(edits))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"edits must be JSON data, because they stand in the log: {error}") from error
+    if problem := json_problem(dict(edits)):
+        raise ConfigError(f"edits must be JSON data, because they stand in the log: {problem}")
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(edits))
     for name, wanted in (("variables", dict), ("results", dict), ("replies", dict), ("budget", dict), ("goal", str)):
         if name in plain and not isinstance(plain[name], wanted):
             raise ConfigError(f"the edit of {name!r} is {plain[name]!r}; give {'text' if wanted is str else 'an object'}")

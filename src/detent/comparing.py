@@ -359,7 +359,9 @@ def _of_turn(steps: Sequence[_Step], record: Record) -> Iterator[_Step]:
 
 def _said(event: Any) -> Any:
     """Return a record as it counts; None for one that does not."""
-    if event is None or isinstance(event, _SILENT) or (isinstance(event, e.EffectRecorded) and event.label == "now"):
+    if event is None or isinstance(event, _SILENT):
+        return None
+    if isinstance(event, e.EffectRecorded) and (event.label == "now" or event.phase == e.ASIDE):
         return None
     data = cast("dict[str, Any]", _plain(event))
     match event:

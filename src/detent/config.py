@@ -150,9 +150,15 @@ def _check_raw_text(agent: Agent) -> None:
         raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
-    if not agent.planner and "on_device" in agent.model_settings:
+    text = not agent.planner and agent.model_settings.get("tool_calls") == "text"
+    if not (agent.planner or text) and "on_device" in agent.model_settings:
         raise ConfigError(
-            f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" only; set that, or leave it out'
+            f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" and tool_calls = "text"; set one, or leave it out'
+        )
+    said: Any = agent.model_settings.get("on_device")
+    if text and isinstance(said, dict) and "constrain" in said:
+        raise ConfigError(
+            f'agent {agent.name!r}: model_settings: on_device: constrain has no effect with tool_calls = "text"; leave it out'
         )
 
 
@@ -198,18 +204,39 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`ceiling`: the most iterations that a budget may ask for; `max_concurrent_runs`: how many runs an engine advances at once."""
+    """`ceiling`: the most iterations that a budget may ask for; `max_concurrent_runs`: how many runs an engine advances at once.
+
+    `max_concurrent_calls`: how many calls of tools run at once, over all runs of the engine; `max_concurrent_calls_of`: of single tools.
+    """
 
     ceiling: int | None = None
     max_concurrent_runs: int | None = None
+    max_concurrent_calls: int | None = None
+    max_concurrent_calls_of: dict[str, int] | None = None
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all model calls of an engine: limits by provider, prices by "provider:name", how failed calls are tried again."""
+    """What holds for all model calls of an engine: limits by provider, prices by "provider:name", how failed calls are tried again.
+
+    `titles`: ask the agent's small model what each run is called in lists.
+    """
 
     limits: dict[str, ModelLimits] | None = None
     prices: dict[str, ModelPrice] | None = None
     retries: ModelRetries | None = None
+    titles: bool | None = None
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How `detent worker` and `Engine.work` advance runs: `concurrency` of them at once; `poll_s` is how often they look for what is due.
+
+    A run whose attempt failed is tried again after `retry_pause_s`, then after twice as long and so on, and given up after `max_attempts`.
+    """
+
+    concurrency: int | None = None
+    max_attempts: int | None = None
+    retry_pause_s: float | None = None
+    poll_s: float | None = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
     models: ModelsConfig = ModelsConfig()
     budget: Budget = Budget()
+    worker: WorkerConfig = WorkerConfig()
     output: OutputConfig = OutputConfig()
     agent: str | None = None
     agents: dict[str, str] | None = None
@@ -254,7 +282,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
 
-PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, OutputConfig, Budget)
+PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, OutputConfig, Budget)
 
 DEFAULTS = Config(
     store=StoreConfig(url="sqlite:///.detent/runs.db"),

@@ -11,11 +11,9 @@ import contextlib
 import inspect
 import logging
 import os
-import signal as signals
 import socket
 import sys
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,13 +22,13 @@ import msgspec
 
 from detent import admission, comparing, forking, upgrading, upkeep
 from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
-from detent.answering import approval_payload
+from detent.answering import approval_payload, reconcile_payload, refuse_reopening, reply_payload
 from detent.backtest import Backtest, backtest
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.comparing import Diff, Parting
 from detent.config import Agent, Config
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import CEILING, Budget, Exhausted, checked, exhausted
+from detent.core.budget import CEILING, Budget, checked
 from detent.core.errors import (
     ConfigError,
     Conflict,
@@ -47,6 +45,7 @@ from detent.core.events import BudgetChanged, RunReopened, RunStarted
 from detent.core.records import Record, RunHead
 from detent.core.state import WAITING, RunState
 from detent.gateway import Traffic
+from detent.interrupts import on_signals
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.lineage import history, preserve
@@ -67,11 +66,16 @@ from detent.ports import (
     Planner,
     Policy,
     RunQuery,
+    Scheduler,
     SecretSource,
     Signal,
     Strategy,
+    Together,
+    Toolbox,
     View,
+    WorkerHost,
     noop_hooks,
+    unstorable,
 )
 from detent.pricing import ModelPrice, Prices
 from detent.redact import Redactor, redacted_start
@@ -82,6 +86,7 @@ from detent.tenants import TenantBudget, Tenants
 from detent.tools.mcp.settings import McpServer
 from detent.upgrading import Upgrade, Upgraded
 from detent.watcher import Watcher
+from detent.working import Hand, Shift, StoreBacklog, Wakeups, Worked
 
 T = TypeVar("T")
 log = logging.getLogger("detent")
@@ -102,7 +107,10 @@ class Engine:
     may rely on. `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a run needs them,
     and closed with the engine. `model_limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by
     provider); `model_prices`: prices by "provider:name" that go before the price list; `model_retries`: how failed calls are tried again.
-    `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named.
+    `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named. `scheduler`: when the
+    calls of all runs begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how
+    `submit` hands runs to workers, and how `work` is one (none: an `InProcessHost`, for which the store is the queue). `titles`:
+    whether an agent's small model is asked once what its run is called in lists.
     """
 
     def __init__(
@@ -134,9 +142,12 @@ class Engine:
         model_limits: Mapping[str, ModelLimits] | ProviderLimits | None = None,
         model_prices: Mapping[str, ModelPrice] | None = None,
         model_retries: ModelRetries | None = None,
+        titles: bool = False,
         tenant_budgets: Mapping[str, TenantBudget] | None = None,
+        scheduler: Scheduler | None = None,
+        worker_host: WorkerHost | None = None,
     ) -> None:
-        from detent.assembly import store_at
+        from detent.assembly import Planners, store_at
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
@@ -146,6 +157,7 @@ class Engine:
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
         from detent.tools.schema import schema_digest
+        from detent.workers.in_process import InProcessHost
 
         if max_concurrent_runs is not None and max_concurrent_runs < 1:
             raise ConfigError(f"max_concurrent_runs is {max_concurrent_runs}; give at least 1, or leave it out")
@@ -154,9 +166,8 @@ class Engine:
         self._owns_store = isinstance(store, str)
         house = load_policy(policy) if isinstance(policy, (str, Path)) else policy
         self.tools = Registry(tools, more=lambda name: BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
-        self.planner, self.approver, self.ceiling = planner, approver, ceiling
-        self._models: Any = None
-        self._raw_text: Any = None
+        self.approver, self.ceiling = approver, ceiling
+        self._planners = Planners(planner)
         if workspace is not None:
             from detent.tools.workspace import workspace_tools
 
@@ -193,7 +204,12 @@ class Engine:
             digest=schema_digest,
             tenants=self.tenants,
             traffic=Traffic(prices=self.prices, limits=limits_of(model_limits), retries=model_retries),
+            affordable=self._refuse_unpriced,
+            titles=titles,
+            scheduler=None if type(scheduler) is Together else scheduler,
         )
+        self.worker_host: WorkerHost = worker_host or InProcessHost()
+        self._shifts: set[Shift] = set()
         self._advancing: set[asyncio.Task[Any]] = set()
         self._opened = False
 
@@ -205,7 +221,32 @@ class Engine:
         """
         from detent.assembly import engine_options
 
-        return cls(**engine_options(config, overrides))
+        made = cls(**engine_options(config, overrides))
+        made._owns_store = made._owns_store or "store" not in overrides
+        return made
+
+    @property
+    def planner(self) -> Planner | None:
+        """The planner that it was given."""
+        return self._planners.own
+
+    def wrap(
+        self,
+        *,
+        planner: Callable[[Planner], Planner] | None = None,
+        tools: Callable[[Toolbox], Toolbox] | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        """Put something around every planner and around the tools that runs are given here, and another clock and names in; for tests.
+
+        Call it before the engine is used, as `detent.testing.simulate` does with the engines that it is given.
+        """
+        there = self._parts
+        self._planners.around = planner or self._planners.around
+        self._parts = msgspec.structs.replace(
+            there, tools=tools(there.tools) if tools else there.tools, clock=clock or there.clock, ids=ids or there.ids
+        )
 
     # Life -----------------------------------------------------------------------------------------------------------------------
 
@@ -222,13 +263,13 @@ class Engine:
             self._opened = True
 
     async def close(self) -> None:
-        """Stop watching and close the store; runs in progress are suspended first."""
+        """Stop watching and close the store; workers are stopped and runs in progress suspended first."""
+        await asyncio.gather(*(shift.stop() for shift in self._shifts))
         self.suspend("the engine is closing")
         await asyncio.gather(*self._advancing, return_exceptions=True)
         await self._parts.watcher.close()
         await self.servers.close()
-        if self._models is not None:
-            await self._models.close()
+        await self._planners.close()
         if self._opened:
             self._opened = False
             if self._owns_store:
@@ -237,9 +278,11 @@ class Engine:
     def suspend(self, why: str) -> int:
         """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`.
 
-        Returns how many runs that were.
+        Workers end: `work` returns. Returns how many runs and workers that were.
         """
-        return self._parts.watcher.suspend(why)
+        for shift in self._shifts:
+            shift.end()
+        return len(self._shifts) + self._parts.watcher.suspend(why)
 
     # Run ------------------------------------------------------------------------------------------------------------------------
 
@@ -261,8 +304,9 @@ class Engine:
     ) -> Result:
         """Work on `goal` until the run finishes or waits, and return how it stands.
 
-        With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. Raises `ConfigError` and
-        `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+        With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. `turns`: at most so many
+        turns now; with 0 it is started, durably, and not taken on. Raises `ConfigError` and `BudgetRefused` before anything is recorded,
+        `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
         """
         await self._open()
         agent = await self._with_servers(agent)
@@ -281,22 +325,28 @@ class Engine:
             strategy=spec.strategy,
             strategy_version=version_of(self.strategies.get(spec.strategy)),
         )
-        admission.refuse_unpriced(spec, started.budget, self.prices)
+        self._refuse_unpriced(spec, started.budget, started.host)
+        admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
         admission.refuse_what_is_not_json(
+            goal=goal,
+            agent=spec,
+            host=started.host,
             variables=started.variables,
             seed_memory=started.seed_memory,
             attachments=started.attachments,
             output_schema=started.output_schema,
         )
-        self._planner_for(spec)  # rules that cannot be read are refused before anything is recorded
+        self._planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
         admission.checked_run_id(run_id)
         if run_id is not None and await self.store.head(run_id) is not None:
             await admission.same_context(self.store, run_id, started, (*self._parts.redact, *spec.redact))
+            if turns == 0:
+                return result_of(await self.load(run_id))
             return await self._resume(run_id, turns=turns, observers=observers)
         await self.tenants.refuse_start(started.host.tenant)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
-        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers, turns=turns)
+        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers, turns=turns, slot=turns != 0)
 
     async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
         """Record `started` and take the run on."""
@@ -311,6 +361,9 @@ class Engine:
             journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
             if counted:
                 await journal.commit()
+        if turns == 0:
+            await journal.commit(durable=True)
+            return journal.state
         return await advancing.go(journal, turns=turns)
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
@@ -333,7 +386,13 @@ class Engine:
         """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
 
         async def main() -> T:
-            with self._suspended_by_signals():
+            task = asyncio.current_task()
+
+            def stop(name: str) -> None:
+                if not self.suspend(name) and task is not None:
+                    task.cancel()
+
+            with on_signals(stop):
                 try:
                     return await call()
                 finally:
@@ -343,25 +402,6 @@ class Engine:
             return asyncio.run(main())
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # a signal came before or after the run, when there was nothing to suspend
-
-    @contextlib.contextmanager
-    def _suspended_by_signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def stop(name: str) -> None:
-            if not self.suspend(name) and task is not None:
-                task.cancel()
-
-        for number in (signals.SIGINT, signals.SIGTERM):
-            loop.add_signal_handler(number, stop, number.name)
-        try:
-            yield
-        finally:
-            for number in (signals.SIGINT, signals.SIGTERM):
-                loop.remove_signal_handler(number)
 
     async def step(
         self,
@@ -403,6 +443,44 @@ class Engine:
             async for item in items:
                 yield item
 
+    async def submit(self, agent: Agent, goal: str, **options: Any) -> str:
+        """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, but observers, turns.
+
+        Its model is asked by the worker alone, which needs the key. With the id of a run that exists, nothing is started. Raises as `run`.
+        """
+        if wrong := options.keys() & {"observers", "turns"}:
+            raise ConfigError(f"submit takes no {' and no '.join(sorted(wrong))}: a worker advances the run; observers are given to `work`")
+        run_id = (await self.run(agent, goal, turns=0, **options)).run_id
+        await self.worker_host.submit(run_id)
+        return run_id
+
+    async def work(
+        self,
+        *,
+        until_idle: bool = False,
+        host: Host | None = None,
+        observers: Sequence[Observer] = (),
+        hand_for: Callable[[str], Awaitable[Hand]] | None = None,
+    ) -> Worked:
+        """Be a worker: advance what is due in the store until cancelled, or (`until_idle`) until nothing can be advanced now.
+
+        Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
+        a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With a host, runs of that tenant only. `hand_for`
+        says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress; it returns what it did
+        when it is idle, or after `suspend`.
+        """
+        await self._open()
+        shift = Shift(self.worker_host, StoreBacklog(self.hand(observers), hand_for=hand_for, tenant=host.tenant if host else None))
+        self._shifts.add(shift)
+        try:
+            return await shift.work(until_idle=until_idle)
+        finally:
+            self._shifts.discard(shift)
+
+    def hand(self, observers: Sequence[Observer] = ()) -> Hand:
+        """Return what a worker takes runs on with, told to these observers too."""
+        return Hand(parts=self._parts, resume=partial(self._resume, observers=observers, planner_for=self._planners.needed))
+
     def _hold(self, task: asyncio.Task[Any]) -> None:
         """Keep a task until it is done; closing the engine waits for it."""
         self._advancing.add(task)
@@ -427,6 +505,7 @@ class Engine:
         """
         await self._open()
         await self._same_host(run_id, host)
+        admission.refuse_what_is_not_json(by=by)
         if budget is None:
             return await self._resume(run_id, observers=observers)
         bounds = checked(budget, ceiling=self.ceiling)
@@ -438,17 +517,8 @@ class Engine:
     async def due(self, *, host: Host | None = None) -> list[str]:
         """Return the waiting runs that can move: a timer or an approval's time is over, or an answer is there. Oldest first."""
         await self._open()
-        tenant = host.tenant if host else None
-        heads = await self.store.list_runs(RunQuery(status=WAITING, tenant=tenant))
-        news = await self.store.signals([head.run_id for head in heads])
-        found: list[str] = []
-        for head in reversed(heads):
-            if head.run_id in news:
-                found.append(head.run_id)
-            elif head.status in ("waiting_for_schedule", "waiting_for_approval"):
-                with contextlib.suppress(RunErased):
-                    found += [head.run_id] if due(await load_run(self.store, head.run_id), self._parts.clock) else []
-        return found
+        heads = await self.store.list_runs(RunQuery(status=WAITING, tenant=host.tenant if host else None))
+        return [head.run_id for head in await Wakeups().due(self._parts, heads[::-1])]
 
     async def wake(self, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> list[Result]:
         """Take on every waiting run that can move (`due`), one after the other; one that another worker has is left to it.
@@ -478,28 +548,14 @@ class Engine:
         host: Host | None = None,
         observers: Sequence[Observer] = (),
     ) -> Result:
-        """Open a failed or stopped run again; refused while a bound is still exhausted (the message names the option that raises it)."""
+        """Open a failed, stopped or given up (`waiting_for_operator`) run again.
+
+        Refused while a bound is still exhausted; the message names the option that raises it.
+        """
         await self._open()
         await self._same_host(run_id, host)
-        state = await self.load(run_id)
-        if state.status not in ("failed", "stopped"):
-            raise NotAllowedNow(
-                run_id, f"run {run_id!r} is {state.status}; only a failed or stopped run is opened again", reason_code="not_reopenable"
-            )
-        merged = checked(budget or Budget(), ceiling=self.ceiling).over(state.budget)
-        total_s = (self._parts.clock.now() - state.started_at).total_seconds() if state.started_at else 0.0
-        bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
-        tool = state.dimension.partition(":")[2]
-        if bound is None and tool and (most := merged.calls_of(tool)) is not None and state.calls_of.get(tool, 0) >= most:
-            bound = Exhausted(state.dimension, most, state.calls_of[tool])
-        if bound is not None:
-            more = f"max_calls_of={{{tool!r}: ...}}" if ":" in bound.dimension else f"{bound.option}=..."
-            raise NotAllowedNow(
-                run_id,
-                f"run {run_id!r} has used {bound.used:g} of {bound.option}={bound.limit:g}; raise it with Budget({more}) "
-                f"or `detent reopen {run_id} --budget {bound.option}=...`",
-                reason_code="bound_exhausted",
-            )
+        admission.refuse_what_is_not_json(by=by, why=why)
+        refuse_reopening(await self.load(run_id), budget or Budget(), self._parts.clock.now(), ceiling=self.ceiling)
         event = RunReopened(by=by, why=why, budget=budget)
         return await self._resume(run_id, event, advance=resume, observers=observers)
 
@@ -547,6 +603,7 @@ class Engine:
         advance: bool = True,
         slot: bool = True,
         observers: Sequence[Observer] = (),
+        planner_for: Callable[[AgentSpec], Planner] | None = None,
     ) -> Result:
         if self.servers and advance:
             await self._reach_servers(run_id, news=bool(events))
@@ -554,7 +611,7 @@ class Engine:
         def work(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
             return advancing.resume(*events, turns=turns, advance=advance)
 
-        return await self._advance(run_id, work, observers, turns=turns, slot=slot and advance)
+        return await self._advance(run_id, work, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
 
     async def _advance(
         self,
@@ -564,6 +621,7 @@ class Engine:
         *,
         turns: int | None = None,
         slot: bool = True,
+        planner_for: Callable[[AgentSpec], Planner] | None = None,
     ) -> Result:
         """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
         if observers:
@@ -578,7 +636,7 @@ class Engine:
         async def main() -> RunState:
             async with (
                 self._limit if self._limit and slot else contextlib.nullcontext(),
-                Advancing(self._parts, run_id, self._planner_for, sinks=sinks, chunk=chunk) as advancing,
+                Advancing(self._parts, run_id, planner_for or self._planners.of, sinks=sinks, chunk=chunk) as advancing,
             ):
                 return await work(advancing)
 
@@ -668,15 +726,8 @@ class Engine:
         """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
         await self._open()
         await self._visible(run_id, host)
-        asks = (await self.load(run_id)).asks
-        if not ask_id and len(asks) == 1:
-            ask_id = next(iter(asks))
-        if ask_id not in asks:
-            raise NotAllowedNow(
-                run_id, f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})", reason_code="not_asked"
-            )
-        reply = admission.fitting_reply(run_id, reply, asks[ask_id].expected)
-        return await self._deliver(run_id, self._signal("reply", {"ask_id": ask_id, "reply": reply}, by=by), resume=resume)
+        payload = reply_payload(await self.load(run_id), reply, ask_id)
+        return await self._deliver(run_id, self._signal("reply", payload, by=by), resume=resume)
 
     async def reconcile(
         self,
@@ -692,14 +743,7 @@ class Engine:
         """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key)."""
         await self._open()
         await self._visible(run_id, host)
-        state = await self.load(run_id)
-        if call_id not in state.in_doubt:
-            raise NotAllowedNow(
-                run_id,
-                f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})",
-                reason_code="not_in_doubt",
-            )
-        payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+        payload = reconcile_payload(await self.load(run_id), call_id, happened=happened, result=result)
         return await self._deliver(run_id, self._signal("reconcile", payload, by=by), resume=resume)
 
     async def cancel(self, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
@@ -715,6 +759,8 @@ class Engine:
         """Put a signal into the run's inbox; whoever advances the run takes it up."""
         await self._open()
         await self._visible(run_id, host)
+        admission.refuse_unstorable(**{"signal.id": signal.id})
+        admission.refuse_what_is_not_json(signal=signal)
         await self.store.post(run_id, signal)
 
     async def _deliver(self, run_id: str, signal: Signal, *, resume: bool) -> Result:
@@ -843,6 +889,7 @@ class Engine:
 
     async def erase(self, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> None:
         """Remove a run's content for good and keep its chain of hashes; only a finished or waiting run can be erased."""
+        admission.refuse_what_is_not_json(by=by, why=why)
         async with self._claimed(run_id, host):
             await upkeep.erase(self._parts, await self.load(run_id), by=by, why=why)
 
@@ -873,7 +920,7 @@ class Engine:
 
     async def _visible(self, run_id: str, host: Host | None) -> None:
         """Raise `RunNotFound` for an unknown run, and for another tenant's when a host asks (DESIGN 8)."""
-        head = await self.store.head(run_id)
+        head = None if unstorable(run_id) else await self.store.head(run_id)
         if head is None or (host is not None and head.tenant != host.tenant):
             raise RunNotFound(run_id, self.store.url)
 
@@ -914,7 +961,18 @@ class Engine:
                 raise UnknownName("tool", name, known)
         self._parts.policy_of(spec)
         self._parts.guards_of(spec, (), {})
-        self._planner_for(spec)
+        self._planners.of(spec)
+
+    def _refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host) -> None:
+        """Raise `ConfigError` where the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
+        tenant = self.tenants.budget_of(host.tenant)
+        if budget.max_cost_usd is not None:
+            bounded = f"agent {spec.name!r}"
+        elif tenant is not None and tenant.max_cost_usd is not None:
+            bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
+        else:
+            return
+        admission.refuse_unpriced(spec, self._planners.of(spec, check=False), self.prices, bounded=bounded)
 
     async def _with_servers(self, agent: Agent) -> Agent:
         """Return the agent with the tools of its MCP servers by name, these connected; raise `ConfigError`."""
@@ -933,26 +991,6 @@ class Engine:
             return
         if news or left or state.status == "running" or due(state, self._parts.clock):
             await self.servers.prepare(state.agent.tools, resuming=True)
-
-    def _planner_for(self, spec: AgentSpec) -> Planner:
-        """Return who plans for the agent: its rules, else this engine's planner, else its model; raise `ConfigError`."""
-        if spec.rules:
-            from detent.planners.rules import RulePlanner
-
-            return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
-        if self.planner is None and spec.model and spec.planner:
-            from detent.planners.raw_text import RawTextModels
-
-            self._raw_text = self._raw_text or RawTextModels()
-            self._raw_text.check(spec)
-            return self._raw_text
-        if self.planner is None and spec.model:
-            from detent.planners.model import ModelPlanner
-
-            self._models = self._models or ModelPlanner()
-            self._models.check(spec)
-            return self._models
-        return self.planner or admission.NoPlanner(spec)
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent import admission
-from detent.advancing import Parts
+from detent.advancing import Parts, bounds_after
 from detent.branching import checked_edits, edited_agent
 from detent.clock import new_run_id
 from detent.core.actions import ToolCall
@@ -40,6 +40,7 @@ _CALLS = (b'{"type":"tool_started"', b'{"type":"tool_finished"', b'{"type":"tool
 _DIGEST = 77
 """How many bytes of a line come after its body (`codec.seal`)."""
 _TURN = b'","body":{"type":"turn_started"'
+_BOUNDS = (b'{"type":"budget_changed"', b'{"type":"run_reopened"', b'{"type":"forked"')
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -51,9 +52,10 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class There(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be known of a run after some record: whose it is, its agent by then, that record's digest, the effects that are open."""
+    """What is to be known of a run after some record: whose it is, its agent and bounds by then, that record's digest, the open effects."""
 
     agent: AgentSpec
+    budget: Budget
     host: Host
     digest: str
     open: Sequence[Open]
@@ -97,6 +99,7 @@ async def fork(
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
         usable(edited)
+    parts.affordable(edited, msgspec.convert(plain.get("budget", {}), Budget).over(there.budget), there.host)
     await _known(store, run_id, at, plain)
     refuse_open_effects(run_id, at, there)
     patterns = (*parts.redact, *edited.redact)
@@ -158,12 +161,19 @@ async def look(store: EventStore, run_id: str, at: int) -> There:
         raise RunErased(run_id)
     digest = read_record(lines[-1]).digest
     if state is None:
-        started, agent = await _origin(store, run_id, lines[0])
-        return There(agent=agent, host=started.host, digest=digest, open=open_effects(lines))
+        started, agent, above = await _origin(store, run_id, lines[0])
+        bounds = _bounds(started.budget, [*above, *lines])
+        return There(agent=agent, budget=bounds, host=started.host, digest=digest, open=open_effects(lines))
     calls = [call for one in state.passes.values() for call in one.calls.values() if not call.read_only]
     begun = [call for call in calls if call.status in ("started", "in_doubt", "again")]
     known = [Open(call.call_id, call.tool, call.status == "in_doubt") for call in begun]
-    return There(agent=state.agent, host=state.host, digest=digest, open=open_effects(lines[1:], known))
+    bounds = _bounds(state.budget, lines[1:])
+    return There(agent=state.agent, budget=bounds, host=state.host, digest=digest, open=open_effects(lines[1:], known))
+
+
+def _bounds(budget: Budget, lines: Sequence[bytes]) -> Budget:
+    """Return the bounds after these lines."""
+    return bounds_after(budget, (read_record(line).event for line in lines if body_of(line).startswith(_BOUNDS)))
 
 
 async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunState | None]:
@@ -177,9 +187,12 @@ async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunSt
         return 0, None
 
 
-async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStarted, AgentSpec]:
-    """Return how the first ancestor was started, and the run's agent: that of its start with the edits of every fork on the way."""
-    logs = [*(one.lines[0] for one in await segments(store, run_id, [first])), first]
+async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStarted, AgentSpec, list[bytes]]:
+    """Return how the first ancestor was started, the run's agent (that of its start with the edits of every fork on the way), and the lines
+    that come before the run's own.
+    """
+    above = await segments(store, run_id, [first])
+    logs = [*(one.lines[0] for one in above), first]
     started = read_record(logs[0]).event
     if not isinstance(started, RunStarted):
         raise RunErased(run_id)
@@ -187,7 +200,7 @@ async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStar
     for line in logs[1:]:
         forked = forked_of(line)
         agent = edited_agent(agent, forked.edits) if forked is not None else agent
-    return started, agent
+    return started, agent, [line for one in above for line in one.lines[: one.used]]
 
 
 def refuse_open_effects(run_id: str, at: int, there: There) -> None:

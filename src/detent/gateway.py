@@ -27,7 +27,7 @@ from detent.kernel.context import KernelContext
 from detent.model_limits import Entry, ModelRetries, ProviderLimits
 from detent.ports import Chunk, ModelAnswer
 from detent.pricing import Prices
-from detent.redact import Streamed
+from detent.redact import hiding, sensitive_fields
 from detent.reserving import Allowed, Asked, allowed, bounded
 from detent.tenants import Tenants
 
@@ -98,7 +98,7 @@ class Gateway:
         patterns: Sequence[str] = (),
     ) -> None:
         self._tenants = tenants
-        self._streamed = Streamed(patterns) if patterns and chunk is not None else None
+        self._streamed = hiding(patterns, sensitive_fields(context.known.values())) if chunk is not None else ()
         self._kind: Literal["text", "thinking"] = "text"
         self._context, self._run, self._scope = context, context.run, context.scope
         self._traffic, self._room, self._chunk = traffic, room, chunk
@@ -146,17 +146,21 @@ class Gateway:
             await self._rested(pause)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """See `ports.Models.emit`; what the run's patterns match is hidden, also where it comes in pieces."""
-        if self._streamed is not None:
-            if kind != self._kind:
-                self._emitted()
-            self._kind, content = kind, self._streamed.add(content)
+        """See `ports.Models.emit`; what patterns match and what stands in sensitive fields is hidden, also where it comes in pieces."""
+        if self._streamed and kind != self._kind:
+            self._emitted()
+        self._kind = kind
+        for streamed in self._streamed:
+            content = streamed.add(content)
         if content:
             self._tell(kind, content)
 
     def _emitted(self) -> None:
         """Tell what was held back: the text has ended."""
-        if self._streamed is not None and (rest := self._streamed.rest()):
+        rest = ""
+        for streamed in self._streamed:
+            rest = streamed.add(rest) + streamed.rest()
+        if rest:
             self._tell(self._kind, rest)
 
     def _tell(self, kind: Literal["text", "thinking", "model"], content: Any) -> None:

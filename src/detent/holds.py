@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Container
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -25,6 +27,9 @@ LAPSES_S = 900.0
 BUSY_S = 30.0
 """So long is waited for an account that others hold."""
 _BLOB = "reserved"
+_Locks = dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock]
+_LOCKS: WeakKeyDictionary[EventStore, _Locks] = WeakKeyDictionary()
+"""By store: engines that share one are one holder of claims."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +85,15 @@ class Account:
 
 
 class Accounts:
-    """The accounts of all tenants in one store, for one engine."""
+    """The accounts of all tenants in one store, for one engine; those of engines that share the store object wait for each other."""
 
-    __slots__ = ("_clock", "_locks", "_loop", "_store")
+    __slots__ = ("_clock", "_locks", "_store")
 
     def __init__(self, store: EventStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._locks: _Locks = {}
+        with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
+            self._locks = _LOCKS.setdefault(store, self._locks)
 
     async def enter(self, tenant: str) -> Account:
         """Wait until nobody else reserves in the account and return it; raise `StoreBusy`."""
@@ -105,9 +111,10 @@ class Accounts:
     def _lock(self, place: str) -> asyncio.Lock:
         """Return what keeps the runs of this process apart, whose claims are one holder's."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._locks = loop, {}
-        return self._locks.setdefault(place, asyncio.Lock())
+        if (loop, place) not in self._locks:
+            for key in [key for key in self._locks if key[0].is_closed()]:
+                del self._locks[key]
+        return self._locks.setdefault((loop, place), asyncio.Lock())
 
     async def _claim(self, place: str, tenant: str) -> None:
         deadline, pause = time.monotonic() + BUSY_S, 0.002

@@ -11,6 +11,8 @@ import contextlib
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -18,13 +20,13 @@ import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.codec import digest_of
-from detent.core.errors import PlannerFailed, StoreError, ToolFailed
+from detent.core.errors import ConfigError, PlannerFailed, StoreError, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import CallState, Item, RunState
 from detent.gateway import Gateway, Room, Traffic
 from detent.kernel.context import KernelContext
 from detent.kernel.execution import key_of
-from detent.kernel.outside import Interrupted
+from detent.kernel.outside import Begin, Interrupted
 from detent.kernel.planning import calls_in
 from detent.lineage import Recorded, find_blob, recorded, stub
 from detent.ports import (
@@ -41,8 +43,10 @@ from detent.ports import (
     ToolOutcome,
     ToolSpec,
     View,
+    json_problem,
+    refuse_failed,
 )
-from detent.redact import Redactor, hidden, placeholders, resolve
+from detent.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
 from detent.tenants import Tenants
 from detent.vault import Vault
 
@@ -53,10 +57,23 @@ KEY_BLOB = "redaction-key"
 _CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
 
 
+MAKING: ContextVar[str] = ContextVar("detent_making", default="")
+"""The label of the effect that the current task is making, "" outside of one."""
+
+
+def refuse_inside_effect(what: str) -> None:
+    """Raise `ConfigError` where an effect is being made: nothing that has records of its own can be part of one."""
+    if outer := MAKING.get():
+        raise ConfigError(
+            f"{what} was begun inside of the effect {outer!r}, whose value is made once and then taken from the log with nothing in it done "
+            "again; do it before, and use what it gave"
+        )
+
+
 class Control:
     """One run's line to the outside while it is being advanced in this process."""
 
-    __slots__ = ("_grace", "_interruptible", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop")
+    __slots__ = ("_grace", "_interruptible", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop", "told")
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
@@ -67,13 +84,14 @@ class Control:
         self._taken: frozenset[str] = frozenset()
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = 0
+        self.told: set[Callable[[], None]] = set()
 
     def attach(self) -> None:
         """Make the current task the one that an interruption cancels."""
         self._task = asyncio.current_task()
 
     def deliver(self, signals: Sequence[Signal]) -> None:
-        """Hand signals over; a cancellation interrupts the call in progress."""
+        """Hand signals over; a cancellation interrupts the call in progress, and those in `told` are called."""
         for signal in signals:
             if signal.id in self._taken:
                 continue
@@ -81,6 +99,8 @@ class Control:
             if signal.kind == "cancel" and not self.cancelled:
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
                 self._interrupt()
+                for tell in tuple(self.told):
+                    tell()
 
     def drop(self, signals: Sequence[Signal]) -> None:
         """Never hand these signals over."""
@@ -138,6 +158,8 @@ class Control:
 
 class LiveWorld:
     """What a live run reaches the world through."""
+
+    scheduled: bool = False
 
     __slots__ = (
         "_base_ms",
@@ -207,14 +229,26 @@ class LiveWorld:
         return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Make a value that the log cannot give; a cancellation ends that."""
-        with self.control.during(0):
-            try:
-                return await make()
-            except asyncio.CancelledError:
-                if self.control.interrupted():
-                    raise Interrupted from None
-                raise
+        """Make a value that the log cannot give; a cancellation ends that.
+
+        Raise `ConfigError` for one that is no JSON data, and inside of another effect: a replay takes that as it was recorded, makes nothing,
+        and so does not come by here.
+        """
+        refuse_inside_effect(f"the effect {label!r}")
+        token = MAKING.set(label)
+        try:
+            with self.control.during(0):
+                try:
+                    value = await make()
+                except asyncio.CancelledError:
+                    if self.control.interrupted():
+                        raise Interrupted from None
+                    raise
+        finally:
+            MAKING.reset(token)
+        if problem := json_problem(value, escaping=True):
+            raise ConfigError(f"the effect {label!r} came to what is no JSON data, which the log cannot keep: {problem}")
+        return value
 
     async def reading(self, what: Literal["now", "random"]) -> float:
         """Return the time in seconds since 1970, or a random number in [0, 1); the caller records it."""
@@ -233,10 +267,16 @@ class LiveWorld:
                 if not self.control.interrupted():
                     raise
 
-    async def weigh(self, context: KernelContext) -> None:
-        """Read what the run's tenant has used, where that is bounded."""
-        if self._tenants:
-            await self._tenants.weigh(context)
+    @property
+    def quiet(self) -> bool:
+        """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
+        return not (self.control.waiting or self._tenants)
+
+    async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
+        """Read what the run's tenant has used, where that is bounded; `calls` of tools are about to begin."""
+        if not self._tenants or (calls and all(call.attempt for call in calls)):
+            return None
+        return await self._tenants.weigh(context, calls)
 
     async def signals(self, *, fresh: bool) -> list[Signal]:
         """Return the signals that came; `fresh` reads the inbox instead of relying on the watcher."""
@@ -277,6 +317,14 @@ class LiveWorld:
         finally:
             if isinstance(view.models, Gateway):
                 view.models.close()
+
+    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
+        """Run calls at the same time; a cancellation of the run, which each of them has put on record, ends here."""
+        try:
+            refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+        except asyncio.CancelledError:
+            if not self.control.interrupted():
+                raise
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
@@ -385,26 +433,31 @@ class LiveWorld:
                 for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
                     hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
                     text = text.replace(said, hidden_call)
-                    action = msgspec.structs.replace(action, content=action.content.replace(said, hidden_call))  # noqa: PLW2901
+                action = msgspec.structs.replace(action, content=redactor.planned(action.content, specs))  # noqa: PLW2901 - calls to come
             actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
         hidden = msgspec.structs.replace(
             plan,
             actions=tuple(actions),
-            text=redactor.text(text),
+            text=redactor.text(redactor.planned(text, specs)),
             thinking=redactor.text(plan.thinking),
-            provider_data=redactor.data(plan.provider_data),
+            provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
         )
         await self._keep_secrets(redactor)
         return hidden
 
-    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any:
-        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders."""
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
+
+        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too.
+        """
+        if known and (fields := sensitive_fields(known.values())):
+            value = hidden(value, fields=fields)
         if not self._patterns and (spec is None or not spec.sensitive):
             return value
         redactor = await self.redactor()
-        hidden = redactor.data(value) if spec is None else redactor.arguments(value, spec)
+        shown = redactor.data(value) if spec is None else redactor.arguments(value, spec)
         await self._keep_secrets(redactor)
-        return hidden
+        return shown
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
         """Redact a result and store it whole where it is over the cap, before the record that names it."""
@@ -442,12 +495,15 @@ class LiveWorld:
         redactor.found.clear()
 
     async def _resolved(self, args: Any) -> Any:
-        for name in placeholders(args):
-            if name not in self._secrets:
+        seen: set[str] = set()
+        while fresh := placeholders(args) - seen:  # a value may hold placeholders: a field that was hidden in parts, and then as a whole
+            seen |= fresh
+            for name in fresh - self._secrets.keys():
                 data = await find_blob(self._store, self._run(), blob_of(name))
                 if data is not None:
                     self._secrets[name] = msgspec.json.decode(data)
-        return resolve(args, self._secrets)
+            args = resolve(args, self._secrets)
+        return args
 
 
 def blob_of(placeholder: str) -> str:

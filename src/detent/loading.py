@@ -292,7 +292,7 @@ def _expected(kind: Any) -> str:
         inner = get_args(kind)[0]
         return "a list of tables" if get_origin(inner) is dict else "a list of texts"
     if origin is dict:
-        return "a table of texts" if get_args(kind)[1] is str else "a table"
+        return {str: "a table of texts", int: "a table of whole numbers"}.get(get_args(kind)[1], "a table")
     return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, str(kind))
 
 
@@ -334,6 +334,8 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_AGENT": ("agent",),
     "DETENT_CEILING": ("limits", "ceiling"),
     "DETENT_MAX_CONCURRENT_RUNS": ("limits", "max_concurrent_runs"),
+    "DETENT_MAX_CONCURRENT_CALLS": ("limits", "max_concurrent_calls"),
+    "DETENT_TITLES": ("models", "titles"),
     "DETENT_VERBOSITY": ("output", "verbosity"),
     "DETENT_PROGRESS": ("output", "progress"),
     **{f"DETENT_{field.upper()}": ("budget", field) for field in FIELDS},

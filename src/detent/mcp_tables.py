@@ -40,6 +40,7 @@ class McpTable(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str | None = None
     start_timeout_s: float = 30.0
     protocol: Literal["auto", "legacy"] = "auto"
+    elicitation: Literal["decline", "defaults"] = "decline"
 
 
 def take_servers(said: Any, where: str, home: Path) -> dict[str, McpServer]:

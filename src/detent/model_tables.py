@@ -41,6 +41,7 @@ class ModelTables(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, Any] = {}
     prices: dict[str, Any] = {}
     retries: dict[str, Any] | None = None
+    titles: bool | None = None
 
 
 def take_models(said: Any, where: str) -> ModelsConfig:
@@ -49,7 +50,7 @@ def take_models(said: Any, where: str) -> ModelsConfig:
     limits = {name: _one(table, ModelLimits, where, f"models.limits.{name}") for name, table in tables.limits.items()}
     prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
     retries = None if tables.retries is None else _one(tables.retries, ModelRetries, where, "models.retries")
-    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries)
+    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries, titles=tables.titles)
 
 
 def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:

@@ -22,7 +22,7 @@ from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, remaining, shared
-from detent.core.codec import digest_of, encode_event
+from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
 from detent.core.settle import REASONS, Settled, Wait, finish
 from detent.core.state import CLOSED, WAITING, Item, KernelState
@@ -34,9 +34,10 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.outside import BRANCH, Interrupted
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
+from detent.live import refuse_inside_effect
 from detent.markup import clean
 from detent.phase_hooks import hooked
-from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec
+from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec, json_problem, offered
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -99,20 +100,11 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
             raise
         said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
         return Settled(reason="kernel_error", error=await run.world.scrub(said))
-    if (problem := _no_json(returned)) and not isinstance(returned, Passed):
+    if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
         return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
     if isinstance(returned, Passed):
         return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
     return Settled(reason="final_answer", output=returned)
-
-
-def _no_json(value: Any) -> str:
-    """Return why a value cannot be put on record, "" where it can."""
-    try:
-        encode_event(value)
-    except Exception as error:  # noqa: BLE001 - foreign data: whatever an object does while it is encoded
-        return f"{type(value).__name__}: {error}"
-    return ""
 
 
 def _close(run: Run, settled: Settled) -> None:
@@ -238,6 +230,7 @@ class StrategyPasses:
         return tuple([one for one in ended if isinstance(one, Passed)])
 
     async def _pass(self, branch: Branch, scope: str, limits: Budget) -> Passed:
+        refuse_inside_effect(f"the pass {scope!r}")
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, limits, kernel=kernel)
@@ -316,6 +309,17 @@ class StrategyPasses:
         except Interrupted:
             await absorb(self._run, fresh=False)
             raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
+
+    async def offered(self) -> tuple[ToolSpec, ...]:
+        """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
+        run, found = self._run, self.agent.required_tools
+
+        async def read() -> list[str]:
+            specs = [spec for spec in self.tools if "discover_tools" not in run.tools or spec.ends_turn or spec.name in found]
+            return [spec.name for spec in specs if offered(run.policy, spec, run.state)]
+
+        names = await self.effect("offered", read)
+        return tuple(spec for spec in self.tools if spec.name in names)
 
     async def full(self, item: Item) -> Any:
         """Return the whole value of a tool item; see `ports.StrategyRun.full`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -18,12 +18,19 @@ import msgspec
 from detent.core.codec import walk
 from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
+from detent.kernel.outside import PLACEHOLDER
+from detent.kernel.planning import calls_in
 from detent.ports import ToolSpec
 
-PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
+REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
+"""What stands in the arguments of a planned call for a value that is not there yet."""
 HIDDEN = "<secret>"
 """Stands in text that is streamed for what the log has a placeholder for."""
 MOST_HELD = 1_000
+_NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
+"""Under what a planned call has its tool, and its arguments."""
+_QUOTE = re.compile(r'\\*"|\\+$')
+_FENCE = re.compile(r"^```(?:json)?\s*|\s*```$")
 
 
 class Redactor:
@@ -66,14 +73,49 @@ class Redactor:
             args = {k: self._whole(v) if k in names else v for k, v in given.items()}
         return self.data(args)
 
+    def planned(self, value: Any, specs: Mapping[str, ToolSpec]) -> Any:
+        """Return an answer (JSON data, or text that is JSON) with the sensitive fields replaced in each call of a tool of `specs` that it plans.
+
+        Such a call is an object that names the tool and holds arguments, as a step of a plan does, or a text `tool({...})`. References to
+        what other steps give stay.
+        """
+        if isinstance(value, str):
+            return self._planned_text(value, specs)
+        if isinstance(value, (list, tuple)):
+            return [self.planned(part, specs) for part in cast("list[Any]", value)]
+        if not isinstance(value, dict):
+            return value
+        whole = cast("dict[str, Any]", value)
+        named = (specs.get(name) for key in _NAMES if isinstance(name := whole.get(key), str))
+        spec = next((spec for spec in named if spec is not None and spec.sensitive), None)
+        if spec is None:
+            return {key: self.planned(part, specs) for key, part in whole.items()}
+        return {key: self.arguments(part, spec) if key in _ARGUMENTS else part for key, part in whole.items()}
+
+    def _planned_text(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
+        for said, tool, args in calls_in(text, specs):
+            if (hidden := self.arguments(args, specs[tool])) != args:
+                text = text.replace(said, f"{tool}({msgspec.json.encode(hidden).decode()})")
+        bare = _FENCE.sub("", text.strip())
+        if not bare.startswith(("{", "[")):
+            return text
+        try:
+            value = msgspec.json.decode(bare)
+            hidden = self.planned(value, specs)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            return text
+        return text if hidden == value else msgspec.json.encode(hidden).decode()
+
     def _whole(self, value: Any) -> Any:
-        """Return a sensitive value with each scalar in it replaced; shapes stay."""
+        """Return a sensitive value with each scalar in it replaced; shapes and references stay."""
         if isinstance(value, dict):
             return {k: self._whole(v) for k, v in cast("dict[str, Any]", value).items()}
         if isinstance(value, (list, tuple)):
             return [self._whole(v) for v in cast("list[Any]", value)]
         if value is None or (isinstance(value, str) and PLACEHOLDER.fullmatch(value)):
             return value
+        if isinstance(value, str) and REFERENCE.search(value):
+            return "".join([part if n % 2 or not part else self._hide(part) for n, part in enumerate(REFERENCE.split(value))])
         return self._hide(value)
 
     def _hide(self, value: Any) -> str:
@@ -130,14 +172,104 @@ class Streamed:
         return shown
 
 
-def hidden(value: Any, patterns: Sequence[str]) -> Any:
-    """Return what a tool says while it runs with what `patterns` match replaced by `HIDDEN`; each text for itself."""
-    streamed = Streamed(patterns)
+class StreamedFields:
+    """Text that is shown while it comes, with the value of each JSON field of `names` in it replaced by `HIDDEN`, however it is cut.
+
+    JSON in a text of JSON, whose quotes are escaped, is looked at alike. Only what may become such a field's name is held back.
+    """
+
+    __slots__ = ("_begun", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._find = re.compile(r'(\\*)"(?:' + "|".join(map(re.escape, self._names)) + r')\1"')
+        self._held, self._state = "", "text"
+        self._escapes = 0  # how many backslashes stand before a quote where the field is
+        self._depth, self._in_text, self._begun, self._run = 0, False, False, 0  # where in the value: brackets, a text, its first character
+
+    def add(self, piece: str) -> str:
+        """Return what can be shown now."""
+        self._held += piece
+        shown, before = "", (-1, "")
+        while self._held and before != (len(self._held), self._state):
+            before = len(self._held), self._state
+            shown += self._name() if self._state == "text" else self._colon() if self._state == "colon" else self._value()
+        return shown
+
+    def rest(self) -> str:
+        """Return what was held back; the next piece begins another text."""
+        held, text = self._held, self._state == "text"
+        self._held, self._state = "", "text"
+        return held if text else ""
+
+    def _taken(self, many: int) -> str:
+        shown, self._held = self._held[:many], self._held[many:]
+        return shown
+
+    def _name(self) -> str:
+        """Look for a field's name."""
+        if found := self._find.search(self._held):
+            self._state, self._escapes = "colon", len(found[1])
+            return self._taken(found.end())
+        for quote in _QUOTE.finditer(self._held):
+            begun = self._held[quote.end() :].rstrip("\\")
+            if not quote[0].endswith('"') or any(name.startswith(begun) for name in self._names):
+                return self._taken(quote.start())
+        return self._taken(len(self._held))
+
+    def _colon(self) -> str:
+        """Look for the colon that makes a text a name."""
+        after = self._held.lstrip()
+        if after:
+            self._state = "value" if after[0] == ":" else "text"
+            self._depth, self._in_text, self._begun, self._run = 0, False, False, 0
+        return self._taken(len(self._held) - len(after) + after.startswith(":"))
+
+    def _value(self) -> str:
+        """Skip what there is of the value; return what stands for it where it begins."""
+        begun, end = self._begun, len(self._held)
+        for at, sign in enumerate(self._held):
+            escapes, self._run = self._run, self._run + 1 if sign == "\\" else 0
+            over = None if sign == "\\" else self._over(sign, escapes)
+            if over is not None:
+                end, self._state = at + over, "text"
+                break
+        self._taken(end)
+        quote = "\\" * self._escapes + '"'
+        return f"{quote}{HIDDEN}{quote}" if self._begun and not begun else ""
+
+    def _over(self, sign: str, escapes: int) -> int | None:
+        """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
+        if self._in_text:
+            self._in_text = sign != '"' or escapes % (2 * self._escapes + 2) != self._escapes
+            return 1 if not self._in_text and not self._depth else None
+        if not self._depth and (sign in ",}]" or (self._begun and (sign == '"' or sign.isspace()))):
+            return 0
+        self._in_text, self._begun = sign == '"', self._begun or not sign.isspace()
+        self._depth += (sign in "{[") - (sign in "}]")
+        return 1 if sign in "}]" and not self._depth else None
+
+
+def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:
+    """Return what hides JSON fields, and what patterns match, in text that comes in pieces: each takes what the one before it shows."""
+    return (*((StreamedFields(fields),) if fields else ()), *((Streamed(patterns),) if patterns else ()))
+
+
+def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = ()) -> Any:
+    """Return JSON data with what `patterns` match, and what stands in `fields` of JSON in text, replaced by `HIDDEN`; each text for itself."""
+    chain = hiding(patterns, fields)
 
     def text(said: str) -> str:
-        return streamed.add(said) + streamed.rest()
+        for streamed in chain:
+            said = streamed.add(said) + streamed.rest()
+        return said
 
     return walk(value, text)
+
+
+def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:
+    """Return the names of the fields that tools declare sensitive."""
+    return frozenset([name for spec in specs for name in spec.sensitive])
 
 
 def _widest(pattern: str) -> int:

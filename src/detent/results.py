@@ -10,12 +10,13 @@ import msgspec
 from detent.core.budget import Usage
 from detent.core.state import Item, RunState
 from detent.receipts import Receipt, receipt_of
+from detent.titles import title_of
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
-    `tool_calls` holds every executed or refused call that got an observation, in index order.
+    `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not.
     """
 
     run_id: str
@@ -37,6 +38,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def tools_used(self) -> frozenset[str]:
         """The tools of which a call succeeded."""
         return frozenset(name for p in self.state.passes.values() for name in p.tools_used)
+
+    @property
+    def title(self) -> str:
+        """What the run is called in lists, "" without a title (`Engine(titles=True)`)."""
+        return title_of(self.state)
 
     @property
     def receipt(self) -> Receipt:

@@ -138,7 +138,9 @@ class Histories:
         call = self.calls[event.call]
         if event.digest and not call.attempt:
             call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
-        item = item_of(call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms)
+        item = item_of(
+            call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms, meta=event.meta
+        )
         if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
             self.seen = self.seen.put(fresh, True)
         self.outcomes[call.index] = item

@@ -4,15 +4,14 @@ Theory of operation. Every append carries what its run has used since the one be
 the tenant's day in the same transaction. Where a tenant is bounded, its sums are read before each turn, each group of tool calls and each
 model call, after everything that the run itself has used is committed, and a reading that says something new is put on record
 (`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. Model calls and the starts of
-runs read and decide while nobody else can (`detent.holds`), and what a model call may use is reserved there before it is sent. What tools of
-runs elsewhere use between a reading and the calls that it allowed is not seen: at most one group of calls of each run that is being advanced
-may pass `max_tool_calls`.
+runs read and decide while nobody else can (`detent.holds`), and what a model call may use is reserved there before it is sent. Calls of tools
+are counted when they begin: where they are bounded, the beginning of every one is a record, which is committed before anybody else reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import date, datetime
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from detent.core.codec import read_record
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
-from detent.core.state import KernelState, RunState
+from detent.core.state import CallState, KernelState, RunState
 from detent.holds import Account, Accounts
 from detent.ports import Clock, EventStore, Spent
 
@@ -146,12 +145,32 @@ class Tenants:
         finally:
             await account.leave()
 
-    async def weigh(self, context: Any) -> None:
-        """Put on record what the tenant of a pass's run has used, where it is bounded and the records do not say so already."""
+    async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
+        """Put on record what the tenant of a pass's run has used, where it is bounded and the records do not say so already.
+
+        Where `calls`, which are about to begin, count in a bound, return what they are to begin in: the account, held alone until they are
+        committed.
+        """
         run: RunState = context.run.state
         budget = self.budget_of(run.host.tenant)
         if budget is None or budget.limits == Budget():
-            return
+            return None
+        specs = [context.tools[call.tool].spec for call in calls]
+        costly = budget.max_cost_usd is not None and any(spec.cost_usd is not None for spec in specs)
+        if not calls or (budget.max_tool_calls is None and not costly):
+            await self._read(context, budget)
+            return None
+        account = await self._accounts.enter(run.host.tenant)
+        try:
+            await self._read(context, budget)
+        except BaseException:
+            await account.leave()
+            raise
+        return _beginning(account, context, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
+
+    async def _read(self, context: Any, budget: TenantBudget) -> None:
+        """Put on record what the store says, once everything that the run has used is committed."""
+        run: RunState = context.run.state
         await context.commit()
         since = budget.since(self._clock.now())
         spent = await self._store.spent(run.host.tenant, since)
@@ -164,6 +183,16 @@ class Tenants:
         balance = TenantBalance(tenant=run.host.tenant, window=budget.window, since=since, limits=budget.limits, used=used)
         if not _known(context.run.state, context.state, balance):
             context.run.record(context.scope, balance)
+
+
+@asynccontextmanager
+async def _beginning(account: Account, context: Any, *, durable: bool) -> AsyncGenerator[None]:
+    """Commit what has begun inside, and let others use the account; `durable` where there are effects, which follow their intents."""
+    try:
+        yield
+        await context.commit(durable=durable)
+    finally:
+        await account.leave()
 
 
 def _known(run: RunState, state: KernelState, balance: TenantBalance) -> bool:

@@ -39,7 +39,9 @@ async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
     journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids)
     journal.record(Erased(by=by, why=why))
     await journal.commit(durable=True)
-    await parts.store.erase(state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", reason="erased"))
+    await parts.store.erase(
+        state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", title="", reason="erased")
+    )
     await forget(parts.store, state.run_id)
 
 

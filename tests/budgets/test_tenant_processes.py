@@ -6,26 +6,22 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from detent.stores.urls import open_store
+from forked import fork
 
 HERE = Path(__file__).resolve().parent
 RUNS, LIMIT = 4, 40
 
 
-def start(url: str, name: str) -> subprocess.Popen[str]:
+def start(url: str, name: str) -> Any:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "tenant_worker.py"), url, name, str(RUNS), str(LIMIT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    words = [str(HERE / "tenant_worker.py"), url, name, str(RUNS), str(LIMIT)]
+    return fork(words, env=environment, stdin=subprocess.PIPE, imports=["laws.places"])
 
 
 @pytest.mark.parametrize("scheme", ["sqlite:///{}/runs.db", "file:{}/logs"])

@@ -19,6 +19,7 @@ from crash.workload import RUN
 from detent.core import events as e
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
+from forked import fork
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place
 
@@ -32,7 +33,7 @@ async def check(place: Place, effects: Effects, status: str, output: Any) -> Non
     assert [line.rsplit(":", 1)[0] for line in effects.all()] == EFFECTS, "each effect once, in order, with the approved arguments"
     assert decisions(records) == DECISIONS, "each decision stands in the log once"
     counts = Counter(type(record.event) for record in records)
-    once = {e.UserAsked: 1, e.UserReplied: 1, e.ScheduleSet: 1, e.ScheduleFired: 1, e.ApprovalRequested: 4, e.Planned: 6, e.RunFinished: 1}
+    once = {e.UserAsked: 1, e.UserReplied: 1, e.ScheduleSet: 1, e.ScheduleFired: 1, e.ApprovalRequested: 5, e.Planned: 6, e.RunFinished: 1}
     assert {kind: counts[kind] for kind in once} == once
     check_laws(await place.lines(RUN), every=11)
     store = place.store()
@@ -83,10 +84,9 @@ def test_a_crash_at_any_write_of_a_waiting_run_loses_and_repeats_nothing(kind: s
     asyncio.run(main())
 
 
-def start(url: str, directory: Path, write: int, when: str) -> subprocess.Popen[str]:
+def start(url: str, directory: Path, write: int, when: str) -> Any:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-    words = [sys.executable, str(HERE / "waits.py"), url, str(directory), str(write), when]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    return fork([str(HERE / "waits.py"), url, str(directory), str(write), when], env=environment, imports=["crash.workload", "laws.places"])
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
@@ -105,3 +105,14 @@ def test_processes_that_are_killed_one_after_another_take_a_waiting_run_to_its_e
     said = json.loads(out)
     assert deaths >= 4
     asyncio.run(check(place, effects, said["status"], said["output"]))
+
+
+def test_a_process_that_is_killed_at_a_write_is_succeeded_by_one_that_ends_the_run_the_same() -> None:
+    """A real SIGKILL before and after every thirteenth write, on disk; `tests/faults/kill_waits.py` does it at each, on PostgreSQL, too."""
+    script = HERE.parent / "faults" / "kill_waits.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--stores", "file", "sqlite", "--every", "13"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["file:", "sqlite:"]
+    assert all(int(line.split()[1]) >= 8 for line in ran.stdout.splitlines()), ran.stdout

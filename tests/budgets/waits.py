@@ -33,7 +33,7 @@ TOOLS = ("look", "put", "wipe", "pay")
 EXPECTED = ["put 1", "look 2", "approval_rejected", "pay 4", "put 50"]
 """The answer: what was approved ran with the arguments that were approved, what was denied did not."""
 EFFECTS = ["put:1", "pay:4", "put:50"]
-DECISIONS = [("main.3.0", "ann"), ("main.3.2", "bob"), ("main.4.0", "ann"), ("main.4.0", "bob"), ("main.5.0", "cid")]
+DECISIONS = [("main.3.0", "ann"), ("main.3.2", "bob"), ("main.4.0", "ann"), ("main.4.0", "bob"), ("main.5.0", "cid"), ("main.5.0", "dan")]
 WRITES = ("append", "claim", "post", "release")
 
 
@@ -56,7 +56,7 @@ def _call(name: str, n: int) -> ToolCall:
 
 
 class Ask:
-    """Asks a person before anything that does not only read, and two people before a payment."""
+    """Asks a person before anything that does not only read, and two people before a payment, or before much is put."""
 
     version = "ask-1"
 
@@ -64,7 +64,8 @@ class Ask:
         """Decide by the tool."""
         if call.tool.read_only:
             return Verdict(decision="allow", rule="reads")
-        return Verdict(decision="require_approval", rule="asks", reason="it changes things", approvers=2 if call.tool.name == "pay" else 1)
+        much = call.tool.name == "pay" or call.args["n"] > 4
+        return Verdict(decision="require_approval", rule="asks", reason="it changes things", approvers=2 if much else 1)
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Whether it may."""
@@ -128,6 +129,8 @@ async def _decide(engine: Engine, state: RunState, call_id: str) -> None:
     match call_id:
         case "main.3.2":
             await engine.deny(RUN, call_id, by="bob", reason="not that")
+        case "main.5.0" if call.edited:
+            await engine.approve(RUN, call_id, by="dan", digest=asked.digest)
         case "main.5.0":
             await engine.approve(RUN, call_id, by="cid", args={"n": 50}, digest=asked.digest)
         case _:

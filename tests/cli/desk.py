@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from forked import fork
 
 TOOLS = '''\
 """Tools that leave traces in notes.txt; `pause` and `slow_note` say through a pipe that they were begun."""
@@ -99,8 +101,9 @@ class Done(msgspec.Struct, frozen=True):
 class Desk:
     """A directory to work in, with an agent that follows the steps given to `steps`."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, *, imports: Sequence[str] = ()) -> None:
+        """Make the directory; `imports`: what most of its commands will import besides."""
+        self.home, self.imports = home, imports
         (home / "tools.py").write_text(TOOLS)
         (home / "agent.toml").write_text(AGENT)
         self.steps("note", "answer")
@@ -128,19 +131,12 @@ class Desk:
         out, err = process.communicate(timeout=60)
         return Done(process.returncode, out, err)
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environment: str) -> Any:
         """Start a command."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "detent", *words],
-            cwd=self.home,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        settings = {**os.environ, **environment}
+        return fork(["-m", "detent", *words], cwd=self.home, env=settings, stderr=subprocess.PIPE, imports=self.imports)
 
-    def start_and_wait_for_the_tool(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start_and_wait_for_the_tool(self, *words: str, **environment: str) -> Any:
         """Start a command and return when its `pause` or `slow_note` has begun."""
         pipe = self.home / "begun"
         pipe.unlink(missing_ok=True)
@@ -156,7 +152,7 @@ class Desk:
         return head["run_id"]
 
 
-def ended(process: subprocess.Popen[str]) -> Done:
+def ended(process: Any) -> Done:
     """Wait for a started command."""
     out, err = process.communicate(timeout=60)
     return Done(process.returncode, out, err)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cli.desk import Desk
+from forked import asking
 from planners.chat_server import ChatServer, fails, says
 
 NO_KEYS = dict.fromkeys(
@@ -50,7 +51,7 @@ max_tokens = 500
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     """A directory with tools and no agent file."""
-    made = Desk(tmp_path)
+    made = Desk(tmp_path, imports=asking("openai"))
     (tmp_path / "agent.toml").unlink()
     return made
 

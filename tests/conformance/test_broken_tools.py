@@ -271,6 +271,7 @@ class RaisesWhenItCannotTell(Sound):
 
 class Makers(ToolMaker):
     patience_s = 2.0
+    limit_s = 0.01
 
     def __init__(self, kind: type[Sound]) -> None:
         self.kind, self.by_key = kind, dict[str, str]()

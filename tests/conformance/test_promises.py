@@ -14,7 +14,7 @@ from conformance.rejecting import checks_of
 from detent.testing.conformance.promises import Maker, documented, made, soon
 from docs.pages import DOCS, anchors
 
-NAMES = ("approver", "basics", "capabilities", "observer", "planner", "policy", "store", "tool")
+NAMES = ("approver", "basics", "capabilities", "observer", "planner", "policy", "scheduler", "store", "tool", "worker_host")
 SUITES: list[type] = [
     suite
     for name in NAMES

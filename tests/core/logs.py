@@ -123,7 +123,7 @@ def worked(log: Log, result: Any, *, ok: bool = True, **fields: Any) -> Log:
 
 def decide(log: Log, *, turn_over: bool = True, running_s: float = 0.0, **also: Any) -> Verdict:
     """Ask how the run goes on."""
-    return settle(log.state, log.main, running_s=running_s, now=also.get("now"), turn_over=turn_over)
+    return settle(log.state, log.main, running_s=running_s, total_s=also.get("total_s", 0.0), turn_over=turn_over)
 
 
 def bounded(**limits: Any) -> Log:

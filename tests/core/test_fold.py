@@ -178,7 +178,7 @@ def test_reopening_clears_consecutive_counters_and_keeps_usage() -> None:
         "thinking",
         "",
         0,
-        0 + 1,
+        0,
         0,
     )
     assert state.usage == usage and state.budget.max_iterations == 99 and state.budget.max_model_calls == 200

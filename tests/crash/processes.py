@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from forked import fork
 
 HERE = Path(__file__).resolve().parent
 
 
-def start(url: str, directory: Path, **how: Any) -> subprocess.Popen[str]:
+def start(url: str, directory: Path, **how: Any) -> Any:
     """Start a child that does `how`; its answers are lines of JSON on its standard output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "child.py"), url, str(directory), json.dumps(how)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    words = [str(HERE / "child.py"), url, str(directory), json.dumps(how)]
+    return fork(words, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, imports=["crash.workload", "laws.places"])
 
 
-def answer_of(child: subprocess.Popen[str]) -> dict[str, Any]:
+def answer_of(child: Any) -> dict[str, Any]:
     """Return the next answer of a child; fail with what it said to standard error when there is none."""
     assert child.stdout is not None
     line = child.stdout.readline()
@@ -34,14 +29,14 @@ def answer_of(child: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(line)
 
 
-def command(child: subprocess.Popen[str], **what: Any) -> None:
+def command(child: Any, **what: Any) -> None:
     """Give a racing child a command."""
     assert child.stdin is not None
     child.stdin.write(json.dumps(what) + "\n")
     child.stdin.flush()
 
 
-def end(*children: subprocess.Popen[str]) -> None:
+def end(*children: Any) -> None:
     """Let children end, and wait for them; one that does not is killed."""
     for child in children:
         if child.stdin is not None and not child.stdin.closed:

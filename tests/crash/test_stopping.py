@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from crash.scenes import every_store, one_call, run_main
-from detent import AskUser, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
+from detent import AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.actions import Schedule
-from detent.live import Control
 from laws.checks import check_laws
 from laws.places import Place, agent_of, engine_on
 
@@ -20,7 +19,7 @@ from laws.places import Place, agent_of, engine_on
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that does not listen is interrupted after 10 ms."""
-    monkeypatch.setitem(Control.__init__.__kwdefaults__, "grace_s", 0.01)  # type: ignore[arg-type]
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "grace_s", 0.01)  # type: ignore[arg-type]
 
 
 def outcomes(records: Any) -> list[str]:

@@ -26,6 +26,9 @@ FIXTURES: list[dict[str, Any]] = [
 @contextmanager
 def answering(home: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Start the server and lead the clients of all providers to it."""
+    from mistralai.client import sdkconfiguration as mistral
+    from pydantic_ai.providers.openrouter import OpenRouterProvider
+
     with aimock(FIXTURES, home) as mock:
         for name, value in mock.environment.items():
             monkeypatch.setenv(name, value)
@@ -33,5 +36,12 @@ def answering(home: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("OLLAMA_BASE_URL", f"{mock.url}/v1")
         monkeypatch.setenv("MY_SERVER", f"{mock.url}/v1")
-        monkeypatch.setenv("MY_KEY", "no-key")
+        for name in ("MY_KEY", "GROQ_API_KEY", "MISTRAL_API_KEY", "OPENROUTER_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "no-key")
+        monkeypatch.setenv("GROQ_BASE_URL", mock.url)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_RUNTIME", mock.url)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name in ("global", "eu"):  # no variable leads the clients of these two elsewhere, so only the Python of a page asks them
+            monkeypatch.setitem(mistral.SERVERS, name, mock.url)
+        monkeypatch.setattr(OpenRouterProvider, "base_url", f"{mock.url}/v1")
         yield

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 
 from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
 from docs.providers import answering
+from forked import asking, fork
 
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9-]*-[a-z0-9]{6}\b")
 VOLATILE = (
@@ -91,18 +93,30 @@ def missing(shown: list[str], said: list[str]) -> str:
     return ""
 
 
+def alone(line: str) -> list[str]:
+    """Return the words of a call of `detent` in which there is nothing for a shell to do, else none."""
+    words = shlex.split(line)
+    return words if words[0] == "detent" and not re.search(r"[][|&;<>()$`\\*?!~{}#]", re.sub(r"'[^']*'", "", line)) else []
+
+
 def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
     """Run a command, with the ids of earlier runs in place of the shown ones, and compare its output."""
     line = RUN_ID.sub(lambda m: known.get(m[0], m[0]), command.line)
-    done = subprocess.run(["bash", "-c", line], cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
-    said = done.stdout.splitlines()
-    lost = missing(command.shown, said)
-    told = f"$ {line}\n{done.stdout}(exit code {done.returncode})"
+    words = alone(line)
+    imports = asking("openai") if "--model" in words else ()
+    started = (
+        fork(["-m", "detent", *words[1:]], cwd=desk, stderr=subprocess.STDOUT, imports=imports)
+        if words
+        else subprocess.Popen(["bash", "-c", line], cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    )
+    out, _ = started.communicate(timeout=90)
+    lost = missing(command.shown, out.splitlines())
+    told = f"$ {line}\n{out}(exit code {started.returncode})"
     assert not lost, f"the page shows {lost!r}, but:\n{told}"
-    ended = done.returncode if done.returncode >= 0 else 128 - done.returncode  # as a shell says that a signal ended it
+    ended = started.returncode if started.returncode >= 0 else 128 - started.returncode  # as a shell says that a signal ended it
     assert ended == command.code, told
     shown = [run_id for run_id in dict.fromkeys(RUN_ID.findall("\n".join(command.shown))) if run_id not in known]
-    real = [run_id for run_id in dict.fromkeys(RUN_ID.findall(done.stdout)) if run_id not in known.values()]
+    real = [run_id for run_id in dict.fromkeys(RUN_ID.findall(out)) if run_id not in known.values()]
     known.update(zip(shown, real, strict=False))
 
 

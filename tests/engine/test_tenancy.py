@@ -12,6 +12,7 @@ import pytest
 from detent import Agent, AskUser, Budget, Engine, Host, Stop
 from detent.core.errors import NotAllowedNow, RunContextMismatch, RunNotFound
 from detent.ports import RunQuery, Signal
+from detent.working import Worked
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
 OWNER = Host(tenant="acme", workspace="lab", principal="ann")
@@ -21,6 +22,7 @@ AGENT = Agent(name="worker", tools=["wipe"])
 
 CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "run": lambda n, h: n.run(AGENT, GOAL, run_id="r", host=h),
+    "submit": lambda n, h: n.submit(AGENT, GOAL, run_id="r", host=h),
     "step": lambda n, h: n.step(run_id="r", host=h),
     "stream": lambda n, h: collected(n.stream(AGENT, GOAL, run_id="r", host=h)),
     "resume": lambda n, h: n.resume("r", host=h),
@@ -46,13 +48,13 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "backtest", "due", "wake"}
+ABOUT_MANY = {"list_runs", "approvals", "backtest", "due", "wake", "work"}
 """Public methods that look at runs without naming one; each has a test below. `approvals` does both."""
 
-ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc"}
+ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "hand"}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""
 
-ADVANCING = ("run", "step", "stream", "resume", "reopen", "fork")
+ADVANCING = ("run", "submit", "step", "stream", "resume", "reopen", "fork")
 """What takes a run on, and so must come from who started it; the others are answers, and may be another person's of the tenant."""
 
 SITUATIONS: dict[str, list[Any]] = {
@@ -112,7 +114,7 @@ def test_another_tenant_neither_sees_nor_touches_a_run(name: str, situation: str
             with pytest.raises((RunNotFound, RunContextMismatch)) as refused:
                 await CALLS[name](engine, stranger)
             said = f"{refused.value} {vars(refused.value)}"
-            assert isinstance(refused.value, RunNotFound) or name in ("run", "stream")
+            assert isinstance(refused.value, RunNotFound) or name in ("run", "stream", "submit")
             assert not any(word in said for word in ("acme", "worker", "nobody else", "main.1")), said
             assert await stored(engine) == before and desk.ran == ran
         await engine.close()
@@ -188,10 +190,12 @@ def test_looking_at_many_runs_shows_a_host_its_own(host: Host) -> None:
         await engine.signal("r", Signal(id="s", kind="cancel"), host=OWNER)
         before = await stored(engine)
         assert (await engine.due(host=host), await engine.wake(host=host)) == ([], [])
+        assert await engine.work(until_idle=True, host=host) == Worked()
         assert await stored(engine) == before
         assert await engine.due(host=OWNER) == ["r"]
         assert (await engine.backtest(host=host)).runs == 0
         assert (await engine.backtest(host=OWNER)).runs == 1
+        assert (await engine.work(until_idle=True, host=OWNER)).came_to == {"stopped": 1}
         await engine.close()
 
     run_async(main)

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from detent.core.state import RunState
 from detent.kernel.journal import head_of
 from detent.stores.ram import RamStore
 from detent.stores.urls import open_store
+from forked import fork
 from gateway.providers import Caller, Provider, answer, engine, failure, look, of, used
 from kernel.runs import Desk
 
@@ -107,16 +106,12 @@ def test_a_log_cut_anywhere_is_taken_on_without_paying_twice() -> None:
     asyncio.run(main())
 
 
-def start(url: str, directory: Path, turn: int) -> subprocess.Popen[str]:
+def start(url: str, directory: Path, turn: int) -> Any:
     """Start a worker that hangs in the model call of this turn, and wait until it is there."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent.parent / "src"), str(here.parent)])
-    worker = subprocess.Popen(
-        [sys.executable, str(here / "child.py"), url, str(directory), str(turn)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    words = [str(here / "child.py"), url, str(directory), str(turn)]
+    worker = fork(words, env={**os.environ, "PYTHONPATH": paths}, imports=["pytest", "kernel.runs"])
     assert worker.stdout is not None
     said = worker.stdout.readline()
     if said != json.dumps({"sending": turn}) + "\n":

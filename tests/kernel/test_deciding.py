@@ -384,6 +384,29 @@ def test_a_timeout_is_the_calls_own_affair() -> None:
     assert done.why == ("completed", "final_answer") and done.codes == ["timeout", ""] and told == [False] and len(done.views) == 3
 
 
+def test_a_policy_and_a_guard_are_handed_arguments_of_their_own() -> None:
+    """They may write to them at any depth: the tool gets, and the log shows, what was asked for."""
+    got: list[Any] = []
+
+    @tool(side_effect="write")
+    async def send(to: str, body: dict[str, list[int]]) -> str:
+        """Send."""
+        got.append((to, body))
+        return "sent"
+
+    def spoil(one: Call) -> str:
+        one.args["to"] = "mallory"
+        one.args["body"]["n"].append(99)
+        return "allow"
+
+    def guard(one: Call, state: Any, run: Any) -> None:
+        spoil(one)
+
+    script = [call("send", to="ann", body={"n": [1]}), END]
+    done = ran(script, send, policy=Decide(spoil), kernel=make_kernel(guards=(guard,)))
+    assert got == [("ann", {"n": [1]})] and done.items[0].args == {"to": "ann", "body": {"n": [1]}} and done.codes == [""]
+
+
 def test_what_is_executed_is_what_was_decided() -> None:
     """A policy that writes to the state which it was shown changes nothing that runs: the call's digest no longer fits, and it is not run."""
 

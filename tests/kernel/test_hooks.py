@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 import pytest
 
-from detent import Agent, Plan, Thought, tool
+from detent import Agent, Plan, Suspended, Thought, tool
 from detent.core import events as e
 from detent.core.errors import MalformedPlan
-from detent.ports import KernelHooks, noop_hooks
+from detent.lifecycle_hooks import patience_of
+from detent.live import Control
+from detent.observers import EventBus
+from detent.ports import KernelHooks, Signal, noop_hooks
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
 
@@ -172,3 +176,98 @@ def test_the_order_of_hooks_is_that_of_the_log() -> None:
     done = ran([(call("look", n=1), call("look", n=2)), END], *Desk().all, hooks=heard.hooks)
     kinds = {e.Planned: ["thought"], e.ToolFinished: ["action", "observation"], e.PassFinished: ["done"]}
     assert heard.names == [name for x in done.events for name in kinds.get(type(x), [])]
+
+
+# What never returns -------------------------------------------------------------------------------------------------------------
+
+
+class Stuck:
+    """An observer, hooks or handler that hangs at the first plan, and one behind it that hears everything."""
+
+    def __init__(self, kind: str) -> None:
+        self.begun, self.heard = asyncio.Event(), list[int]()
+        bus = EventBus()
+        bus.on(e.Planned, self.hang)
+        hooks = KernelHooks(on_thought=self.hang) if kind == "hook" else noop_hooks
+        observers: dict[str, Any] = {"observer": self, "handler": bus}
+        observed = (*([observers[kind]] if kind in observers else []), self.Behind(self))
+        self.options: dict[str, Any] = {"hooks": hooks, "observers": observed, "grace_s": 0.01}
+
+    async def hang(self, *_: Any) -> None:
+        self.begun.set()
+        await asyncio.Event().wait()
+
+    async def on_record(self, record: Any, state: Any) -> None:
+        if isinstance(record.event, e.Planned):
+            await self.hang()
+
+    def on_chunk(self, chunk: Any) -> None: ...
+
+    class Behind:
+        def __init__(self, stuck: Stuck) -> None:
+            self.stuck = stuck
+
+        async def on_record(self, record: Any, state: Any) -> None:
+            await asyncio.sleep(0)
+            self.stuck.heard.append(record.envelope.seq)
+
+        def on_chunk(self, chunk: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["hook", "observer", "handler"])
+def test_a_cancellation_does_not_wait_for_what_never_returns(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After the grace it is interrupted and reported; the run ends as cancelled, and the observers behind it have heard every record."""
+
+    async def main() -> None:
+        stuck, store = Stuck(kind), RamStore()
+        engine = engine_for(Script([call("put", n=1), END]), *Desk().all, store=store, **stuck.options)
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["put"]), "go", run_id="r"))
+        await stuck.begun.wait()
+        await engine.cancel("r", by="ann")
+        result = await running
+        assert (result.status, result.reason) == ("stopped", "cancelled")
+        assert stuck.heard == list(range(1, len(await store.read("r")) + 1))
+        assert (await engine.replay("r")).identical
+
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        run_async(main)
+    assert "after the run was cancelled" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["hook", "observer"])
+def test_a_suspension_does_not_wait_for_what_never_returns(kind: str) -> None:
+    """Nothing is finished, and another engine goes on."""
+
+    async def main() -> None:
+        stuck, store = Stuck(kind), RamStore()
+        engine = engine_for(Script([call(n=1), END]), *Desk().all, store=store, **stuck.options)
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["look"]), "go", run_id="r"))
+        await stuck.begun.wait()
+        engine.suspend("SIGTERM")
+        with pytest.raises(Suspended, match="SIGTERM"):
+            await running
+        other = engine_for(Script([END]), *Desk().all, store=store)
+        assert (await other.resume("r")).status == "completed"
+
+    run_async(main)
+
+
+def test_what_is_slow_is_waited_for_where_nobody_cancelled() -> None:
+    """Patience has no end before a cancellation, and each that uses it up leaves a tenth of it to those after it."""
+
+    async def main() -> None:
+        control = Control(grace_s=0.01)
+        patience = patience_of(control)
+        async with patience():
+            await asyncio.sleep(0.02)
+        control.deliver([Signal(id="1", kind="cancel", payload={})])
+        for said in ("within 0.01 s", "within 0.001 s"):
+            with pytest.raises(TimeoutError, match=said):
+                async with patience():
+                    await asyncio.Event().wait()
+        assert not control.told
+        with pytest.raises(TimeoutError, match="its own"):
+            async with patience():
+                raise TimeoutError("its own")
+
+    run_async(main)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from detent import Agent, Engine, FinalAnswer, ToolCall, tool
+from detent import Agent, Engine, FinalAnswer, PushGoal, ToolCall, tool
+from detent.core.codec import encode_event
 from detent.core.events import MetaToolAnswered, ToolFinished
 from detent.core.state import KernelState
 from detent.kernel.kernel import make_kernel
@@ -30,6 +31,7 @@ async def look(n: int) -> int:
     return n
 
 
+END = FinalAnswer(content="done")
 SCRIPT = [
     ToolCall(tool="look", args={"n": 1}),
     (ToolCall(tool="look", args={"n": 2}), ToolCall(tool="brief"), ToolCall(tool="brief", args={"fail": True})),
@@ -77,6 +79,22 @@ def test_a_meta_tool_passes_guards_and_policy_like_any_call() -> None:
         result, events, identical = run([ToolCall(tool="brief"), FinalAnswer(content="done")], **options)
         assert identical and [item.error.code for item in result.state.passes["main"].results] == [code]
         assert not any(isinstance(e, MetaToolAnswered) for e in events)
+
+
+def test_a_refused_meta_tool_is_no_call_that_anybody_counts() -> None:
+    """Blocked, with bad arguments, or beside a control action: observed by the planner, but neither in the receipt nor among the tool calls."""
+
+    def no_brief(call: Call, state: Any, run: Any) -> Block | None:
+        return Block("not now")
+
+    script = [(PushGoal(goal="look first"), ToolCall(tool="brief")), ToolCall(tool="brief"), ToolCall(tool="brief", args="["), END]
+    result, events, identical = run(script, guards=(no_brief,))
+    refused = [item.error.code for item in result.state.passes["main"].results]
+    assert identical and refused == ["not_run", "guard_blocked", "schema_validation_failed"]
+    assert result.tool_calls == () and (result.receipt.calls_failed, result.receipt.verdict) == (0, "ungrounded")
+    real, events, _ = run([ToolCall(tool="look", args={"n": 1}), END], guards=(no_brief,))
+    assert len(real.tool_calls) == real.receipt.calls_failed == 1
+    assert b'"meta"' not in b"".join(encode_event(event) for event in events if isinstance(event, ToolFinished))
 
 
 def test_meta_tools_alone_are_no_progress() -> None:

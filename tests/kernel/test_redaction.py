@@ -13,7 +13,7 @@ from detent import Agent, AskUser, Engine, FinalAnswer, Plan, Thought, ToolCall,
 from detent.core import events as e
 from detent.core.errors import ConfigError, MalformedPlan
 from detent.kernel.kernel import make_kernel
-from detent.ports import Call
+from detent.ports import Answer, Call, MetaTool, ToolSpec
 from detent.redact import Redactor
 from detent.testing import ScriptedPlanner
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
@@ -266,3 +266,50 @@ def test_a_call_in_the_text_of_an_answer_hides_its_sensitive_fields_too() -> Non
             assert (await engine.replay(result.run_id)).identical
 
     asyncio.run(main())
+
+
+# What one's own code says, which a replay lets it say again ---------------------------------------------------------------------
+
+
+def test_what_a_meta_tool_of_ones_own_says_is_hidden_and_comes_out_again() -> None:
+    """Text, notes, question and answer of it alike; another text than then is still a divergence."""
+    says = [f"pay with {CARD}, not with {CARD[::-1]}"]
+
+    async def tell(args: dict[str, Any], state: Any, context: Any) -> Answer:
+        ends = {"ask": AskUser(question=f"use {CARD}?"), "end": FinalAnswer(content=f"used {CARD}")}
+        return Answer(content=says[0], notes={"card": CARD}, action=ends.get(args.get("then", "")))
+
+    async def main() -> None:
+        spec = ToolSpec(name="tell", description="Tell.", side_effect="none")
+        script = Script([ToolCall(tool="tell"), ToolCall(tool="tell", args={"then": "ask"}), ToolCall(tool="tell", args={"then": "end"})])
+        kernel = make_kernel(meta_tools=(MetaTool(spec=spec, handler=tell),))
+        async with engine_for(script, kernel=kernel, redact=(CARDS,)) as engine:
+            result = await engine.run(Agent(name="a", tools=["tell"]), "go")
+            result = await engine.reply(result.run_id, "yes", by="ann")
+            assert result.status == "completed" and HIDDEN.search(result.output)
+            log = b"".join(await engine.store.read(result.run_id))
+            assert CARD.encode() not in log and log.count(b"<secret:") > 6
+            again = await engine.replay(result.run_id)
+            assert again.identical, again.divergence
+            says[0] = f"do not pay with {CARD}"
+            assert not (await engine.replay(result.run_id)).identical
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("where", ["phase", "strategy"])
+def test_an_error_of_ones_own_code_is_hidden_and_comes_out_again(where: str) -> None:
+    """It ends the run; the log has no card, and the replay raises the same."""
+
+    async def broken(*_: Any) -> Any:
+        raise ValueError(f"card {CARD} is blocked")
+
+    async def main() -> None:
+        options: dict[str, Any] = {"kernel": make_kernel((broken,))} if where == "phase" else {"strategies": {"mine": broken}}
+        async with engine_for(Script([END]), redact=(CARDS,), **options) as engine:
+            result = await engine.run(Agent(name="a", strategy="mine" if where == "strategy" else "reactive"), "go")
+            assert result.reason == "kernel_error" and HIDDEN.search(result.error or "")
+            again = await engine.replay(result.run_id)
+            assert again.identical, again.divergence
+
+    run_async(main)

@@ -63,9 +63,7 @@ def test_the_same_prefix_gives_the_same_view_and_the_same_verdict(tmp_path: Path
             one, two = fold(records[:k]), fold(read_log(RUN, lines[:k]))
             assert dump_state(one) == dump_state(two)
             verdicts = [
-                settle(s, s.passes["main"], running_s=s.running_ms / 1000, now=None, turn_over=over)
-                for s in (one, two)
-                for over in (False, True)
+                settle(s, s.passes["main"], running_s=s.running_ms / 1000, turn_over=over) for s in (one, two) for over in (False, True)
             ]
             assert verdicts[:2] == verdicts[2:]
         live = list(views)

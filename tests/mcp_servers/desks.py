@@ -124,8 +124,11 @@ def listening(command: Sequence[str], *, port: int = 0, environment: Mapping[str
 
 
 def node_tool(name: str) -> str:
-    """Return the path of a Node program that `scripts/node-tools` installs; skip the test, saying so, where it is not there."""
+    """Return the path of a Node program that `scripts/node-tools` installs; where it is not there skip the test, or fail it where it may not be."""
     place = Path(os.environ.get("NODE_TOOLS", ROOT / ".node-tools")).resolve() / "node_modules" / ".bin" / name
     if shutil.which("node") is None or not place.exists():
-        pytest.skip(f"NOT TESTED: {name} is not installed (scripts/node-tools installs it; it needs Node.js)", allow_module_level=True)
+        told = f"NOT TESTED: {name} is not installed (scripts/node-tools installs it; it needs Node.js)"
+        if os.environ.get("NODE_TOOLS_REQUIRED", "").lower() in ("1", "true"):
+            pytest.fail(f"{told}; NODE_TOOLS_REQUIRED is set, so nothing that needs it may be left out", pytrace=False)
+        pytest.skip(told, allow_module_level=True)
     return str(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import types
 
+from detent.tools.mcp.elicitation import defaults_of, give_defaults
 from mcp_servers.desks import node_tool
 
 SUITE = node_tool("conformance")
 CLIENT = Path(__file__).with_name("conformance_client.py")
 
 
-def checked(scenario: str, place: Path) -> dict[str, Any]:
+def checked(scenario: str, place: Path, elicitation: str = "decline") -> dict[str, Any]:
     """Run a scenario and return its checks by id, those that only inform left out."""
-    command = [SUITE, "client", "--command", f"{sys.executable} {CLIENT}", "--scenario", scenario, "--output-dir", str(place)]
+    command = [SUITE, "client", "--command", f"{sys.executable} {CLIENT} {elicitation}", "--scenario", scenario, "--output-dir", str(place)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=place)
     (found,) = place.rglob("checks.json") or [None]
     assert found is not None, done.stdout + done.stderr
@@ -34,7 +37,44 @@ def test_a_scenario_passes(scenario: str, tmp_path: Path) -> None:
     assert {name: check.get("errorMessage") for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
 
 
+def test_a_question_to_the_user_is_answered_with_its_defaults_where_that_is_allowed(tmp_path: Path) -> None:
+    """The scenario wants every form accepted with the defaults that its schema declares."""
+    checks = checked("elicitation-sep1034-client-defaults", tmp_path, "defaults")
+    assert checks
+    assert {name: check.get("errorMessage") for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
+
+
+STRING = {"type": "string", "default": "x"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        ({"properties": {"a": STRING, "b": {"type": "integer"}}, "required": ["a"]}, {"a": "x"}),
+        ({"properties": {"a": STRING, "b": {"type": "integer"}}, "required": ["b"]}, None),
+        ({"properties": {"a": {"type": "integer", "default": "x"}}}, None),
+        ({"properties": {"a": {"type": "string", "enum": ["y"], "default": "x"}}}, None),
+        ({"properties": {"a": {"type": "string", "format": "email", "default": "nobody"}}}, None),
+        ({"properties": {"a": {"type": "object", "default": {"b": 1}}}}, None),
+        ({"properties": {"ok": {"type": "boolean"}}}, None),
+        ({"properties": {}}, None),
+        ({"properties": {"a": {**STRING, "$ref": "https://example.com/"}}}, None),
+        ({"properties": [1]}, None),
+        ({"properties": {"a": {**STRING, "type": 7}}}, None),
+    ],
+)
+def test_only_defaults_that_are_a_whole_answer_are_given(schema: Any, content: Any) -> None:
+    """A required field without one, one that does not fit, nothing declared at all, and schemas that are none: declined."""
+    assert defaults_of({"type": "object", **schema}) == content
+
+
+def test_a_url_is_never_accepted() -> None:
+    """Nobody is there who could go to it."""
+    asked = types.ElicitRequestURLParams(message="log in", url="https://example.com/", elicitation_id="1")
+    assert asyncio.run(give_defaults(None, asked)).action == "decline"  # type: ignore[arg-type]
+
+
 def test_a_question_to_the_user_is_declined(tmp_path: Path) -> None:
-    """This scenario wants every question accepted with its defaults; Detent declines them all, on purpose, and nothing else fails."""
+    """This scenario wants every question accepted with its defaults; where nothing is said all are declined, and nothing else fails."""
     checks = checked("elicitation-sep1034-client-defaults", tmp_path)
     assert checks["client-elicitation-sep1034-general"]["errorMessage"] == "Expected action 'accept', got 'decline'"

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from cli.desk import Done, ended
 from detent import McpServer, ToolPins
 from detent.core.errors import ConfigError
 from detent.loading import load_agent, load_config
+from forked import fork
 from mcp_servers.desks import RUDE, effects, received
 
 HEAD = 'name = "files"\ntools = ["it__write"]\n[[rules]]\nname = "answer"\nanswer = "hi"\n'
@@ -142,9 +144,9 @@ side_effect = "write"
 """
 
 
-def detent(place: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def detent(place: Path, *args: str) -> Done:
     """Run the command line in a directory."""
-    return subprocess.run([sys.executable, "-m", "detent", *args], cwd=place, capture_output=True, text=True, timeout=60)
+    return ended(fork(["-m", "detent", *args], cwd=place, stderr=subprocess.PIPE, imports=["mcp"]))
 
 
 @pytest.fixture
@@ -157,24 +159,24 @@ def keeper(tmp_path: Path) -> Path:
 def test_the_command_line_runs_waits_and_approves_across_processes(keeper: Path) -> None:
     """Each command starts the server for itself; the servers are found again through the agent file that the log names."""
     begun = detent(keeper, "run", "clean up", "--json")
-    assert begun.returncode == 3, begun.stderr + begun.stdout
+    assert begun.code == 3, begun.err + begun.out
     assert effects(keeper) == []
     done = detent(keeper, "approve", "last", "main.1.0")
-    assert (done.returncode, effects(keeper)) == (0, ["wipe old"]), done.stderr
+    assert (done.code, effects(keeper)) == (0, ["wipe old"]), done.err
     assert len(received(keeper, "initialize")) == 2
-    assert detent(keeper, "replay", "last").returncode == 0
-    assert "rude_server" not in json.dumps(json.loads(detent(keeper, "show", "last", "--json").stdout))
+    assert detent(keeper, "replay", "last").code == 0
+    assert "rude_server" not in json.dumps(json.loads(detent(keeper, "show", "last", "--json").out))
 
 
 def test_tools_lists_the_tools_of_servers_with_level_and_reason(keeper: Path) -> None:
     """Each with its server, its level and where that came from; also as JSON."""
     shown = detent(keeper, "tools")
-    lines = {line.split()[0]: " ".join(line.split()) for line in shown.stdout.splitlines() if line.startswith("it__")}
+    lines = {line.split()[0]: " ".join(line.split()) for line in shown.out.splitlines() if line.startswith("it__")}
     assert lines["it__wipe"] == "it__wipe it destructive nothing said Does wipe."
     assert lines["it__put"].startswith("it__put it write, idempotent destructiveHint = false, idempotentHint")
     assert lines["it__hang"].startswith("it__hang it write pinned")
-    assert "broken_schema" in shown.stderr and shown.returncode == 1  # one tool cannot be offered, and is named
-    listed = {tool["name"]: tool for tool in json.loads(detent(keeper, "tools", "--json").stdout)}
+    assert "broken_schema" in shown.err and shown.code == 1  # one tool cannot be offered, and is named
+    listed = {tool["name"]: tool for tool in json.loads(detent(keeper, "tools", "--json").out)}
     assert (listed["it__echo"]["server"], listed["it__echo"]["level"], listed["it__echo"]["side_effect"]) == ("it", "readOnlyHint", "read")
 
 
@@ -183,16 +185,16 @@ def test_a_server_that_does_not_start_is_one_line(keeper: Path) -> None:
     text = (keeper / "agent.toml").read_text().replace(f'args = ["{RUDE}"', f'args = ["{RUDE}x"')
     written(keeper, text)
     run = detent(keeper, "run", "clean up")
-    assert run.returncode == 2
-    assert "error: MCP server 'it'" in run.stderr and "can't open file" in run.stderr and "Traceback" not in run.stderr
+    assert run.code == 2
+    assert "error: MCP server 'it'" in run.err and "can't open file" in run.err and "Traceback" not in run.err
     shown = detent(keeper, "tools")
-    assert shown.returncode == 1 and "read_file" in shown.stdout and "MCP server 'it'" in shown.stderr
+    assert shown.code == 1 and "read_file" in shown.out and "MCP server 'it'" in shown.err
 
 
 def test_an_agent_file_goes_before_detent_toml(keeper: Path) -> None:
     """The same name in both: the agent's own settings hold."""
     written(keeper, '[mcp.it]\ncommand = "no-such-program"\n', "detent.toml")
-    assert detent(keeper, "run", "clean up").returncode == 3
+    assert detent(keeper, "run", "clean up").code == 3
 
 
 def test_servers_of_detent_toml_are_there_for_every_agent(keeper: Path) -> None:
@@ -200,13 +202,13 @@ def test_servers_of_detent_toml_are_there_for_every_agent(keeper: Path) -> None:
     head, _, tables = (keeper / "agent.toml").read_text().partition("[mcp.it]")
     written(keeper, head)
     written(keeper, "[mcp.it]" + tables, "detent.toml")
-    assert detent(keeper, "run", "clean up").returncode == 3
-    assert detent(keeper, "approve", "last", "main.1.0").returncode == 0
+    assert detent(keeper, "run", "clean up").code == 3
+    assert detent(keeper, "approve", "last", "main.1.0").code == 0
 
 
 def test_a_tool_that_nobody_has_is_named_before_anything_starts(keeper: Path) -> None:
     """A misspelt prefix is no server's."""
     written(keeper, (keeper / "agent.toml").read_text().replace('"it__echo"', '"ti__echo"'))
     run = detent(keeper, "run", "clean up")
-    assert run.returncode == 2 and "unknown tool 'ti__echo'" in run.stderr
+    assert run.code == 2 and "unknown tool 'ti__echo'" in run.err
     assert received(keeper) == []

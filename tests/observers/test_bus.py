@@ -13,7 +13,7 @@ from detent import Agent, Budget, Engine, FatalToolError, FinalAnswer, ToolCall,
 from detent.core import events as e
 from detent.core.records import Envelope, Record
 from detent.core.state import CallState, Item, KernelState, RunState
-from detent.kernel.hooks import fire
+from detent.lifecycle_hooks import fire
 from detent.observers import EventBus, FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted, bus_hooks
 from detent.testing import ScriptedPlanner
 

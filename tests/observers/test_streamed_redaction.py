@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent import Agent, View, tool
+from detent import Agent, ToolCall, View, tool
+from detent.core.errors import MalformedPlan
 from detent.ports import Chunk, ModelAnswer, ToolContext
-from detent.redact import HIDDEN, Streamed
+from detent.redact import HIDDEN, Streamed, StreamedFields
+from detent.stores.ram import RamStore
 from detent.testing.scripted import ScriptedPlanner
 from gateway.providers import END, Planning, answer, engine
 from kernel.runs import call
@@ -63,6 +66,50 @@ def test_text_goes_on_while_patterns_are_bounded() -> None:
     shown = "".join(streamed.add(f"word {n} ") for n in range(100))
     whole = "".join(f"word {n} " for n in range(100))
     assert whole.startswith(shown) and len(whole) - len(shown) == len(CARD) + 1
+
+
+FIELDS = ("password", "pass", "pin")
+_leaves = st.none() | st.booleans() | st.integers() | st.floats(-9, 9) | st.text(alphabet='ab"\\{}[],: \npassword', max_size=12)
+_keys = st.sampled_from(["password", "pin", "pass", "passwords", "user", "args", 'a"b'])
+_documents = st.recursive(_leaves, lambda c: st.lists(c, max_size=4) | st.dictionaries(_keys, c, max_size=4), max_leaves=12)
+
+
+def without_fields(value: Any) -> Any:
+    """Return JSON data with the fields replaced whole."""
+    if isinstance(value, dict):
+        return {key: HIDDEN if key in FIELDS else without_fields(part) for key, part in value.items()}
+    return [without_fields(part) for part in value] if isinstance(value, list) else value
+
+
+@given(_documents, st.lists(st.integers(0, 200), max_size=10), st.integers(0, 2), st.sampled_from([None, 2]))
+def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cuts: list[int], nested: int, indent: int | None) -> None:
+    """What is shown is the same JSON with the field's value, of whatever kind, replaced; also in JSON that is a text of JSON."""
+    text = json.dumps(document, indent=indent)
+    for _ in range(nested):
+        text = json.dumps({"arguments": text})
+    streamed, shown, at = StreamedFields(FIELDS), "", 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(text)), len(text)]:
+        shown += streamed.add(text[at:cut])
+        at = cut
+    shown += streamed.rest()
+    for _ in range(nested):
+        shown = json.loads(shown)["arguments"]
+    assert json.loads(shown) == without_fields(document)
+
+
+def test_only_what_may_become_a_field_is_held_back() -> None:
+    """Other text goes on as it comes; a value that never ends is never shown, and the next text begins anew."""
+    streamed = StreamedFields(FIELDS)
+    assert [streamed.add(piece) for piece in ('say "pa', 'ge", "pass', 'word"', " no", ': "pin"', ' : "12')] == [
+        "say ",
+        '"page", ',
+        '"password"',
+        " no",
+        ': "pin"',
+        f' :"{HIDDEN}"',
+    ]
+    assert streamed.add("34, {never ends") == "" and streamed.rest() == ""
+    assert streamed.add('"user": "x", "p') == '"user": "x", ' and streamed.rest() == '"p'
 
 
 class Watching:
@@ -116,6 +163,48 @@ def test_a_secret_that_a_model_says_in_pieces_is_not_streamed(where: str) -> Non
         assert [kind for kind, _ in told] == sorted((kind for kind, _ in told), reverse=True), "thinking came before text"
         assert len(told) > 3, "it was not held back until the end"
         assert "4111" not in str(watching.chunks)
+
+    asyncio.run(main())
+
+
+def test_a_sensitive_field_of_a_call_that_a_model_writes_as_text_is_neither_streamed_nor_kept_with_an_answer_that_is_no_plan() -> None:
+    """Models without native calls write them as JSON: a declared field in it is hidden, in pieces or cut off; the tool gets it."""
+    got: list[str] = []
+
+    @tool(side_effect="write", sensitive=("password",))
+    async def login(user: str, password: str) -> str:
+        """Log in."""
+        got.append(password)
+        return "in"
+
+    async def main() -> None:
+        watching, store = Watching(), RamStore()
+        said = '{"tool": "login", "args": {"user": "ann", "password": "hun\\"ter2"}}'
+
+        async def plan(view: View) -> Any:
+            models = view.models
+            assert models is not None
+            if view.results:
+                return END
+
+            async def send(limit: int | None) -> ModelAnswer:
+                for at in range(0, len(said), 5):
+                    models.emit("text", said[at : at + 5])
+                return answer()
+
+            await models.call("fake:one", send)
+            if view.attempt == 1:
+                raise MalformedPlan("cut off", raw=said[:-4])
+            return ToolCall(tool="login", args=json.loads(said)["args"])
+
+        async with engine(Planning(plan), login, store=store) as made:
+            result = await made.run(Agent(name="a", tools=["login"]), "go", observers=[watching])
+            assert (await made.replay(result.run_id)).identical
+        told = "".join(chunk.content for chunk in watching.chunks if chunk.kind == "text")
+        assert told == said.replace(' "hun\\"ter2"', f'"{HIDDEN}"') * 2
+        assert got == ['hun"ter2']
+        log = b"\n".join(await store.read(result.run_id)).decode()
+        assert "ter2" not in log and f'\\"password\\":\\"{HIDDEN}' in log
 
     asyncio.run(main())
 

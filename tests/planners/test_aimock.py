@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from cli.desk import Done, ended
 from detent import Agent, Engine, tool
 from detent.core import events as e
 from detent.model_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
+from forked import asking, fork
 from planners.aimock import MODELS, Mock, aimock, calls, when
 from planners.model_child import put
 
@@ -191,13 +192,8 @@ def killed(home: Path, where: str, goal: str, protocol: str) -> str:
     """Start a worker that is killed at `where`; return the URL of its store."""
     store = f"sqlite:///{home}/runs.db"
     paths = os.pathsep.join([str(CHILD.parents[2] / "src"), str(CHILD.parents[1])])
-    worker = subprocess.Popen(
-        [sys.executable, str(CHILD), store, MODELS[protocol], where, goal],
-        cwd=home,
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = [str(CHILD), store, MODELS[protocol], where, goal]
+    worker = fork(words, cwd=home, env={**os.environ, "PYTHONPATH": paths}, imports=asking(protocol.partition("-")[0]))
     assert worker.stdout is not None
     try:
         told = worker.stdout.readline()
@@ -247,10 +243,13 @@ def test_the_command_line_asks_the_model_that_it_is_told(protocol: str, mock: Mo
     (tmp_path / "tools.py").write_text(
         'from detent import tool\n\n@tool(side_effect="read")\ndef look(x: int) -> int:\n    """Look."""\n    return x * 2\n'
     )
-    words = ["run", "--model", MODELS[protocol], "--tools", "./tools.py:look", "--json", "plain goal from the shell"]
-    done = subprocess.run([sys.executable, "-m", "detent", *words], cwd=tmp_path, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    said = msgspec.json.decode(done.stdout)
+
+    def detent(*words: str) -> Done:
+        return ended(fork(["-m", "detent", *words], cwd=tmp_path, stderr=subprocess.PIPE, imports=asking(protocol.partition("-")[0])))
+
+    done = detent("run", "--model", MODELS[protocol], "--tools", "./tools.py:look", "--json", "plain goal from the shell")
+    assert done.code == 0, done.err
+    said = done.json
     assert (said["output"], said["usage"]["tool_calls"], said["usage"]["model_calls"]) == (SAID["content"], 2, 2)
-    again = subprocess.run([sys.executable, "-m", "detent", "replay", "last"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
-    assert again.stdout.startswith("identical"), again.stdout + again.stderr
+    again = detent("replay", "last")
+    assert again.out.startswith("identical"), again.out + again.err

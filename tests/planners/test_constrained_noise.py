@@ -99,6 +99,19 @@ class Many:
         self._many.reject()
 
 
+def remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let strategies of properties be derived once a schema, not anew at each draw: that is most of the time otherwise."""
+    derive, derived = hypothesis_jsonschema._from_schema.merged_as_strategies, {}
+
+    def merged_as_strategies(schemas: list[Any], **options: Any) -> Any:
+        key = json.dumps(schemas)
+        if key not in derived:
+            derived[key] = derive(schemas, **options)
+        return derived[key]
+
+    monkeypatch.setattr(hypothesis_jsonschema._from_schema, "merged_as_strategies", merged_as_strategies)
+
+
 SPECS = tuple(t.spec for t in TOOLS.values())
 
 
@@ -137,6 +150,7 @@ def test_whatever_a_constrained_model_says_is_a_valid_action(dialect: str, monke
     """Every action is one call of an offered tool whose own check accepts it, or a control action; blank texts alone are asked for again."""
     if not hasattr(conjecture.many, "more"):
         monkeypatch.setattr(hypothesis_jsonschema._from_schema, "cu", SimpleNamespace(many=Many))
+    remember(monkeypatch)
     strategies: dict[str, Any] = {}
     seen: list[str] = []
 

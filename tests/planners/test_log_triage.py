@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 
 from detent import Agent, Budget, Engine
 from detent.planners import load_rules
+from forked import fork
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "log-triage"
 GOAL = "Find the error burst and its cause"
@@ -138,10 +137,9 @@ def test_a_killed_run_goes_on_and_repeats_no_effect(workspace: Path, tmp_path: P
     undisturbed = Path(shutil.copytree(workspace, tmp_path / "undisturbed"))
     expected = triage(undisturbed)
     store = f"sqlite:///{tmp_path / 'runs.db'}"
-    killed = subprocess.run(
-        [sys.executable, "-c", CHILD, str(workspace), store, str(after)], capture_output=True, timeout=60, env=os.environ
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = fork(["-c", CHILD, str(workspace), store, str(after)], stderr=subprocess.PIPE)
+    said = killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, said
 
     async def resume() -> Any:
         async with Engine(store=store, workspace=workspace) as engine:

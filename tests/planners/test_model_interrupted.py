@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from detent import Agent, Budget, Engine
 from detent.core import events as e
 from detent.model_limits import ModelRetries
 from detent.planners.model import ModelPlanner
+from forked import asking, fork
 from planners.chat_server import Answer, ChatServer, says, streamed
 from planners.model_child import put
 
@@ -133,8 +132,7 @@ def killed(home: Path, server: ChatServer, where: str) -> str:
     store = f"sqlite:///{home}/runs.db"
     paths = os.pathsep.join([str(CHILD.parents[2] / "src"), str(CHILD.parents[1])])
     environment = {**os.environ, "PYTHONPATH": paths, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "no-key"}
-    words = [sys.executable, str(CHILD), store, "openai-chat:gpt-4o", where, "go"]
-    worker = subprocess.Popen(words, cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+    worker = fork([str(CHILD), store, "openai-chat:gpt-4o", where, "go"], cwd=home, env=environment, imports=asking("openai"))
     assert worker.stdout is not None
     try:
         worker.stdout.readline()

@@ -665,37 +665,31 @@ async def body_of_a_current_store(store: PostgresStore) -> None:
     assert len(await store.read("run")) == 3
 
 
-def test_several_processes_may_create_and_upgrade_at_once(postgres_url: str) -> None:
-    """Each migration is applied once, and every process works."""
+def test_eight_processes_may_create_and_upgrade_at_once(postgres_url: str) -> None:
+    """From nothing and from every earlier version: each migration is applied once, every process works, and nothing is lost."""
+    schemas = ["new", *(f"from_{version}" for version in range(1, SCHEMA_VERSION))]
 
     async def old() -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
-            await migrate(db, "old", "here", to=1)
+            for version, schema in enumerate(schemas[1:], 1):
+                await migrate(db, schema, "here", to=version)
+                await db.execute(f"INSERT INTO {schema}.blobs VALUES ('run', 'k', 'blob')")  # type: ignore[arg-type]
 
     asyncio.run(old())
     source = (
-        "import asyncio, sys; from detent.stores.postgres import PostgresStore\n"
-        "async def main():\n    input()\n    for schema in ('old', 'new'):\n"
-        f"        store = PostgresStore({postgres_url!r} + '&schema=' + schema)\n        await store.open(); await store.close()\n"
-        "print('ready', flush=True); asyncio.run(main())"
+        "import asyncio, os, sys; from detent.stores.postgres import PostgresStore\n"
+        "async def main():\n    for schema in sys.argv[1:]:\n"
+        f"        store = PostgresStore({postgres_url!r} + '&schema=' + schema)\n        await store.open()\n"
+        "        assert await store.get_blob('run', 'k') == (None if schema == 'new' else b'blob')\n        await store.close()\n"
+        "start, go = os.pipe(); children = []\n"
+        "for _ in range(8):\n    if (pid := os.fork()) == 0:\n        os.read(start, 1); asyncio.run(main()); os._exit(0)\n"
+        "    children.append(pid)\n"
+        "os.write(go, b'x' * 8)\n"
+        "sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in children))"
     )
-    children = [subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
-    try:
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write(b"go\n")
-            child.stdin.flush()
-        for child in children:
-            child.communicate(timeout=60)
-        assert [child.returncode for child in children] == [0] * 4
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    for schema in ("old", "new"):
+    done = subprocess.run([sys.executable, "-c", source, *schemas], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for schema in schemas:
         versions = ask(postgres_url, f"SELECT version FROM {schema}.migrations ORDER BY version")
         assert versions == [(n,) for n in range(1, SCHEMA_VERSION + 1)]
 
@@ -881,3 +875,67 @@ def test_a_missing_driver_names_the_line_that_installs_it() -> None:
     assert said.startswith("ConfigError")
     assert "pip install 'detent[postgres]'" in said
     assert "secret" not in said
+
+
+# What administrators and networks do meanwhile -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_leases_are_renewed_although_the_connection_breaks_at_it(postgres: Cluster, postgres_url: str, lost: Loss) -> None:
+    """It is asked again on another connection; the claims are still held, by the renewed lease."""
+    clock = [1000.0]
+    with Proxy(socket_of(postgres)) as proxy:
+
+        async def body(store: PostgresStore) -> None:
+            await store.claim("run")
+            clock[0] += 25
+            proxy.lose(b"INSERT INTO holders", lost)
+            assert await store.renew() == []
+            assert proxy.lost == 1
+            clock[0] += 25
+            other = PostgresStore(postgres_url, host="here/1", now=lambda: clock[0])
+            await other.open()
+            with pytest.raises(RunBusy):
+                await other.claim("run")
+            await other.close()
+
+        on(proxy.url(postgres_url), body, host="there/1", now=lambda: clock[0])
+
+
+def test_a_table_that_another_program_locks_is_waited_for_then_named(postgres_url: str) -> None:
+    """`StoreBusy` when the lock outlasts the timeout, of an append and of a read; nothing was recorded, and the store works on."""
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 2))
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await other.execute("LOCK TABLE detent.runs IN ACCESS EXCLUSIVE MODE")
+            attempts: tuple[Awaitable[Any], ...] = (write(store, "run", range(2, 3)), store.list_runs(RunQuery()))
+            results = await asyncio.gather(*attempts, return_exceptions=True)
+            assert [type(result) for result in results] == [StoreBusy] * 2, results
+            await other.rollback()
+        assert await store.read("run") == [line(1)]
+        await write(store, "run", range(2, 3))
+
+    on(postgres_url, body, busy_timeout_s=0.5)
+
+
+def test_a_session_that_was_reset_under_the_store_is_begun_again(postgres_url: str) -> None:
+    """A pooler that resets sessions drops prepared statements and settings: the store takes new connections, and loses and repeats nothing."""
+
+    async def body(store: PostgresStore) -> None:
+        for n in range(1, 9):  # by then the driver has prepared its statements
+            await write(store, "run", range(n, n + 1))
+            assert len(await store.read("run")) == n
+        writer = store._open_writer()._db
+        assert writer is not None
+        writer.pgconn.exec_(b"DISCARD ALL")  # beside the driver, which would notice
+
+        async def reset(db: Any) -> None:
+            db.pgconn.exec_(b"DISCARD ALL")
+
+        await store._connections.use(reset)
+        await write(store, "run", range(9, 10))
+        assert await store.read("run") == [line(n) for n in range(1, 10)]
+        assert await store.signals(["run"]) == {}
+
+    on(f"{postgres_url}&schema=apart", body, connections=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import pytest
@@ -190,3 +191,85 @@ def test_what_is_left_of_a_budget_leaves_out_what_open_calls_have_reserved() -> 
         assert left == [70]
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+# What cannot be an effect -------------------------------------------------------------------------------------------------------
+
+
+async def seven() -> Any:
+    return 7
+
+
+async def no_json() -> Any:
+    return {"at": object()}
+
+
+WRONG = {
+    "effect": (lambda run: run.effect("inner", seven), r"the effect 'inner' was begun inside of the effect 'outer'"),
+    "reading": (lambda run: run.now(), r"the effect 'now' was begun inside of the effect 'outer'"),
+    "pass": (lambda run: run.ask("think", "?"), r"the pass 'think' was begun inside of the effect 'outer'"),
+    "no JSON": (lambda run: no_json(), r"effect 'outer' .*no JSON"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("where", ["phase", "strategy"])
+def test_what_cannot_be_an_effect_is_refused_when_it_is_made(where: str, make: Any, said: str) -> None:
+    """The run ends with the reason in words, with nothing of the effect on record, and its log replays."""
+
+    async def main() -> None:
+        async def mine(run: StrategyRun) -> Any:
+            return await run.effect("outer", lambda: make(run))
+
+        async def phase(state: KernelState, context: KernelContext) -> KernelState:
+            await context.effect(0, "outer", lambda: make(Inside(context)))
+            return context.state
+
+        class Inside:
+            def __init__(self, context: KernelContext) -> None:
+                self.context = context
+
+            async def effect(self, label: str, make: Any) -> Any:
+                return await self.context.effect(0, label, make)
+
+            async def now(self) -> Any:
+                return await self.effect("now", seven)
+
+            async def ask(self, label: str, prompt: str) -> Any:
+                return await passes[0].ask(label, prompt)
+
+        passes: list[StrategyRun] = []
+
+        async def around(run: StrategyRun) -> Any:
+            passes.append(run)
+            return await run.kernel("main")
+
+        kernel = make_kernel((phase,)) if where == "phase" else make_kernel()
+        async with engine(Planning(never), strategies={"mine": around if where == "phase" else mine}, kernel=kernel) as made:
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert result.reason == "kernel_error" and re.search(said, result.error or ""), result.error
+            events = await events_of(made.store, "r")
+            assert not of(events, e.EffectRecorded) and len(of(events, e.PassStarted)) == (where == "phase")
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+
+    asyncio.run(main())
+
+
+def test_effects_one_after_the_other_are_as_they_were() -> None:
+    """Also where one of them failed and was caught: what comes after it is inside of none."""
+
+    async def mine(run: StrategyRun) -> Any:
+        with contextlib.suppress(ZeroDivisionError):
+            await run.effect("bad", broken)
+        return [await run.effect("a", seven), await run.effect("b", seven)]
+
+    async def broken() -> Any:
+        return 1 / 0
+
+    async def main() -> None:
+        async with engine(Planning(never), strategies={"mine": mine}) as made:
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert result.output == [7, 7]
+
+    asyncio.run(main())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
 from detent.ports import Branch, Passed, StrategyRun
+from detent.strategies.plans import read_plan
+from detent.strategies.reflexion import same
 from detent.strategies.wording import CRITIC
 from strategies.scenarios import GOAL, Model, events, passes, scores, thoughts
 from strategies.test_each_strategy import Generic, go
@@ -67,16 +70,67 @@ IDLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["reactive", "reflexion", "tree-of-thought", "adaptive", "plan-execute", "plan-then-execute"])
+ANSWERING = {
+    **dict.fromkeys(("reactive", "tree-of-thought", "adaptive"), "main"),
+    "reflexion": "generate",
+    "plan-execute": "answer",
+    "plan-then-execute": "answer",
+}
+"""The pass that gives the answer, or the first draft of it."""
+
+
+def idle(strategy: str) -> dict[str, Any]:
+    return {**IDLE, "plan": {"steps": ["one", "two"]}} if strategy == "plan-then-execute" else IDLE
+
+
+@pytest.mark.parametrize("strategy", ANSWERING)
 def test_no_strategy_answers_without_its_required_tools_and_each_says_that_they_are_required(strategy: str) -> None:
-    """An answer that rests on nothing is an abstention where it was refused before, else a failure; the planner was told either way."""
-    answers = {**IDLE, "plan": {"steps": ["one", "two"]}} if strategy == "plan-then-execute" else IDLE
+    """Two answers that rest on nothing are an abstention, whatever the strategy; the planner was told before."""
     desk = Desk()
-    result, _, model = go(strategy, Generic(answers), desk.look, fields={"required_tools": {"look": 2}})
+    result, _, model = go(strategy, Generic(idle(strategy)), desk.look, fields={"required_tools": {"look": 2}})
     assert (result.output, result.receipt.missing) == (None, ("look",))
-    assert result.reason == ("missing_required_tool" if strategy.startswith("plan") else "abstained")
+    assert (result.status, result.reason, result.receipt.verdict) == ("stopped", "abstained", "abstained")
     told = [view.task + " ".join(item.text for item in view.transcript) + " ".join(view.guidance) for view in model.views]
     assert any("look (2 more" in text or "look (2 times more)" in text for text in told)
+
+
+@pytest.mark.parametrize("strategy", ANSWERING)
+@pytest.mark.parametrize(("looks", "ends"), [(1, ("failed", "missing_required_tool", None)), (2, ("completed", "final_answer", "ok"))])
+def test_what_is_still_required_is_asked_for_before_the_answer_and_can_still_be_done(strategy: str, looks: int, ends: Any) -> None:
+    """Too few calls are a failure, enough of them an answer: in each strategy as in ReAct."""
+    said = [call("look", n=n) for n in range(1, looks + 1)] + ["ok"] * (3 - looks)
+    answers = {**idle(strategy), ANSWERING[strategy]: lambda view: said[view.iteration - 1]}
+    desk = Desk()
+
+    class Acting(Generic):
+        async def plan(self, view: View) -> Plan:
+            plan = await super().plan(view)
+            one = plan.actions[0]
+            return Plan(actions=(one.content,)) if isinstance(one, FinalAnswer) and isinstance(one.content, ToolCall) else plan
+
+    result, _, _ = go(strategy, Acting(answers), desk.look, fields={"required_tools": {"look": 2}})
+    assert (result.status, result.reason, result.output) == ends, result.error
+    assert result.receipt.tools["look"].ok == looks
+
+
+def test_a_lone_analysis_does_not_answer_for_tools_that_are_required() -> None:
+    """The plan is patched first, and the required call is made."""
+    desk = Desk()
+    lone = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}]}
+    patch = {"steps": [{"id": "b", "kind": "tool", "tool": "look", "args": {"n": 1}}]}
+    answers = {"plan": lone, "step-a": "guess", "patch": patch, "reflect": "SATISFIED", "answer": "ok"}
+    result, _, model = go("plan-execute", answers, desk.look, fields={"required_tools": {"look": 1}})
+    assert (result.output, passes_of(model)) == ("ok", ["plan", "step-a", "patch", "reflect", "answer"])
+
+
+def test_a_lone_analysis_that_failed_is_not_the_answer_of_the_plan_that_replaced_it() -> None:
+    """What the patched plan gives is."""
+    desk = Desk()
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}]}
+    patch = {"steps": [{"id": "b", "kind": "tool", "tool": "look", "args": {"n": 1}}]}
+    answers = {"plan": plan, "step-a": " ", "step-a#2": " ", "patch": patch, "reflect": "SATISFIED", "answer": "ok"}
+    result, _, _ = go("plan-execute", answers, desk.look)
+    assert result.output == "ok", result.error
 
 
 def test_a_plan_is_patched_until_its_required_tools_have_succeeded_often_enough() -> None:
@@ -92,6 +146,50 @@ def test_a_plan_is_patched_until_its_required_tools_have_succeeded_often_enough(
 
 def passes_of(model: Model) -> list[str]:
     return [view.scope for view in model.views]
+
+
+@pytest.mark.parametrize("strategy", ["plan-execute", "plan-then-execute"])
+def test_a_plan_is_told_of_the_tools_that_its_steps_are_offered_and_of_no_other(strategy: str) -> None:
+    """Not of one that the policy would always deny; a step that calls it all the same is refused before anything runs. It stays so on record."""
+    desk = Desk()
+    steps = {"steps": [{"id": "a", "kind": "tool", "tool": "send", "args": {"to": "ann"}}]}
+    answers = {"plan": {"steps": ["one", "two"]}, "step": "v", "answer": "ok"}
+    if strategy == "plan-execute":
+        answers = {
+            "plan": steps,
+            "plan#2": {"steps": [{"id": "w", "kind": "work", "task": "look"}]},
+            "step-w": "v",
+            "reflect": "SATISFIED",
+            "answer": "ok",
+        }
+    model = Generic(answers) if strategy == "plan-then-execute" else Model(answers)
+    tools = (desk.send, desk.look)
+    result, engine, _ = go(
+        strategy,
+        model,
+        *tools,
+        goal="Tell me",
+        fields={"policy": [{"id": "no-mail", "tool": "send", "decision": "deny"}, {"id": "rest", "tool": "*", "decision": "allow"}]},
+    )
+    assert result.output == "ok", result.error
+    told, shown = prompts(model, "plan")[0].task, next(view for view in model.views if view.scope.startswith("step-"))
+    assert [spec.name for spec in shown.tools] == ["look"] and "look" in told and "send" not in told
+    assert strategy == "plan-then-execute" or "there is no tool 'send'" in prompts(model, "plan#2")[0].task
+    assert [event.value for event in events(engine, e.EffectRecorded)] == [["look"]]
+
+
+def test_a_plan_with_discovery_is_told_of_no_tool_that_nobody_has_found() -> None:
+    """As every other prompt: of those that are required, and of what the steps find for themselves."""
+    desk = Desk()
+    plan = {"steps": [{"id": "w", "kind": "work", "task": "look"}]}
+    answers = {"plan": plan, "step-w": [call("look", n=1), "v"], "reflect": "SATISFIED", "answer": "ok"}
+    fields = {"tools": ["send", "look", "discover_tools"], "required_tools": {"look": 1}}
+    model = Model(answers)
+    engine = Engine(planner=model, tools=(desk.send, desk.look), approver="caller")
+    result = asyncio.run(engine.run(Agent(name="a", strategy="plan-execute", **fields), "Tell me", run_id="r"))
+    assert result.output == "ok", result.error
+    assert "- look:" in model.views[0].task and "send" not in model.views[0].task
+    assert {spec.name for spec in prompts(model, "step-w")[0].tools} == {"look", "discover_tools"}
 
 
 # What is handed on --------------------------------------------------------------------------------------------------------------
@@ -387,3 +485,112 @@ def test_no_more_steps_run_at_a_time_than_the_options_say() -> None:
         open_now += isinstance(record.event, e.PassStarted) - isinstance(record.event, e.PassFinished)
         most = max(most, open_now)
     assert most == 2
+
+
+def test_a_critic_sees_what_the_tools_gave_whole_and_nothing_of_calls_that_failed() -> None:
+    """A preview is no evidence, and an error is none either."""
+
+    @tool(side_effect="read", max_result_bytes=200)
+    async def rows() -> list[str]:
+        """Many rows."""
+        return [f"row {n}" for n in range(200)]
+
+    answers = {"generate": [(call("rows"), call("rows", n=1)), "v"], "critique": "SATISFIED"}
+    result, _, model = go("reflexion", answers, rows)
+    told = prompts(model, "critique")[0].task
+    assert result.output == "v" and "row 199" in told and told.count("rows(") == 1
+
+
+@pytest.mark.parametrize("ended", ["failure_threshold", "no_progress"])
+def test_a_pass_that_failed_or_stood_still_is_not_the_end_of_reflexion(ended: str) -> None:
+    """Another pass may do better, and is told why the one before came to no end."""
+    desk = Desk()
+    stuck = [call("none")] * 4 if ended == "failure_threshold" else [call("look", n=1)] * 20
+    answers = {"generate": stuck, "improve": "v", "critique": "SATISFIED"}
+    result, engine, _ = go("reflexion", answers, desk.look, options={"turns": 20})
+    first = next(event for event in events(engine, e.PassFinished))
+    assert (first.reason, result.output) == (ended, "v")
+
+
+def test_the_pass_that_makes_up_for_required_tools_does_nothing_twice_and_hands_on_what_it_found() -> None:
+    """What a step had sent stays sent once; where the pass comes to no end either, the fallback knows its results."""
+    desk = Desk()
+    plan = {"steps": [{"id": "a", "kind": "tool", "tool": "send", "args": {"to": "ann"}}]}
+    late = [(call("send", to="ann"), call("look", n=1)), *[call("look", n=1)] * 20]
+    answers = {"classify": {"strategy": "plan-execute"}, "plan": plan, "patch": plan, "answer": late, "main": [call("look", n=2), "ok"]}
+    fields = {"required_tools": {"look": 2}}
+    result, _, model = go("adaptive", answers, desk.send, desk.look, options={"plan_execute": {"refinements": 0}}, fields=fields)
+    assert (result.output, desk.sent) == ("ok", ["ann"]), result.error
+    told = prompts(model, "main")[0].task
+    assert 'send({"to":"ann"}) -> sent to ann' in told and 'look({"n":1}) -> 1' in told
+
+
+@pytest.mark.parametrize("strategy", ["plan-execute", "plan-then-execute"])
+def test_the_answer_is_written_in_one_call_from_what_was_found_alone(strategy: str) -> None:
+    """It is said so, and a model that would rather go on working is not let."""
+    model = Generic({**idle(strategy), "answer": "ok"})
+    result, _, _ = go(strategy, model)
+    said = prompts(model, "answer")[0].task
+    assert result.output == "ok" and "Give the answer now, from this alone" in said
+    assert ("say what failed" in said) == (strategy == "plan-then-execute")
+
+    class Working(Generic):
+        async def plan(self, view: View) -> Plan:
+            plan = await super().plan(view)
+            return Plan(actions=(call("look", n=1),)) if view.scope == "answer" and view.iteration == 1 else plan
+
+    result, _, _ = go(strategy, Working({**idle(strategy), "answer": "ok"}), Desk().look)
+    assert (result.output, result.reason) == (None, "max_iterations")
+
+
+def test_two_critiques_say_the_same_from_four_fifths_of_a_common_beginning_on() -> None:
+    """Half of one is a new remark."""
+    assert same("a" * 80 + "b" * 20, "a" * 80 + "c" * 20) and not same("a" * 79 + "b" * 21, "a" * 79 + "c" * 21)
+    assert not same("a" * 50, "a" * 100)
+
+
+# Limits and heuristics ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_work_that_is_tried_again_does_nothing_twice() -> None:
+    """It may have had its effect before it came to no end."""
+    desk = Desk()
+    plan = {"steps": [{"id": "w", "kind": "work", "task": "send it"}]}
+    answers = {
+        "plan": plan,
+        "step-w": [call("send", to="ann"), call("none")],
+        "step-w#2": [call("send", to="ann"), "sent"],
+        "reflect": "SATISFIED",
+        "answer": "ok",
+    }
+    result, engine, _ = go("plan-execute", answers, desk.send, options={"turns": 2})
+    assert (result.output, desk.sent) == ("ok", ["ann"]), result.error
+    assert any(block.call == "step-w#2.1.0" for block in events(engine, e.GuardBlocked))
+
+
+def test_a_writing_call_that_failed_is_not_made_again_unless_it_never_happened() -> None:
+    """A time-out that a tool tells may have had its effect; `not_executed` says that it had none."""
+    tried: list[str] = []
+
+    @tool(side_effect="write")
+    async def book(code: str) -> str:
+        """Book."""
+        tried.append(code)
+        raise ToolFailed("no answer", error_code=code)
+
+    plan = {"steps": [{"id": code, "kind": "tool", "tool": "book", "args": {"code": code}} for code in ("timeout", "not_executed")]}
+    go("plan-execute", {"plan": plan}, book, options={"refinements": 0})
+    assert sorted(tried) == ["not_executed", "not_executed", "timeout"]
+
+
+def test_a_plan_has_at_most_twenty_steps() -> None:
+    """One more is refused before anything runs."""
+    steps = [{"id": f"s{n}", "kind": "analysis", "task": "t"} for n in range(21)]
+    assert read_plan({"steps": steps[:20]}, tools=())[1] == "" and "21 steps" in read_plan({"steps": steps}, tools=())[1]
+
+
+def test_of_equal_ways_the_longer_one_is_taken() -> None:
+    """It has thought further."""
+    tree = {"expand": thoughts("a"), "score": scores(0.9), "main": "x"}
+    _, _, model = go("tree-of-thought", Generic(tree), options={"depth": 2})
+    assert "1. a\n2. a" in prompts(model, "main")[0].task

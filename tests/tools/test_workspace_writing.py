@@ -18,6 +18,7 @@ from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import Cancellation
 from detent.tools import files, reading
 from detent.tools.confine import Limits, Workspace
+from forked import fork
 
 
 def names(directory: str | Path) -> list[str]:
@@ -175,15 +176,7 @@ def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> N
     for _ in range(10):
         put(workspace, "original text")
         seen = reading.read_file(workspace, "f").hash
-        writers = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(tmp_path), seen, f"written by {i}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for i in range(4)
-        ]
+        writers = [fork(["-c", WRITER, str(tmp_path), seen, f"written by {i}"], stdin=subprocess.PIPE) for i in range(4)]
         for writer in writers:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"

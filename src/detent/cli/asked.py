@@ -28,6 +28,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     base_url: str | None = None
     api_key_env: str | None = None
+    tool_calls: str | None = None
     no_stream: bool = False
     tools: Sequence[str] | None = None
 
@@ -42,7 +43,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             changes["small_model"] = self.small_model
         if self.planner is not None:
             changes["planner"] = "" if self.planner == "model" else self.planner
-        said = {"temperature": self.temperature, "base_url": self.base_url, "api_key_env": self.api_key_env}
+        said = {
+            "temperature": self.temperature,
+            "base_url": self.base_url,
+            "api_key_env": self.api_key_env,
+            "tool_calls": self.tool_calls,
+        }
         settings = {name: value for name, value in said.items() if value is not None} | ({"stream": False} if self.no_stream else {})
         if settings:
             changes["model_settings"] = {**agent.model_settings, **settings}

@@ -19,7 +19,7 @@ from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config import Agent
 from detent.core.errors import ConfigError, DetentError
 from detent.loading import CONFIG_FILE, find_config, load_agent
-from detent.ports import RunQuery
+from detent.ports import RunQuery, look_at
 from detent.stores.urls import without_password
 
 STORE_S = 5.0
@@ -162,23 +162,23 @@ def _unaskable(agent: Agent) -> str:
 def _store(session: Session) -> StoreCheck:
     store = session.engine.store
     url = without_password(store.url)
-    if not session.there:
-        return StoreCheck(url=url, exists=False)
 
-    async def look() -> None:
-        await store.open()
+    async def look() -> bool:
         try:
-            await store.list_runs(RunQuery(limit=1))
+            there = await look_at(store)
+            if there:
+                await store.list_runs(RunQuery(limit=1))
+            return there
         finally:
             await store.close()
 
     try:
-        asyncio.run(asyncio.wait_for(look(), STORE_S))
+        there = asyncio.run(asyncio.wait_for(look(), STORE_S))
     except TimeoutError:
         return StoreCheck(url=url, exists=False, problem=f"it did not answer within {STORE_S:g} s")
     except Exception as error:  # noqa: BLE001 - foreign code: a driver may raise anything, and here it is a finding
         return StoreCheck(url=url, exists=False, problem=without_password(str(error)) or type(error).__name__)
-    return StoreCheck(url=url, exists=True)
+    return StoreCheck(url=url, exists=there)
 
 
 # What to do -------------------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def fork(
     verbose: o.Verbose = 0,
 ) -> int:
     """Begin a run that goes on from some record of another, with what is to be different, and take it on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     edits = parse_edits(change or (), result or (), answer or ())
     policy: Any = effects.replace("-", "_")
 
@@ -240,7 +240,7 @@ def check_upgrade(
 ) -> int:
     """Execute every open run again with the code at hand, record nothing, and say which would not go on. Exits 1 if there is one."""
     first = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
-    wanted = [first.drive(lambda _: first.find(run))] if run is not None else first.drive(_open_runs) if first.there else []
+    wanted = [first.drive(lambda _: first.find(run))] if run is not None else first.drive(_open_runs, missing=[])
     found = [_checked(run_id, store=store, config=config, workspace=workspace) for run_id in wanted]
     first.output.document({"runs": [{**msgspec.structs.asdict(one), "goes_on": one.goes_on} for one in found]})
     for one in found:

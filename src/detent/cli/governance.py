@@ -47,13 +47,12 @@ def backtest(
     session = Session(store=store, config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)
-    if session.there:
-        session.tool_specs()
 
     async def work(engine: Engine) -> Backtest:
+        session.tool_specs()
         return await engine.backtest(policy, budget=bounds if budget else None, query=query, only=only)
 
-    found = session.drive(work) if session.there else Backtest(policy="", runs=0, decisions=0, changes=())
+    found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
     session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
     _show(found, session)
     return 1 if found.broken else 0

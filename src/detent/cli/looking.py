@@ -39,7 +39,7 @@ def list_runs(
     ] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
     goal: Annotated[
-        str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal.")
+        str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal or title.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
@@ -55,18 +55,28 @@ def list_runs(
         status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
     )
 
-    async def work(_: Engine) -> list[RunHead]:
-        return await session.heads(query)
+    async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState]]:
+        found = await session.heads(query)
+        if goal:
+            found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
+        return found, {h.run_id: await engine.load(h.run_id) for h in found if h.status == "waiting_for_operator"}
 
-    heads = session.drive(work) if session.there else []
-    if goal:
-        heads = [h for h in heads if h.goal_id == goal or goal.lower() in h.goal.lower()][:most]
-    session.output.document(heads)
+    heads, dead = session.drive(work, missing=([], {}))
+    session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
-        session.output.say(f"no runs{' that fit' if session.there else ''} in {session.engine.store.url}")
+        where = session.engine.store.url
+        session.output.say(
+            f"no runs that fit in {where}" if session.there else f"no runs in {where}: there is no store yet, the first run makes it"
+        )
         return 0
-    rows = [(h.run_id, h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, h.goal or "(erased)") for h in heads]
+    rows = [
+        (h.run_id, h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, h.title or h.goal or "(erased)")
+        for h in heads
+    ]
     session.output.table(("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL"), rows, [style_of(h.status) for h in heads])
+    for state in dead.values():
+        session.output.say(f"run {state.run_id}: {waits_for(state)[-1]}", style_of(state.status))
+        session.output.say(f"  next: {session.command('reopen', state.run_id)}")
     if most is not None and len(heads) == most:
         session.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
@@ -269,7 +279,7 @@ def approvals(
     async def work(engine: Engine) -> list[Approval]:
         return await engine.approvals(run_id=await session.find(run) if run is not None else None)
 
-    found = session.drive(work) if session.there or run is not None else []
+    found = session.drive(work) if run is not None else session.drive(work, missing=[])
     session.output.document(found)
     if not found:
         session.output.say("no call waits for approval")

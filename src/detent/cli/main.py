@@ -15,12 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking
+from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking, working
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
-    "Run": {"run": running.run, "resume": running.resume, "wake": waking.wake, "reopen": running.reopen, "cancel": running.cancel},
+    "Run": {
+        "run": running.run,
+        "submit": working.submit,
+        "worker": working.worker,
+        "resume": running.resume,
+        "wake": waking.wake,
+        "reopen": running.reopen,
+        "cancel": running.cancel,
+    },
     "Answer": {
         "approvals": looking.approvals,
         "approve": running.approve,

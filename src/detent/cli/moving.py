@@ -40,31 +40,31 @@ def copy(
     """Copy runs into another store, byte for byte; done again, it goes on where it was interrupted."""
     if bool(runs) == everything:
         raise ConfigError("give the runs to copy, or --all for every one of the store")
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
     target = store_at(to)
     if move:
         confirm(session, f"Move {'every run' if everything else f'{len(runs or ())} runs'} to {target.url} and remove them here?", yes=yes)
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
+        asked = [await session.find(run) for run in runs or ()]
         await target.open()
         try:
-            return await _copy(session, engine.store, target, runs or (), move=move)
+            return await _copy(session, engine.store, target, asked, move=move)
         finally:
             await target.close()
 
-    done, left = session.drive(work) if session.there or not everything else ([], 0)
+    done, left = session.drive(work, missing=([], 0)) if everything else session.drive(work)
     session.output.document(done)
     session.output.say(f"{'moved' if move else 'copied'} {len(done)} runs to {target.url}{_left(left)}")
     return 1 if left else 0
 
 
 async def _copy(
-    session: Session, source: EventStore, target: EventStore, asked: list[str] | tuple[str, ...], *, move: bool
+    session: Session, source: EventStore, target: EventStore, asked: list[str], *, move: bool
 ) -> tuple[list[moving.Moved], int]:
     """Copy the runs that were asked for, all of them when none was; of several, one that cannot be copied is said and counted."""
-    if asked:
-        run_ids = [await session.find(run) for run in asked]
-    else:
+    run_ids = asked
+    if not asked:
         heads = reversed(await source.list_runs(RunQuery()))
         run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
     return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
@@ -105,9 +105,9 @@ def archive(
     json_wanted: o.Json = False,
 ) -> int:
     """Write finished runs into compressed files, one each, and remove them from the store. `detent import` brings them back."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
     moment = since_of(before, option="--before")
-    heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant)) if session.there else []
+    heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
     if dry or not heads:
         session.output.document(heads)
         for head in reversed(heads):

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+Goal = Annotated[
+    list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]
 Store = Annotated[
@@ -23,6 +26,9 @@ AgentFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; twice: every record.")]
 Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="A bound, such as max_tool_calls=20. Repeatable.")]
+MaxIterations = Annotated[int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")]
+Variables = Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")]
+OwnRunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")]
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the log. Default: the user of this machine.")]
 NoResume = Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not take the run on here.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
@@ -48,6 +54,12 @@ PlannerKind = Annotated[
     Literal["model", "on-device"] | None,
     typer.Option(
         "--planner", help="on-device: the model writes text, of which actions are read; for small models on a server of your own."
+    ),
+]
+ToolCalls = Annotated[
+    Literal["native", "text"] | None,
+    typer.Option(
+        "--tool-calls", help="text: for a model that cannot call tools; it is shown them in words, and its calls are read from its text."
     ),
 ]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")]

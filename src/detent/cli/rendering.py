@@ -21,6 +21,8 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     """Write the trace to stdout: head, iterations (or the one numbered `only`), termination audit."""
     out, limit = session.output, None if full else SHORT
     out.show(f"run       {trace.run_id}", "bold")
+    if trace.title:
+        out.show(f"title     {shortened(clean(trace.title), limit)}")
     out.show(f"goal      {shortened(clean(trace.goal), limit)}")
     tenant = f" · tenant {clean(trace.tenant)}" if trace.tenant else ""
     out.show(f"agent     {clean(trace.agent)}{tenant}")

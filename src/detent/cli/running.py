@@ -14,7 +14,7 @@ from detent.cli.asked import Asked
 from detent.cli.output import as_text, clean, code_of_status, shortened
 from detent.cli.progress import Progress
 from detent.cli.session import Session, operator
-from detent.cli.standing import report
+from detent.cli.standing import document, report
 from detent.cli.values import json_object, json_or_text, parse_variables
 from detent.clock import RandomIds, SystemClock, new_run_id
 from detent.config import Agent
@@ -28,9 +28,7 @@ Work = Callable[[Engine, Progress], Awaitable[Result]]
 
 
 def run(
-    goal: Annotated[
-        list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)
-    ] = None,
+    goal: o.Goal = None,
     *,
     agent: o.AgentFile = None,
     model: o.Model = None,
@@ -39,19 +37,16 @@ def run(
     base_url: o.BaseUrl = None,
     api_key_env: o.KeyVariable = None,
     planner: o.PlannerKind = None,
+    tool_calls: o.ToolCalls = None,
     no_stream: o.NoStream = False,
     tools: o.Tools = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
-    max_iterations: Annotated[
-        int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")
-    ] = None,
+    max_iterations: o.MaxIterations = None,
     budget: o.Bounds = None,
-    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None,
-    run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
-    ] = None,
+    var: o.Variables = None,
+    run_id: o.OwnRunId = None,
     tenant: o.ForTenant = "",
     principal: o.ForPrincipal = "",
     scope: o.Scopes = None,
@@ -65,6 +60,45 @@ def run(
     of its own works, without tools, with those of --tools, or with all tools of the directory that --workspace names.
     """
     session = Session(store=store, config=config, workspace=workspace, agent=agent, verbose=verbose, json_wanted=json_wanted)
+    asked = Asked(
+        model=model,
+        small_model=small_model,
+        planner=planner,
+        tool_calls=tool_calls,
+        temperature=temperature,
+        base_url=base_url,
+        api_key_env=api_key_env,
+        no_stream=no_stream,
+        tools=tools,
+    )
+    host = host_of(tenant, principal, scope, credential)
+    order = ordered(session, goal, asked, host, max_iterations=max_iterations, budget=budget, var=var, run_id=run_id)
+
+    async def work(engine: Engine, progress: Progress) -> Result:
+        return await engine.run(**order, observers=[progress])
+
+    return advance(session, work)
+
+
+def host_of(tenant: str, principal: str, scopes: list[str] | None, credentials: list[str] | None) -> Host | None:
+    """Return for whom a run is; None where nothing is said: it is the operator's."""
+    if not (tenant or principal or scopes or credentials):
+        return None
+    return Host(tenant=tenant, principal=principal, scopes=tuple(scopes or ()), credential_refs=tuple(credentials or ()))
+
+
+def ordered(
+    session: Session,
+    goal: list[str] | None,
+    asked: Asked,
+    host: Host | None,
+    *,
+    max_iterations: int | None,
+    budget: list[str] | None,
+    var: list[str] | None,
+    run_id: str | None,
+) -> dict[str, Any]:
+    """Return what `Engine.run` and `Engine.submit` are called with for what was typed; raise `ConfigError`."""
     text = " ".join(goal or ()).strip()
     if not text:
         raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] [--model PROVIDER:NAME] GOAL...")
@@ -73,30 +107,11 @@ def run(
     bounds = parse_budget(budget or ()).over(session.budget)
     if max_iterations is not None:
         bounds = parse_budget([f"max_iterations={max_iterations}"], "--max-iterations").over(bounds)
-    worker = session.agent(
-        Asked(
-            model=model,
-            small_model=small_model,
-            planner=planner,
-            temperature=temperature,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            no_stream=no_stream,
-            tools=tools,
-        )
-    )
-    variables = parse_variables(var or [], worker)
-    session.run_id = run_id or new_run_id(_public(text, worker, session), SystemClock().now(), RandomIds().token(6))
+    agent = session.agent(asked)
+    variables = parse_variables(var or [], agent)
+    session.run_id = run_id or new_run_id(_public(text, agent, session), SystemClock().now(), RandomIds().token(6))
     session.creates = True
-
-    host = None
-    if tenant or principal or scope or credential:
-        host = Host(tenant=tenant, principal=principal, scopes=tuple(scope or ()), credential_refs=tuple(credential or ()))
-
-    async def work(engine: Engine, progress: Progress) -> Result:
-        return await engine.run(worker, text, run_id=session.run_id, host=host, budget=bounds, variables=variables, observers=[progress])
-
-    return advance(session, work)
+    return {"agent": agent, "goal": text, "run_id": session.run_id, "host": host, "budget": bounds, "variables": variables}
 
 
 def resume(
@@ -112,7 +127,7 @@ def resume(
     verbose: o.Verbose = 0,
 ) -> int:
     """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     bounds = parse_budget(budget) if budget else None
 
     async def work(engine: Engine, progress: Progress) -> Result:
@@ -128,21 +143,27 @@ def reopen(
     budget: o.Bounds = None,
     why: o.Why = "",
     by: o.By = None,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not take it on here.")] = False,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
     json_wanted: o.Json = False,
     verbose: o.Verbose = 0,
 ) -> int:
-    """Open a failed or stopped run again; use so far is kept, so a bound that is reached must be raised."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    """Open a failed or stopped run again, or one that its workers gave up; use so far is kept, so a bound that is reached must be raised."""
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     bounds = parse_budget(budget) if budget else None
 
     async def work(engine: Engine, progress: Progress) -> Result:
         state = await session.outfit(run)
-        return await engine.reopen(state.run_id, by=by or operator(), why=why, budget=bounds, observers=[progress])
+        return await engine.reopen(state.run_id, by=by or operator(), why=why, budget=bounds, resume=not no_resume, observers=[progress])
 
-    return advance(session, work)
+    if not no_resume:
+        return advance(session, work)
+    result = watched(session, work)
+    session.output.document(document(result, session))
+    session.output.say(f"run {result.run_id} is open again; a worker takes it on")
+    return 0
 
 
 def cancel(
@@ -156,7 +177,7 @@ def cancel(
     json_wanted: o.Json = False,
 ) -> int:
     """End a run: at once where it waits or is suspended, else through the process that advances it."""
-    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted, changes=True)
 
     async def work(engine: Engine) -> Result:
         run_id = await session.find(run)  # ending a run needs none of its tools
@@ -188,7 +209,7 @@ def approve(
     verbose: o.Verbose = 0,
 ) -> int:
     """Approve exactly the call that waits, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     edited = json_object(args, "--args") if args is not None else None
 
     async def work(engine: Engine) -> Result:
@@ -212,7 +233,7 @@ def deny(
     verbose: o.Verbose = 0,
 ) -> int:
     """Refuse a call that waits, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
@@ -236,7 +257,7 @@ def reconcile(
     verbose: o.Verbose = 0,
 ) -> int:
     """Settle a call of which nobody knows whether it happened, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     if (happened is None) == (not did_not):
         raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
 
@@ -264,7 +285,7 @@ def reply(
     verbose: o.Verbose = 0,
 ) -> int:
     """Answer the question that a run asked, and take it on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)

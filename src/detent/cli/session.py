@@ -12,11 +12,11 @@ import difflib
 import getpass
 import os
 import shlex
-import signal as signals
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import EllipsisType
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,9 +29,10 @@ from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunN
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
+from detent.interrupts import on_signals
 from detent.loading import config_from_environment, find_config, load_agent, load_config, load_tool
 from detent.mcp_tables import load_servers
-from detent.ports import RunQuery, ToolSpec
+from detent.ports import RunQuery, ToolSpec, look_at
 from detent.results import Result, result_of
 from detent.stores.urls import without_password
 from detent.tools.mcp.offered import ServerTool
@@ -44,7 +45,12 @@ NOT_ASKED = Asked()
 
 
 class Session:
-    """What one command works with. Raises `ConfigError` for wrong files, variables and options."""
+    """What one command works with. Raises `ConfigError` for wrong files, variables and options.
+
+    One that only looks leaves a store of an earlier version as it is; one that `changes` runs brings it up to date; one that sets `creates`
+    makes it where it is missing. `there` says whether the store is there, once it was driven. `lent` are parts of the engine that it shares
+    with that of another session.
+    """
 
     def __init__(
         self,
@@ -55,6 +61,8 @@ class Session:
         agent: str | None = None,
         verbose: int = 0,
         json_wanted: bool = False,
+        changes: bool = False,
+        lent: Mapping[str, Any] | None = None,
     ) -> None:
         self.output = Output(json_wanted=json_wanted)
         self.suffix = _suffix(store, config)
@@ -71,22 +79,22 @@ class Session:
         self.config = self.said.over(self.filed).over(DEFAULTS)
         self.run_id = ""
         self.stopped = ""
-        self.creates = False
+        self.changes, self.creates, self.there = changes, False, True
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget))
+        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
-    def drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
+    def drive(self, work: Callable[[Engine], Awaitable[T]], *, missing: T | EllipsisType = ...) -> T:
         """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
 
-        A store that is not there is opened, and so made, only for a command that sets `creates`.
+        Where there is no store, and none is to be made, return `missing`; without it the work is done all the same, and finds no run.
         """
-        return asyncio.run(self._drive(work))
+        return asyncio.run(self._drive(work, missing))
 
-    async def _drive(self, work: Callable[[Engine], Awaitable[T]]) -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    async def _drive(self, work: Callable[[Engine], Awaitable[T]], missing: T | EllipsisType) -> T:
+        task = asyncio.current_task()
         results: list[T] = []
 
         def stop(name: str) -> None:
@@ -95,11 +103,13 @@ class Session:
             if task is not None:
                 task.cancel()
 
-        for number in (signals.SIGINT, signals.SIGTERM):
-            loop.add_signal_handler(number, stop, number.name)
         try:
-            async with self.engine if self.creates or self.there else contextlib.nullcontext():
-                results.append(await work(self.engine))
+            with on_signals(stop):
+                self.there = self.creates or await look_at(self.engine.store, upgrade=self.changes)
+                if not self.there and not isinstance(missing, EllipsisType):
+                    return missing
+                async with self.engine if self.there else contextlib.nullcontext():
+                    results.append(await work(self.engine))
         except Suspended as error:
             error.add_note(self.command("resume", error.run_id))
             raise
@@ -108,20 +118,7 @@ class Session:
                 raise
             if not results:
                 raise Suspended("", self.stopped) from None
-        finally:
-            for number in (signals.SIGINT, signals.SIGTERM):
-                loop.remove_signal_handler(number)
         return results[0]
-
-    @property
-    def there(self) -> bool:
-        """Whether the store exists; commands that only look do not create one."""
-        url = cast("str", self.config.store.url)
-        scheme, _, rest = url.partition(":")
-        return (
-            scheme in ("ram", "postgresql", "postgres")
-            or Path(rest.removeprefix("///") if scheme == "sqlite" else rest).expanduser().exists()
-        )
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""
@@ -136,7 +133,11 @@ class Session:
 
     async def _find(self, asked: str) -> str:
         store = self.engine.store
-        if not self.there or any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
+        if not self.there:
+            raise RunNotFound(
+                asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)"
+            )
+        if any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
             raise RunNotFound(asked, store.url)
         if asked == "last":
             newest = await store.list_runs(RunQuery(limit=1))
@@ -174,6 +175,11 @@ class Session:
     async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
         """Find the run and register the tools that its log names; with `agent_file`, those of that file. Raise `ConfigError`."""
         state = await self.state(asked)
+        self.equip(state, agent_file=agent_file)
+        return state
+
+    def equip(self, state: RunState, *, agent_file: str | None = None) -> None:
+        """Register the tools that a run's log names, or those of an agent file. Raise `ConfigError`, `RunContextMismatch`."""
         meta: dict[str, Any] = state.agent.meta
         imports: Sequence[Any] = meta.get("tool_imports", ())
         if agent_file is not None:
@@ -188,7 +194,6 @@ class Session:
         self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
         if any(name not in self.engine.tools for name in state.agent.tools):
             self._add_remembered_servers(Path(meta.get("agent_file", "")), root)
-        return state
 
     def _add_remembered_servers(self, agent_file: Path, root: str) -> None:
         """Add the MCP servers of the agent file that a run was started from, where it is still there."""

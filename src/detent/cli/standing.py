@@ -108,6 +108,8 @@ def next_commands(state: RunState, session: Session) -> list[str]:
     for call in state.approvals:
         found += [command("approve", run, call), command("deny", run, call)]
     found += [command("reply", run, "TEXT") for _ in state.asks]
+    if state.dead_letter:
+        return [command("show", run), command("reopen", run), command("cancel", run)]
     return found or [command("resume", run)]
 
 

@@ -27,10 +27,15 @@ allow_delete = false          # true lets apply_patch remove and move files, and
 [limits]
 ceiling = 1000                # the most iterations that any budget may ask for
 # max_concurrent_runs = 4
+# max_concurrent_calls = 8     # calls of tools at once, over all runs
 
 [budget]                      # bounds of every run; an agent's own come over them
 max_iterations = 50
 max_tool_calls = 1000
+
+[worker]                      # `detent worker`, which advances runs that were submitted, and those that wait, when they can go on
+concurrency = 4               # how many runs at once
+max_attempts = 5              # how often a run is tried that fails, or whose worker dies, before it is given up
 
 [output]
 verbosity = 0                 # 1: input and output of calls, 2: every record

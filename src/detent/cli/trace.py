@@ -21,6 +21,7 @@ from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.receipts import Receipt, receipt_of
+from detent.titles import title_of
 
 SOURCES = {
     "recorded": "the outcome is that of the same call in a run that this one was branched from",
@@ -93,6 +94,7 @@ class Trace(msgspec.Struct, kw_only=True):
     """A whole run. `before` are events outside of iterations: the start, resumptions."""
 
     run_id: str
+    title: str
     goal: str
     agent: str
     tenant: str
@@ -324,6 +326,7 @@ def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace
     )
     return Trace(
         run_id=state.run_id,
+        title=title_of(state),
         goal=state.goal,
         agent=state.agent.name,
         tenant=state.host.tenant,

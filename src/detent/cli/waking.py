@@ -26,12 +26,12 @@ def wake(
     A run that cannot go on here is named, and the others go on; one that another worker has is left to it. The exit code is that of the
     run that fared worst: 0 where all completed or wait again for something else.
     """
-    first = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
-    due = first.drive(lambda engine: engine.due()) if first.there else []
+    first = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    due = first.drive(lambda engine: engine.due(), missing=[])
     results: list[Result] = []
     failed = 0
     for run_id in due:
-        session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted)
+        session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
 
         async def work(engine: Engine, progress: Progress, session: Session = session, run_id: str = run_id) -> Result:
             state = await session.outfit(run_id)

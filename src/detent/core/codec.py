@@ -117,8 +117,10 @@ def _event(body: bytes, version: int) -> AnyEvent:
         )
     data: dict[str, Any] = msgspec.json.decode(body)
     for step in range(version, VERSION):
+        if step not in UPCASTERS:
+            raise ValueError(f"a record of format {version} is older than any that this Detent reads")
         data = UPCASTERS[step](data)
-    return msgspec.convert(data, AnyEvent)
+    return _events.decode(encode(data))  # not `convert`: results are kept as raw JSON
 
 
 def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[Record]:
@@ -129,7 +131,7 @@ def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: 
             if envelope.seq != seq or envelope.run != run_id:
                 raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
             event = None if body is None else _events.decode(body) if envelope.v == VERSION else _event(body, envelope.v)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:  # the last two of an upcaster, or where there is none
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
         yield Record(envelope, event, digest)
 

@@ -191,6 +191,12 @@ class StateChanged(Event, frozen=True, kw_only=True):
     removed_scratchpad: tuple[str, ...] = ()
 
 
+ASIDE = -2
+"""The phase of an effect that stands beside what is re-executed, such as the run's title: a replay takes it as it is."""
+TITLE = f"{ASIDE}:title:0"
+"""Where the title stands among the effects of a run."""
+
+
 class EffectRecorded(Event, frozen=True, kw_only=True):
     """A value that cannot be computed again (a clock, a random number, a call of `ask`) was recorded under its label."""
 
@@ -271,8 +277,8 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
 class Planned(Event, frozen=True, kw_only=True):
     """The planner answered with one control action or with a batch of tool calls.
 
-    `dropped` are calls that came beside a control action and are not run; `embedded` is the call that a final answer consists of. `refused`: why
-    the answer or abstention is not accepted yet; it goes to the planner, and the run goes on.
+    `dropped` are calls that came beside a control action and are not run, `dropped_meta` the meta-tools among them; `embedded` is the call
+    that a final answer consists of. `refused`: why the answer or abstention is not accepted yet; it goes to the planner, and the run goes on.
     """
 
     actions: tuple[AnyAction, ...]
@@ -283,6 +289,7 @@ class Planned(Event, frozen=True, kw_only=True):
     latency_ms: float = 0.0
     provider_data: Any = None
     dropped: tuple[ToolCall, ...] = ()
+    dropped_meta: tuple[str, ...] = ()
     embedded: ToolCall | None = None
     refused: str = ""
 
@@ -412,7 +419,8 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has an outcome: a result, or an error.
 
     It was executed where a `ToolStarted` came before, or where `digest` (of the frozen arguments) stands here: a call that only reads.
-    `source` says that it was not: in a fork, the outcome was `recorded` by a run that it was branched from, or is a `stub`.
+    `source` says that it was not: in a fork, the outcome was `recorded` by a run that it was branched from, or is a `stub`. `meta`: it was
+    a meta-tool that was refused; one that was answered has a `MetaToolAnswered`.
     """
 
     call: str
@@ -423,6 +431,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     error: ToolError | None = None
     fatal: bool = False
     source: Literal["", "recorded", "stub"] = ""
+    meta: bool = False
     latency_ms: float = 0.0
 
 

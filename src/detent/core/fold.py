@@ -205,9 +205,10 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
             passes = {scope: replace(known, balance=None) for scope, known in state.passes.items()}
-            return _charge_open_calls(replace(state, running_ms=max(ms, state.running_ms), passes=passes))
+            resumed = replace(state, running_ms=max(ms, state.running_ms), away_ms=_away_ms(state, record), passes=passes)
+            return _charge_open_calls(resumed)
         case e.RunReopened():
-            return _reopened(state, event)
+            return replace(_reopened(state, event), away_ms=_away_ms(state, record))
         case e.RunWaiting(status=status, running_ms=ms):
             if status not in WAITING:
                 raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
@@ -317,6 +318,12 @@ def _run_started(state: RunState, event: e.RunStarted, record: Record) -> RunSta
     )
 
 
+def _away_ms(state: RunState, record: Record) -> float:
+    """Return how long the run has not been advanced, by the wall clocks of its start and of this opening; a clock put back takes nothing off."""
+    wall_s = (record.envelope.at - state.started_at).total_seconds() if state.started_at else 0.0
+    return max(state.away_ms, round(wall_s * 1000 - state.running_ms, 3))
+
+
 def _finished(state: RunState, event: e.RunFinished) -> RunState:
     blank = event.output is None or (isinstance(event.output, str) and not event.output.strip())
     if (event.status == "completed") == blank:
@@ -335,8 +342,8 @@ def _finished(state: RunState, event: e.RunFinished) -> RunState:
 
 
 def _reopened(state: RunState, event: e.RunReopened) -> RunState:
-    if state.status not in ("failed", "stopped"):
-        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again")
+    if state.status not in ("failed", "stopped", "waiting_for_operator"):
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up")
     passes: dict[str, KernelState] = {}
     for scope, before in state.passes.items():
         if before.status == "done":
@@ -355,7 +362,7 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             rejected=0,
             metered=False,
             progressed=False,
-            polled=False,
+            polled=True,  # the turn that is over no longer counts
             failed_turns=0,
             since_progress=0,
             reflections=0,
@@ -511,7 +518,11 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):
         call_id = f"{scope}.{iteration}.{i}"
         known = CallState(call_id=call_id, index=i, tool=call.tool, args=call.args, provenance=provenance)
-        calls[call_id] = known if i < len(wanted) else replace(known, status="finished", item=item_of(known, iteration, error=_DROPPED))
+        calls[call_id] = (
+            known
+            if i < len(wanted)
+            else replace(known, status="finished", item=item_of(known, iteration, error=_DROPPED, meta=call.tool in event.dropped_meta))
+        )
     now = replace(
         before,
         plan=event,
@@ -631,6 +642,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
         result=event.result.copy() if event.result else e.NO_RESULT,
         artifact=event.artifact,
         error=event.error,
+        meta=event.meta,
         latency_ms=event.latency_ms,
     )
     return _outcome(state, scope, call, item, fatal=event.fatal, begun=first)

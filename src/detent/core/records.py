@@ -59,11 +59,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a store's listing says of a run, taken from its first and its last record."""
+    """What a store's listing says of a run, taken from its first and its last record; `title` is what a model called it, "" for none."""
 
     run_id: str
     goal_id: str
     goal: str = ""
+    title: str = ""
     agent: str = ""
     tenant: str = ""
     parent: str = ""

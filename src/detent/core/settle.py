@@ -6,7 +6,6 @@ exhausted bounds and stagnation, then waits in the order of `WAITING`.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -90,10 +89,10 @@ def wraps_up(run: RunState, state: KernelState, bound: Exhausted) -> bool:
     return run.agent.wrap_up and not state.wrapping_up and bound.dimension.partition(":")[0] in WRAPPED_UP
 
 
-def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime | None, turn_over: bool) -> Verdict:
+def settle(run: RunState, state: KernelState, *, running_s: float, total_s: float = 0.0, turn_over: bool) -> Verdict:
     """Return how the run goes on; None means: with the next turn, or with the rest of the open one (`turn_over` false).
 
-    `running_s` and `now` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open.
+    `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open.
     """
     if state.ended:
         return Settled(reason=state.ended, output=state.output, error=state.error)
@@ -105,7 +104,7 @@ def settle(run: RunState, state: KernelState, *, running_s: float, now: datetime
             if state.plan is None:
                 return Settled(reason="malformed_plan", error=f"{failed} turns in a row without a valid plan")
             return Settled(reason="failure_threshold", error=f"{failed} turns in a row in which no call succeeded")
-    bound = reached(run, state, running_s=running_s, now=now, turn_over=turn_over)
+    bound = reached(run, state, running_s=running_s, total_s=total_s, turn_over=turn_over)
     if bound is not None and turn_over and wraps_up(run, state, bound):
         return WrapUp(bound)
     if bound is not None:
@@ -122,7 +121,7 @@ def reached(
     state: KernelState,
     *,
     running_s: float = 0.0,
-    now: datetime | None = None,
+    total_s: float = 0.0,
     turn_over: bool = True,
     only: tuple[str, ...] | None = None,
     begun: int = 0,
@@ -131,7 +130,6 @@ def reached(
 
     `begun` calls count beside those that were used.
     """
-    total_s = (now - run.started_at).total_seconds() if now and run.started_at else 0.0
     only = only or (None if turn_over else ("running_s", "total_s"))
     used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
     bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)

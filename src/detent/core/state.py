@@ -67,7 +67,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. Where the result was
-    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: answered from state by a meta-tool.
+    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: of a meta-tool, answered or refused.
     `changes`: executed by a tool that does not only read. `args` and `content` are fresh copies at each access; `arguments` is for reading.
     """
 
@@ -287,6 +287,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     error: str = ""
     usage: Usage = NOTHING
     running_ms: float = 0.0
+    away_ms: float = 0.0
     openings: int = 0
     calls_of: dict[str, int] = {}
     passes: dict[str, KernelState] = {}
@@ -305,6 +306,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     inherited: Usage = NOTHING
     memories: dict[str, str] = {}
     interventions: tuple[Intervention, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the run was started: monotonic within each opening, by the wall clocks between them."""
+        return (self.running_ms + self.away_ms) / 1000
 
     @property
     def terminal(self) -> bool:

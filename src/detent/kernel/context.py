@@ -24,7 +24,19 @@ from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World
 from detent.kernel.planning import propose
-from detent.ports import ContextProfile, Guard, KernelHooks, MetaTool, Policy, ResultCompression, Tool, ToolSpec, View, offered
+from detent.ports import (
+    ContextProfile,
+    Guard,
+    KernelHooks,
+    MetaTool,
+    Policy,
+    ResultCompression,
+    Tool,
+    ToolSpec,
+    View,
+    json_problem,
+    offered,
+)
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -109,6 +121,10 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(event, PHASE_EVENTS):
                 allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
                 raise UnrecordedChange(self.run.state.run_id, f"{type(event).__name__} is the kernel's to record; phases record {allowed}")
+            if problem := json_problem(event, escaping=True):
+                raise UnrecordedChange(
+                    self.run.state.run_id, f"a phase recorded {type(event).__name__} with what is no JSON data: {problem}"
+                )
         self.run.record(self.scope, *events)
 
     async def commit(self, *, durable: bool = False) -> None:
@@ -151,8 +167,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         left: list[float] = []
         if state.budget.max_running_s is not None:
             left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
-        if state.budget.max_total_s is not None and state.started_at and state.updated_at:
-            left.append(state.budget.max_total_s - (state.updated_at - state.started_at).total_seconds())
+        if state.budget.max_total_s is not None:
+            left.append(state.budget.max_total_s - (self.run.world.running_ms() + state.away_ms) / 1000)
         return max(0.001, min(left) + 0.001) if left else None
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
@@ -254,5 +270,5 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
         run=run,
         scope=scope,
         specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
-        known={name: tool.spec for name, tool in tools.items()},
+        known={name: tool.spec for name, tool in run.tools.items()},
     )

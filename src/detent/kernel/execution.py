@@ -8,8 +8,8 @@ Each decision and each outcome is a record of its own, so that whoever resumes g
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
@@ -196,7 +196,14 @@ def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.Approval
 
 
 def _refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
-    context.run.record(context.scope, e.ToolFinished(call=call.call_id, error=e.ToolError(code=code, message=message, details=details)))
+    context.run.record(
+        context.scope,
+        e.ToolFinished(
+            call=call.call_id,
+            meta=isinstance(context.tools.get(call.tool), MetaTool),
+            error=e.ToolError(code=code, message=message, details=details),
+        ),
+    )
 
 
 # Execute ----------------------------------------------------------------------------------------------------------------------
@@ -270,14 +277,37 @@ def _skip_rest(context: KernelContext) -> None:
 
 
 async def _run_group(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
-    """Run calls together; where a bound allows only the first of them, these still get their observations."""
+    """Run calls together, or one alone; where calls wait for their turn, that one does before its intent is on record."""
+    if len(calls) == 1 and context.run.world.scheduled:
+        await context.run.world.together([(calls[0], partial(_begin, calls, context, digests))], context)
+    elif calls:
+        await _begin(calls, context, digests)
+
+
+async def _begin(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
+    """Begin calls; where a bound allows only the first of them, these still get their observations."""
     ready: list[tuple[CallState, str]] = []
-    refused: BoundReached | None = None
-    unrecorded = 0
-    if any(call.attempt == 0 for call in calls):
-        await context.run.world.weigh(context)
-    run = context.run.state
-    quietly = len(run.passes) == 1 or len(run.open_passes) == 1  # other passes count only what is on record
+    if (held := None if context.run.world.quiet else await context.run.world.weigh(context, calls)) is None:
+        refused = _started(calls, context, digests, ready)
+    else:
+        async with held:
+            refused = _started(calls, context, digests, ready)
+    if len(calls) > 1 and ready:
+        await context.run.world.together([(call, partial(_attempts, call, digest, context)) for call, digest in ready], context)
+    elif ready:
+        await _attempts(*ready[0], context)
+    if refused is not None:
+        raise refused
+
+
+def _started(
+    calls: list[CallState], context: KernelContext, digests: dict[str, str], ready: list[tuple[CallState, str]]
+) -> BoundReached | None:
+    """Put on record that calls begin, and those that do into `ready`; return the bound that refuses the rest of them."""
+    run, account, unrecorded = context.run.state, context.state.balance, 0
+    # other passes, and other runs of a tenant, count only what is on record
+    alone = len(run.passes) == 1 or len(run.open_passes) == 1
+    quietly = alone and (account is None or account.limits.max_tool_calls is None)
     for call in calls:
         spec = context.tools[call.tool].spec
         digest = digests.get(call.call_id) or digest_of([call.tool, call.args])
@@ -285,30 +315,16 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
         try:
             if call.attempt == 0:
                 context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
-                context.refuse_past_calls_of(call.tool, begun=sum(1 for one, quiet in ready if quiet and one.tool == call.tool))
+                context.refuse_past_calls_of(call.tool, begun=sum(1 for one, digest in ready if digest and one.tool == call.tool))
             else:
                 context.run.world.proceed()
         except BoundReached as error:
-            refused = error
-            break
+            return error
         unrecorded += quiet
         if not quiet:
             _start(call, spec, context, digest)
         ready.append((call, digest if quiet else ""))
-    if len(ready) == 1:
-        await _attempts(*ready[0], context)
-    elif ready:
-        try:
-            ended = await asyncio.gather(*(_attempts(*one, context) for one in ready), return_exceptions=True)
-        except asyncio.CancelledError:
-            if not context.run.world.interrupted():
-                raise
-            ended = []
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
-    if refused is not None:
-        raise refused
+    return None
 
 
 def begins_quietly(tool: ToolSpec) -> bool:

@@ -24,6 +24,7 @@ from detent.core.budget import Usage
 from detent.core.codec import decode_event, encode_event, read_log, seal
 from detent.core.errors import Conflict
 from detent.core.events import (
+    TITLE,
     AnyEvent,
     DeadLettered,
     Forked,
@@ -190,6 +191,7 @@ def head_of(state: RunState) -> RunHead:
         run_id=state.run_id,
         goal_id=state.goal_id,
         goal=state.goal[:120],
+        title=(TITLE in state.effects and state.effects[TITLE]) or "",
         agent=state.agent.name,
         tenant=state.host.tenant,
         parent=state.ancestors[0] if state.ancestors else state.parent,

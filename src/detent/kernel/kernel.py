@@ -21,7 +21,7 @@ from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
 from detent.kernel.meta_tools import MetaTool
 from detent.kernel.think import think
-from detent.ports import Guard
+from detent.ports import Guard, json_problem
 
 Phase = Callable[[KernelState, KernelContext], Awaitable[KernelState]]
 
@@ -92,4 +92,8 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     if returned.guidance != now.guidance:
         changes["guidance"] = returned.guidance
     if any(changes.values()) or "guidance" in changes:
+        if problem := json_problem(changes, escaping=True):
+            raise UnrecordedChange(
+                context.run.state.run_id, f"phase {number} changed its state to what is no JSON data, which the log cannot keep: {problem}"
+            )
         context.run.record(context.scope, StateChanged(phase=number, **changes))

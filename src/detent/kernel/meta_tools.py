@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from detent.core.actions import AskUser
+from detent.core.actions import Abstain, AskUser, FinalAnswer
 from detent.core.errors import DetentError
 from detent.core.events import MetaToolAnswered, UserAsked
 from detent.core.state import CallState
@@ -32,12 +32,13 @@ async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> Non
         said = Answer(content=text, success=False)
     if said.action is not None and (objection := context.run.objection(said.action, context)):
         said, code = Answer(content=objection, success=False), "answer_refused"
-    content, asked = await context.run.world.scrub(said.content), said.action
-    ends = None if isinstance(asked, AskUser) else asked
-    event = MetaToolAnswered(
-        call=call.call_id, tool=call.tool, content=content, success=said.success, code=code, notes=said.notes, action=ends
-    )
+    asked, world = said.action if isinstance(said.action, AskUser) else None, context.run.world
+    ends = None if asked is not None else msgspec.to_builtins(said.action)
+    content, notes, ends = await world.scrub([said.content, said.notes, ends])
+    ends = msgspec.convert(ends, FinalAnswer | Abstain | None)
+    event = MetaToolAnswered(call=call.call_id, tool=call.tool, content=content, success=said.success, code=code, notes=notes, action=ends)
     context.run.record(context.scope, event)
-    if isinstance(asked, AskUser):
-        context.run.record(context.scope, UserAsked(ask_id=call.call_id, question=asked.question, expected=asked.expected))
+    if asked is not None:
+        question = await world.scrub(asked.question)
+        context.run.record(context.scope, UserAsked(ask_id=call.call_id, question=question, expected=asked.expected))
         await context.commit(durable=True)

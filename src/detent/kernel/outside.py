@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
@@ -16,6 +18,9 @@ from detent.ports import Cancellation, Models, Plan, Signal, Tool, ToolOutcome, 
 
 BRANCH: ContextVar[str] = ContextVar("detent_branch", default="")
 """The scope of the parallel pass that the current task runs, "" outside of one."""
+
+PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
+"""What the log holds in place of a value that was redacted."""
 
 
 class BoundReached(Exception):
@@ -30,14 +35,31 @@ class Interrupted(Exception):
     """The planner, or what makes an effect, was interrupted, by a cancellation or because the time is up; the turn ends there."""
 
 
+Begin = Callable[[], Awaitable[None]]
+"""What runs a call to its end."""
+
+
 class World(Protocol):
-    """What is outside: live, or read from a log."""
+    """What is outside: live, or read from a log.
+
+    `scheduled`: a call alone waits for its turn as well as a group of them. `quiet`: no signal came, and no account is to be read.
+    """
+
+    @property
+    def scheduled(self) -> bool: ...
+
+    @property
+    def quiet(self) -> bool: ...
 
     def models(self, context: Any) -> Models | None: ...
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+
+    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
+        """Run each of these calls to its end; raise the first error among them once all have ended."""
+        ...
 
     async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None: ...
 
@@ -55,8 +77,12 @@ class World(Protocol):
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def weigh(self, context: Any) -> None:
-        """Put on record what the run's tenant has used, where that is bounded; what is decided next goes by it."""
+    async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
+        """Put on record what the run's tenant has used, where that is bounded; what is decided next goes by it.
+
+        `calls` are about to begin. Where the tenant's calls are bounded, no other run begins any inside of what is returned, and at its end
+        those that have begun are committed.
+        """
         ...
 
     def running_ms(self) -> float: ...
@@ -65,7 +91,7 @@ class World(Protocol):
 
     def proceed(self) -> None: ...
 
-    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any: ...
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any: ...
 
     async def signals(self, *, fresh: bool) -> Sequence[Signal | AnyEvent]: ...
 

@@ -17,7 +17,7 @@ from detent.core.budget import NOTHING
 from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.outside import BoundReached, Interrupted
-from detent.ports import Plan
+from detent.ports import MetaTool, Plan, json_problem
 
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
@@ -71,7 +71,7 @@ async def _ask(context: KernelContext) -> Plan:
 async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> None:
     """Record that the answer is no plan, with sensitive values in what it said replaced."""
     world = context.run.world
-    said = await world.scrub([problem, raw[:4000]])
+    said = await world.scrub([problem, raw[:4000]], known=context.known)
     elapsed = round(world.running_ms() - started, 3)
     event = PlanRejected(problem=said[0], raw=said[1], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
     context.run.record(context.scope, event)
@@ -97,6 +97,8 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         content = controls[0].content
         if content is None or (isinstance(content, str) and not content.strip()):
             return "the final answer is blank", None
+        if not isinstance(content, str) and (problem := json_problem(content, escaping=True)):
+            return f"the final answer is not JSON data: {problem}", None
     embedded = embedded_call(controls[0], context) if controls else None
     event = Planned(
         actions=controls or calls,
@@ -107,6 +109,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         latency_ms=latency_ms,
         provider_data=answer.provider_data,
         dropped=calls if controls else (),
+        dropped_meta=tuple([c.tool for c in calls if isinstance(context.tools.get(c.tool), MetaTool)]) if controls else (),
         embedded=embedded,
         refused=context.run.objection(controls[0], context) if controls and embedded is None else "",
     )

@@ -9,6 +9,7 @@ middle of something: the re-execution is unwound there and starts again from the
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -17,13 +18,13 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import AnyAction
 from detent.core.budget import Exhausted
-from detent.core.codec import decode_event, encode, encode_event
-from detent.core.errors import Divergence, MalformedPlan, PlannerFailed
+from detent.core.codec import decode_event, encode, encode_event, walk
+from detent.core.errors import DetentError, Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import CallState, Item, RunState
-from detent.kernel.outside import BRANCH, BoundReached, Interrupted
-from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View
+from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
+from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
 """Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""
@@ -83,7 +84,7 @@ class ReplayJournal:
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce; unwind where the live worker stopped."""
-        while isinstance(self.next, GATEWAY) or (BRANCH.get() and self._taken_by_another()):
+        while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or (BRANCH.get() and self._taken_by_another()):
             self.accept()
         expected = self.next
         if expected is None:
@@ -146,6 +147,9 @@ def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
 class ReplayWorld:
     """A world that holds nothing but the log."""
 
+    scheduled: bool = False
+    quiet: bool = False
+
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes | None]] | None = None) -> None:
         """`blob` reads an artifact of the run: strategies work with whole results."""
         self._journal, self._blob = journal, blob
@@ -165,9 +169,13 @@ class ReplayWorld:
     def proceed(self) -> None:
         """Nothing suspends a re-execution."""
 
-    async def scrub(self, value: Any, spec: ToolSpec | None = None) -> Any:
-        """What the log holds is redacted already."""
-        return value
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+        """Return what foreign code says again as the log holds it: with the same placeholders, whatever it was that they hide."""
+        await self._journal.until()
+        held: list[str] = []
+        walk(msgspec.to_builtins(self._journal.expect()), lambda text: held.append(text) or text)
+        held.sort(key=lambda text: -len(PLACEHOLDER.sub("", text)))  # what says more comes first
+        return walk(value, lambda text: text if text in held else next((known for known in held if _hides(known, text)), text))
 
     def running_ms(self) -> float:
         """Replaced by what the log says."""
@@ -180,13 +188,15 @@ class ReplayWorld:
             return expected.value
         if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
             raise Interrupted
+        if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
+            raise DetentError(expected.error)  # as the one that ended it then
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
     async def pause(self, seconds: float) -> None:
         """A re-execution does not wait."""
         await self._journal.until()
 
-    async def weigh(self, context: Any) -> None:
+    async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
         """Take the account as it was read."""
         await self._journal.until()
         while isinstance(self._journal.next, GATEWAY):
@@ -272,6 +282,10 @@ class ReplayWorld:
                 raise self._journal.diverged(f"the outcome of call {call.call_id}")
             await asyncio.sleep(0)
 
+    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
+        """All at once: the log says in which order they end."""
+        refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+
     async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
         """Answer as the tool's `reconcile` did."""
         expected = self._journal.next
@@ -280,6 +294,12 @@ class ReplayWorld:
                 return ToolOutcome(kind="not_executed")
             return _outcome(expected.result, expected.error, None, fatal=False)
         return None
+
+
+def _hides(held: str, said: str) -> bool:
+    """Whether a text of the log is this one with values replaced by placeholders."""
+    parts = PLACEHOLDER.split(held)
+    return len(parts) > 1 and re.fullmatch(".+?".join(map(re.escape, parts)), said, re.DOTALL) is not None
 
 
 def _from_kernel(event: e.AnyEvent) -> bool:

@@ -55,9 +55,10 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     timed = any(bound is not None for bound in (budget.max_running_s, budget.max_total_s, limits.max_running_s, limits.max_total_s))
     while True:
         run.world.proceed()
-        await absorb(run, fresh=False)
-        await run.world.weigh(context)
-        verdict = settle(run.state, context.state, running_s=run.state.running_ms / 1000, now=None, turn_over=turn_over)
+        if not run.world.quiet:
+            await absorb(run, fresh=False)
+            await run.world.weigh(context)
+        verdict = settle(run.state, context.state, running_s=run.state.running_ms / 1000, turn_over=turn_over)
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue
@@ -121,7 +122,7 @@ def _moved(state: RunState) -> bool:
 
 def _time(run: Run, state: KernelState) -> Settled | None:
     """Check the bounds of time against what `TurnStarted` has just recorded."""
-    bound = reached(run.state, state, running_s=run.state.running_ms / 1000, now=run.state.updated_at, turn_over=False)
+    bound = reached(run.state, state, running_s=run.state.running_ms / 1000, total_s=run.state.total_s, turn_over=False)
     if bound is None:
         return None
     return Settled(reason="budget_exhausted", error=f"{bound.option} is {bound.limit:g} s, used {bound.used:.1f} s", bound=bound)

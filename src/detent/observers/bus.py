@@ -15,7 +15,7 @@ from detent.core.events import Event
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
 from detent.observers.notifications import FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted
-from detent.observers.reporting import Reporter
+from detent.observers.reporting import Fan, Reporter
 from detent.ports import Chunk, KernelHooks, noop_hooks
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
@@ -29,7 +29,7 @@ class _Subscription:
         self.handler, self.kinds, self.active = handler, kinds, True
 
 
-class EventBus:
+class EventBus(Fan):
     """Hands events and notifications to those who asked for them. Use it as an observer, for its hooks, or both."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.observers.reporting import Reporter
+from detent.observers.reporting import Fan, Reporter
 from detent.ports import Chunk, Observer
 
 
-class CompositeObserver:
+class CompositeObserver(Fan):
     """Tells its observers one after the other; None among them is left out, one that fails is reported once and told on.
 
     Raise `TypeError` for what is no observer.

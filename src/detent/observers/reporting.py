@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
+from detent.ports import PATIENCE
+
 log = logging.getLogger("detent")
+
+
+class Fan:
+    """What tells others and gives each of them time of its own."""
 
 
 class Reporter:
@@ -29,9 +36,10 @@ class Reporter:
         return answer if isinstance(answer, Awaitable) else None  # type: ignore[return-value]
 
     async def wait(self, who: Any, answer: Awaitable[Any]) -> None:
-        """Await what `call` returned; only a cancellation of the awaiting task itself comes through."""
+        """Await what `call` returned, as long as the run has patience; only a cancellation of the awaiting task itself comes through."""
         try:
-            await answer
+            async with nullcontext() if isinstance(who, Fan) else PATIENCE.get()():
+                await answer
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.planners.generation import Generation, Request, TextGenerator, generate
 from detent.planners.step_plans import MARK
@@ -27,13 +28,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
 
 
+def asked_as(generator: Any, model: str, agent: AgentSpec) -> tuple[str, str]:
+    """Return the model and the provider by which a generator's calls are counted; `model` is the name that was given for it."""
+    return model or getattr(generator, "model", "") or agent.model or "on-device", getattr(generator, "provider", "") or "on-device"
+
+
 class Asking:
     """The generations of one plan: how they are made, what they used, what was repaired."""
 
     def __init__(self, generator: TextGenerator, view: View, *, model: str, count: CountTokens, limit: int, stop: tuple[str, ...]) -> None:
         self._generator, self._view, self._count, self._stop = generator, view, count, stop
-        self._model = model or getattr(generator, "model", "") or view.agent.model or "on-device"
-        self._provider = getattr(generator, "provider", "") or "on-device"
+        self._model, self._provider = asked_as(generator, model, view.agent)
         self._limit, self._last_limit, self._raised = limit, limit, False
         self._used, self._told_model = NOTHING, ""
         self.repairs: list[str] = []

@@ -14,6 +14,7 @@ from detent.core.budget import Usage
 from detent.core.errors import DetentError, ModelCallFailure
 from detent.planners.failures import failure_of
 from detent.planners.providers import no_sdk_retries
+from detent.planners.settings import ModelSettings
 from detent.ports import ModelAnswer, Models
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Exchange:
     """A model and how it is asked.
 
     `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
-    kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds.
+    kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds;
+    `text` are the settings of a model that is asked for text alone.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class Exchange:
         provider: str = "",
         key: str = "",
         keys: tuple[str, ...] = (),
+        text: ModelSettings | None = None,
     ) -> None:
-        self.model, self.max_tokens = model, max_tokens
+        self.model, self.max_tokens, self.text = model, max_tokens, text
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"

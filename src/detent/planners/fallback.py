@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
-from detent.ports import Plan, Planner, View
+from detent.ports import Plan, Planner, View, models_asked
 
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
     "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty",
@@ -63,6 +64,10 @@ class FallbackPlanner:
             begin = getattr(candidate.planner, "begin_run", None)
             if begin is not None:
                 begin(run_id)
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the models that any candidate may ask; see `ports.models_asked`."""
+        return [model for candidate in self.candidates for model in models_asked(candidate.planner, agent)]
 
     async def close(self) -> None:
         """Close the candidates that can be closed."""

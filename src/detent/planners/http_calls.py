@@ -37,7 +37,10 @@ class Endpoint:
         """Raise `ConfigError` for a URL that is none, and where the HTTP client is not installed."""
         from importlib.util import find_spec
 
-        parts = urlsplit(base_url)
+        try:
+            parts = urlsplit(base_url)
+        except ValueError:  # half an address in brackets
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"base_url is {base_url!r}; give an http or https URL, such as http://127.0.0.1:11434")
         if timeout_s <= 0:

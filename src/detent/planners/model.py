@@ -1,8 +1,8 @@
 """`ModelPlanner`: a language model proposes what to do next, through pydantic-ai's model classes.
 
 A plan is one answer of the model: its tool calls as a batch, or one control action, or the final answer. Only what the provider marked as a
-call becomes one; text is text. Every request passes the run's gateway, which retries, counts and prices it; what `turn` asks again (an
-empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
+call becomes one; text is text, but for models that call no tools (`model_text`). Every request passes the run's gateway, which retries, counts
+and prices it; what `turn` asks again (an empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
 from detent.planners.exchange import Exchange
 from detent.planners.messages import Renderer, Rendering
+from detent.planners.model_text import check_text, make_writer, writes_text
+from detent.planners.on_device import OnDevicePlanner
 from detent.planners.prompt import Head, make_head
 from detent.planners.providers import ModelRef, key_hint_at, keys_in_use, make_model
 from detent.planners.settings import ModelSettings, for_provider, read_settings
@@ -44,6 +46,7 @@ class ModelPlanner:
         self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, Any, Any], Head]] = OrderedDict()
         self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
         self._limits: dict[tuple[str, str], int] = {}
+        self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was kept of a run: an engine starts it or takes it up again."""
@@ -56,7 +59,17 @@ class ModelPlanner:
         settings = read_settings({**self._settings, **agent.model_settings})
         for named in {agent.small_model or agent.model, agent.model} if self._given is None else {self._given}:
             if isinstance(named, str):
-                make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+                model = make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+                if writes_text(model, settings):
+                    check_text(settings)
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the models that are asked for the agent, each with whom its price is kept by; see `ports.models_asked`."""
+        given: Any = agent.model if self._given is None else self._given
+        base_url = read_settings({**self._settings, **agent.model_settings}).base_url
+        named = [name for name in (given, agent.small_model) if isinstance(name, str) and name]
+        objects = [(f"{given.system}:{given.model_name}", given.system)] if hasattr(given, "system") else []
+        return [*objects, *((name, ModelRef(name=name, base_url=base_url).billed_by) for name in named)]
 
     async def close(self) -> None:
         """Close the clients that were opened on this event loop."""
@@ -70,6 +83,8 @@ class ModelPlanner:
         `output_schema_failed` for a typed answer that does not fit after two more tries.
         """
         exchange = await self._exchange(view)
+        if exchange.text is not None:
+            return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
         key = (view.run_id, view.scope)
         turn = Turn(
             exchange,
@@ -84,6 +99,13 @@ class ModelPlanner:
         finally:
             if turn.raised is not None and view.run_id:
                 self._limits[key] = turn.raised
+
+    def _writer(self, exchange: Exchange, settings: ModelSettings, window_tokens: int) -> OnDevicePlanner:
+        """Return the planner of a model that calls no tools."""
+        kept = self._writers.setdefault(exchange, {})
+        if window_tokens not in kept:
+            kept[window_tokens] = make_writer(exchange, settings, window_tokens=window_tokens)
+        return kept[window_tokens]
 
     # What is kept ---------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +157,7 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
     name, provider, key = "", "", ""
     if isinstance(named, str):
         ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
-        model, name, provider, key = make_model(ref), named, "" if ref.base_url else ref.provider, key_hint_at(ref)
+        model, name, provider, key = make_model(ref), named, ref.billed_by, key_hint_at(ref)
     elif hasattr(named, "request") and hasattr(named, "profile"):
         model = named
     else:
@@ -150,6 +172,7 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         max_tokens=settings.max_tokens,
         key=key,
         keys=keys_in_use(model, settings.api_key_env),
+        text=settings if writes_text(model, settings) else None,
     )
     await exchange.open()
     return exchange

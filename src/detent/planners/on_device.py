@@ -20,7 +20,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
 from detent.planners import step_plans
 from detent.planners.action_schema import SchemaChecks, action_schema
-from detent.planners.asking import Asked, Asking
+from detent.planners.asking import Asked, Asking, asked_as
 from detent.planners.compact_prompt import Example, ToolStyle, clipped, goal_text, system_text, tail_text
 from detent.planners.generation import Message, Request, TextGenerator
 from detent.planners.parsing import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
@@ -103,6 +103,10 @@ class OnDevicePlanner:
         self._examples, self._on_repair = tuple(examples), on_repair
         self._renderer = Renderer(count=count_tokens, longest=max_observation_chars)
         self._prefix: _Prefix | None = None
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the model that is asked for the agent; see `ports.models_asked`."""
+        return [asked_as(self._generate, self.model, agent)]
 
     async def plan(self, view: View) -> Plan:
         """Return what the model does next; raise `MalformedPlan` when it cannot be brought to say it."""

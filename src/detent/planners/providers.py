@@ -60,7 +60,7 @@ SUGGESTED = {
     "google": "google:gemini-2.5-pro",
     "groq": "groq:llama-3.3-70b-versatile",
     "mistral": "mistral:mistral-large-latest",
-    "openrouter": "openrouter:anthropic/claude-sonnet-4-6",
+    "openrouter": "openrouter:anthropic/claude-sonnet-4.6",
     "bedrock": "bedrock:us.amazon.nova-pro-v1:0",
 }
 """Provider -> a model to begin with, for messages; none is ever chosen by itself."""
@@ -91,6 +91,11 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     def provider(self) -> str:
         """What stands before the colon, "" without one."""
         return self.name.partition(":")[0] if ":" in self.name else ""
+
+    @property
+    def billed_by(self) -> str:
+        """Whom limits and prices are kept by: the host of a base URL, else the provider."""
+        return _host(self.base_url) if self.base_url else self.provider
 
     @property
     def model(self) -> str:
@@ -154,7 +159,7 @@ def key_hint_at(ref: ModelRef) -> str:
     """Return what to do about a key that an OpenAI-compatible URL refused, "" where `ref` has none: the provider's own is never sent there."""
     if not ref.base_url:
         return ""
-    host = urlsplit(ref.base_url).netloc.rpartition("@")[2]
+    host = ref.billed_by
     if ref.api_key_env:
         return f"check that {ref.api_key_env} holds a valid key of {host} with access to this model"
     return f"no key was sent to {host}: name the variable that holds its key with model_settings.api_key_env"
@@ -230,10 +235,19 @@ def _unknown(name: str, why: str) -> str:
     return f"unknown model {name!r}: {why}; {hint}"
 
 
+def _host(url: str) -> str:
+    """Return host and port of a web address, "" for what is none."""
+    try:
+        parts = urlsplit(url)
+        found = parts.hostname is not None and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return ""
+    return parts.netloc.rpartition("@")[2] if found and parts.scheme in ("http", "https") else ""
+
+
 def _compatible(ref: ModelRef) -> Any:
     """Return a model at an OpenAI-compatible URL; `OPENAI_API_KEY` is never sent there."""
-    parts = urlsplit(ref.base_url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if not ref.billed_by:
         raise ConfigError(f"base_url {ref.base_url!r} is no URL; write it as http://localhost:8080/v1")
     key = os.environ.get(ref.api_key_env, "") if ref.api_key_env else ""
     if ref.api_key_env and not key:
@@ -244,9 +258,7 @@ def _compatible(ref: ModelRef) -> Any:
     except ImportError as error:
         raise ConfigError(f'a base_url needs a client that is not installed: pip install "detent[openai]" ({error})') from error
     name = ref.model if ref.provider in EXTRAS else ref.name
-    return OpenAIChatModel(
-        name, provider=OpenAICompatibleProvider(parts.netloc.rpartition("@")[2], base_url=ref.base_url, api_key=key or None)
-    )
+    return OpenAIChatModel(name, provider=OpenAICompatibleProvider(ref.billed_by, base_url=ref.base_url, api_key=key or None))
 
 
 def _bedrock(ref: ModelRef) -> Any:

@@ -32,8 +32,12 @@ class RawTextModels:
 
     def check(self, agent: AgentSpec) -> None:
         """Raise `ConfigError` where the agent's models cannot be asked in this way: name, URL, key variable, settings, missing extra."""
-        for model in {agent.model, agent.small_model or agent.model}:
-            self._planner(agent, model)
+        self.models_asked(agent)
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the models that are asked for the agent; see `ports.models_asked`. Raises as `check`."""
+        names = sorted({agent.model, agent.small_model or agent.model})
+        return [asked for name in names for asked in self._planner(agent, name).models_asked(agent)]
 
     async def plan(self, view: View) -> Plan:
         """Return what the agent's model does next; a pass that needs no more asks its small model. Raises as `OnDevicePlanner.plan`."""
@@ -83,7 +87,11 @@ def _options(ref: ModelRef, settings: ModelSettings) -> dict[str, Any]:
     """Return what all generators take; raise `ConfigError`."""
     idle = [
         name
-        for name, unused in (("parallel_tool_calls", settings.parallel_tool_calls is not None), ("cache", not settings.cache))
+        for name, unused in (
+            ("parallel_tool_calls", settings.parallel_tool_calls is not None),
+            ("cache", not settings.cache),
+            ("tool_calls", settings.tool_calls is not None),
+        )
         if unused
     ]
     if settings.thinking is not None and ref.provider != "ollama":

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from detent.core import actions as a
+from detent.core.agent import AgentSpec
 from detent.core.budget import FIELDS as BUDGET_FIELDS
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
@@ -57,6 +58,10 @@ class RulePlanner:
                     raise PlannerFailed(_ONLY_PREVIEW.format(needed.items[0].tool, needed.items[0].call_id)) from None
                 for item in needed.items:
                     whole[item.call_id] = await view.full(item)
+
+    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+        """Return nothing: rules ask no model; see `ports.models_asked`."""
+        return ()
 
     def decide(self, view: View) -> Plan:
         """Return the plan for `view`, as `plan` does where no result is stored apart: equal views give equal plans."""

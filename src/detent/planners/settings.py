@@ -11,7 +11,7 @@ from detent.core.errors import ConfigError
 
 
 class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `model_settings.on_device` may say for planner "on-device"; each is the option of `OnDevicePlanner` of that name."""
+    """What `model_settings.on_device` may say for models that write text; each is the option of `OnDevicePlanner` of that name."""
 
     max_prompt_tokens: int = 3500
     max_repairs: int = 2
@@ -33,7 +33,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache         false turns off what marks the prompt's stable part as cacheable, where a provider has such marks
     stream        false asks for whole answers; observers then see the text at once
     extra         any other setting of pydantic-ai, as it is (such as "openai_reasoning_summary"); with planner "on-device" of the server
-    on_device     settings for raw-text models (`OnDeviceSettings`), for planner "on-device" only
+    tool_calls    "text" shows the model its tools in words and reads its calls from what it writes, "native" never does; where nothing is said,
+                  that is done for models that are known to call no tools
+    on_device     settings for models that write text (`OnDeviceSettings`): planner "on-device", or tool_calls "text"
     """
 
     temperature: float | None = None
@@ -49,6 +51,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     base_url: str = ""
     api_key_env: str = ""
     extra: dict[str, Any] = {}
+    tool_calls: Literal["native", "text"] | None = None
     on_device: OnDeviceSettings | None = None
 
 

@@ -1,15 +1,18 @@
 """The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
 
-The kernel knows these and nothing behind them. What others write for it (stores, planners, tools, policies, guards, observers, approvers,
-capabilities, secret sources, embedders, clocks, ids) has an in-process reference and a contract suite in `detent.testing.conformance`.
+The kernel knows these and nothing behind them. What others write for it (stores, planners, tools, schedulers, policies, guards, observers,
+approvers, capabilities, secret sources, embedders, clocks, ids, worker hosts) has an in-process reference and a contract suite in
+`detent.testing.conformance`.
 """
 
 from detent.ports.clocks import Clock, Ids
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
-from detent.ports.observing import Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, noop_hooks
-from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View
-from detent.ports.stores import EventStore, RunQuery, Signal, Spent, Wakes, wait_for_news
+from detent.ports.json_data import json_problem, unstorable
+from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, noop_hooks
+from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
+from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
+from detent.ports.stores import EventStore, Looks, RunQuery, Signal, Spent, Wakes, look_at, wait_for_news
 from detent.ports.strategies import Branch, OptionsT, Passed, Strategy, StrategyRun, strategy
 from detent.ports.tools import (
     Answer,
@@ -27,10 +30,13 @@ from detent.ports.tools import (
     ToolSpec,
     as_given,
 )
+from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
+    "PATIENCE",
     "Abort",
     "Answer",
+    "Backlog",
     "Block",
     "Branch",
     "Call",
@@ -40,12 +46,15 @@ __all__ = [
     "Clock",
     "ContextProfile",
     "Denied",
+    "Due",
     "Embedder",
     "Embeddings",
     "EventStore",
     "Guard",
     "Ids",
+    "Job",
     "KernelHooks",
+    "Looks",
     "MetaTool",
     "ModelAnswer",
     "Models",
@@ -59,6 +68,7 @@ __all__ = [
     "Resolution",
     "ResultCompression",
     "RunQuery",
+    "Scheduler",
     "SecretSource",
     "Secrets",
     "Signal",
@@ -66,17 +76,25 @@ __all__ = [
     "Spent",
     "Strategy",
     "StrategyRun",
+    "Together",
     "Tool",
     "ToolContext",
     "ToolOutcome",
     "ToolSpec",
     "Toolbox",
+    "Tries",
     "Verdict",
     "View",
     "Wakes",
+    "WorkerHost",
     "as_given",
+    "json_problem",
+    "look_at",
+    "models_asked",
     "noop_hooks",
     "offered",
+    "refuse_failed",
     "strategy",
+    "unstorable",
     "wait_for_news",
 ]

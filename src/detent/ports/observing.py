@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -89,3 +91,6 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
 
 noop_hooks = KernelHooks()
 """Hooks that do nothing (row S0-14)."""
+
+PATIENCE: ContextVar[Callable[[], AbstractAsyncContextManager[Any]]] = ContextVar("detent_patience", default=nullcontext)
+"""Gives what is entered around each hook or observer that is awaited: a run that is cancelled waits for none without end (`TimeoutError`)."""

@@ -132,3 +132,14 @@ class Planner(Protocol):
     """
 
     async def plan(self, view: View) -> Plan: ...
+
+
+def models_asked(planner: Planner, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+    """Return the models that `planner` may ask for `agent`: (model, provider) pairs, as it hands them to `Models.call`.
+
+    A planner says so with a method `models_asked(agent)`, which is optional and returns such pairs; one without it is taken to ask the
+    models that the agent names. A run whose cost is bounded starts only where all of them have a price.
+    """
+    told = getattr(planner, "models_asked", None)
+    named = ((agent.model, ""), (agent.small_model, "")) if told is None else told(agent)
+    return tuple(dict.fromkeys((model, provider) for model, provider in named if model))

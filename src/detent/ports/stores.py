@@ -168,6 +168,26 @@ class Wakes(Protocol):
         ...
 
 
+@runtime_checkable
+class Looks(Protocol):
+    """What a store may have beside the `EventStore`: it can be opened without being made. Without it a command that only looks calls `open`."""
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the store if it is there and return whether it is; nothing is created.
+
+        One of an earlier version is read as it is, unless `upgrade`: then it is brought to this version, as by `open`.
+        """
+        ...
+
+
+async def look_at(store: EventStore, *, upgrade: bool = False) -> bool:
+    """Open the store if it is there, creating nothing where it can tell; return whether it is."""
+    if isinstance(store, Looks):
+        return await store.look(upgrade=upgrade)
+    await store.open()
+    return True
+
+
 async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
     """Wait until the store says that there may be news, at the latest so many seconds; one that cannot say so lets the time pass."""
     if isinstance(store, Wakes):

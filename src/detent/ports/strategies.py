@@ -99,6 +99,10 @@ class StrategyRun(Protocol):
         """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`."""
         ...
 
+    async def offered(self) -> tuple[ToolSpec, ...]:
+        """Return those of `tools` that a planner is shown, as it was when this was first asked: what a prompt may speak of."""
+        ...
+
     async def full(self, item: Item) -> Any:
         """Return the whole value of a tool item, also where its `content` is only a preview."""
         ...

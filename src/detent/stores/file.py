@@ -80,6 +80,13 @@ class FileStore:
                 raise StoreError(f"the directory {str(self.path)!r} cannot be written; check its permissions")
         self._open = True
 
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the directory if it is there, and return whether it is; there is nothing to upgrade in it."""
+        if not self.path.exists():
+            return False
+        await self.open()
+        return True
+
     async def close(self) -> None:
         """Wait for what is going on, release all claims, and close. The store can be opened again."""
         if not self._open:

@@ -87,18 +87,28 @@ class PostgresStore:
 
     async def open(self) -> None:
         """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
+        await self._open()
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Connect if the schema has a store, and return whether it has; an earlier version is left as it is unless `upgrade`. See `open`."""
+        return await self._open(create=False, upgrade=upgrade)
+
+    async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
         if self._writer is not None:
-            return
-        writer = await self._begin()
+            return True
+        writer = await self._begin(create=create, upgrade=upgrade)
+        if writer is None:
+            return False
         host, lease_s, now = self._lease
         self._holder = Holder(host=host, lease_s=lease_s, now=now)
         self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
         self._follower = Session(self._connections, self._channels[1])
         await self._connections.open()
         self._writer = writer
+        return True
 
-    async def _begin(self) -> Writer:
-        """Return a writer on a connection to tables of this version; again when the connection breaks."""
+    async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:
+        """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connections.patience_s
         while True:
@@ -106,9 +116,9 @@ class PostgresStore:
             writer = Writer(self._connections)
             try:
                 with given_until(db, deadline):
-                    await prepare(db, self._target.schema, self.url)
-                    await writer.start(db)
-                return writer
+                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
+                    await (writer.start(db) if there else db.close())
+                return writer if there else None
             except psycopg.Error as error:
                 lost = is_lost(error, db)
                 await db.close()

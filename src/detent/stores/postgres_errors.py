@@ -37,7 +37,12 @@ _FOR_GOOD = (
 
 
 def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = None) -> bool:
-    """Whether the connection is gone, so that it is not known whether a statement that was under way took effect."""
+    """Whether the connection is gone, so that it is not known whether a statement that was under way took effect.
+
+    So is one whose session was reset by somebody between: its prepared statements are not there any more, nor its settings.
+    """
+    if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+        return True
     if isinstance(error, (psycopg.InterfaceError, psycopg.OperationalError)):
         return db is None or db.closed or (error.sqlstate or "")[:3] in ("57P", "08")
     return False

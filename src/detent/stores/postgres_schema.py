@@ -63,13 +63,19 @@ _LOCK = 0x44544E54 << 32
 """Advisory locks of migrations are this number and a hash of the schema's name."""
 
 
-async def prepare(db: Connection, schema: str, where: str) -> None:
-    """Bring the schema to the version of this code, creating what is missing.
+async def prepare(db: Connection, schema: str, where: str, *, create: bool = True, upgrade: bool = True) -> bool:
+    """Bring the schema to the version of this code and return whether there is a store; without `create` none is made where none is.
 
-    Raise `NewerVersion` for one that is ahead, `ConfigError` for tables of another program.
+    Without `upgrade` an earlier version stays as it is: what only reads works on each. Raise `NewerVersion` for one that is ahead,
+    `ConfigError` for tables of another program.
     """
-    if await stored_version(db, schema) != SCHEMA_VERSION:
+    version = await stored_version(db, schema)
+    if version == 0 and not create:
+        await _refuse_foreign(db, schema, where)
+        return False
+    if version != SCHEMA_VERSION and (upgrade or not 0 < version < SCHEMA_VERSION):
         await migrate(db, schema, where)
+    return True
 
 
 async def stored_version(db: Connection, schema: str) -> int:
@@ -102,13 +108,18 @@ async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_V
             await db.execute("INSERT INTO migrations (version) VALUES (%s)", (number,))
 
 
-async def _begin(db: Connection, schema: str, where: str) -> None:
-    """Create the schema and its list of migrations; raise `ConfigError` where other tables are."""
+async def _refuse_foreign(db: Connection, schema: str, where: str) -> None:
+    """Raise `ConfigError` where other tables are."""
     found = await (await db.execute("SELECT count(*) FROM pg_tables WHERE schemaname=%s", (schema,))).fetchone()
     if found is not None and found[0]:
         raise ConfigError(
             f"{where}: the schema {schema!r} holds tables, but no Detent store; nothing was changed, name another one with ?schema=NAME"
         )
+
+
+async def _begin(db: Connection, schema: str, where: str) -> None:
+    """Create the schema and its list of migrations; raise `ConfigError` where other tables are."""
+    await _refuse_foreign(db, schema, where)
     if await (await db.execute("SELECT 1 FROM pg_namespace WHERE nspname=%s", (schema,))).fetchone() is None:
         await db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
     await db.execute(

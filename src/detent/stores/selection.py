@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 from detent.core.errors import ConfigError, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import RunQuery
+from detent.ports import RunQuery, unstorable
 
 
 def check_query(query: RunQuery) -> None:
     """Raise `ConfigError` for a query that cannot be answered."""
     if query.limit is not None and query.limit < 0:
         raise ConfigError(f"RunQuery(limit={query.limit}): a page cannot have fewer than 0 runs; leave limit out for all of them")
+    for name, text in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent), ("after", query.after)):
+        if text is not None and (problem := unstorable(text)):
+            raise ConfigError(f"RunQuery({name}={text[:80]!r}) {problem}")
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and at.tzinfo is None:
             raise ConfigError(f"RunQuery({name}={at.isoformat()}): the time has no zone; give one, such as {at.isoformat()}+00:00")

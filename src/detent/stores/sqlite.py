@@ -100,10 +100,21 @@ class SqliteStore:
 
     async def open(self) -> None:
         """Open the file, or create it. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` when it is another kind of database."""
+        await self._start()
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the file if it is there and no empty one, and return whether it is; an earlier version is left as it is unless `upgrade`."""
+        try:
+            await self._start(create=False, upgrade=upgrade)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _start(self, *, create: bool = True, upgrade: bool = True) -> None:
         if self._db is None:
-            self._checkpointer = Checkpointer(self.path, self._wal_limit_bytes)
-            self._writer = Writer(self.path, busy_timeout_s=self._busy_timeout_s, checkpointer=self._checkpointer)
-            self._db = await self._writer.start()
+            patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
+            writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
+            self._db, self._writer = await writer.start(), writer
 
     async def close(self) -> None:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""
@@ -179,12 +190,11 @@ class SqliteStore:
         db = self._connection()
         known = self._listed.get(run_id)
         counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
-        operation = Append(
-            run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, counts_only=counts_only
-        )
+        listed_at = known.records if known is not None and counts_only else 0
+        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, listed_at=listed_at)
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
-        if run_id in self._holder.runs and not counts_only:
+        if run_id in self._holder.runs and not operation.listed_at:
             self._listed[run_id] = head
 
     def _committed_alone(self, operation: Append, db: Db) -> bool:
@@ -377,6 +387,7 @@ class SqliteStore:
         Raise `RunNotFound`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
         """
         db = self._connection()
+        self._listed.pop(run_id, None)
         await self._submit(Erase(run_id, tombstone, head), db)
         await self._submit(Vacuum(""), db)
 
@@ -402,6 +413,7 @@ def _same_but_counts(known: RunHead, head: RunHead) -> bool:
     return (
         head.status == known.status
         and head.goal == known.goal
+        and head.title == known.title
         and head.reason == known.reason
         and head.created_at == known.created_at
         and head.goal_id == known.goal_id

@@ -18,6 +18,8 @@ from pathlib import Path
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 
 SCHEMA_VERSION = 3
+READABLE_FROM = 3
+"""The earliest version whose tables what only looks can read as they are."""
 APPLICATION_ID = 0x44544E54
 
 SEQ_BITS = 32
@@ -78,8 +80,13 @@ def connect(path: Path, *, synchronous: str) -> Db:
     return db
 
 
-def prepare(db: Db, path: Path) -> None:
-    """Check that the database is a store of this version, or make an empty one a store."""
+def holds_something(db: Db) -> bool:
+    """Whether the database has a version or tables; an empty one is no store yet."""
+    return bool(_number(db, "PRAGMA user_version") or _number(db, "SELECT count(*) FROM sqlite_master"))
+
+
+def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
+    """Check that the database is a store of this version, or make an empty one a store; an earlier version is left as it is unless `upgrade`."""
     version = _number(db, "PRAGMA user_version")
     if version > SCHEMA_VERSION:
         raise NewerVersion(
@@ -89,8 +96,18 @@ def prepare(db: Db, path: Path) -> None:
         _create(db, path)
     elif _number(db, "PRAGMA application_id") != APPLICATION_ID:
         raise ConfigError(_foreign(path))
-    if version < SCHEMA_VERSION:
+    if version == 0 or upgrade:
         _migrate(db)
+    elif version < READABLE_FROM:
+        raise ConfigError(older(repr(str(path)), version, READABLE_FROM))
+
+
+def older(where: str, version: int, readable: int) -> str:
+    """Return what is said of a store that has to be upgraded before this code can read it, to somebody who only looks."""
+    return (
+        f"{where} was written by an older Detent (store version {version}, this one reads from {readable} on), and looking upgrades nothing:"
+        " `detent gc` on this store upgrades it, so does every command that changes a run; older Detents cannot use it any more then"
+    )
 
 
 def _create(db: Db, path: Path) -> None:
@@ -116,6 +133,8 @@ def _create(db: Db, path: Path) -> None:
 
 def _migrate(db: Db) -> None:
     """Bring a store of an earlier version to this one, in one transaction; nothing happens where another process just did."""
+    if _number(db, "PRAGMA user_version") == SCHEMA_VERSION:
+        return
     db.execute("BEGIN IMMEDIATE")
     try:
         for version in range(_number(db, "PRAGMA user_version") + 1, SCHEMA_VERSION + 1):

@@ -18,7 +18,7 @@ from typing import Any
 
 from detent.core.errors import DetentError, StoreBusy
 from detent.stores.sqlite_operations import Operation, StillRead
-from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, is_busy, prepare, translate
+from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, holds_something, is_busy, prepare, translate
 
 log = logging.getLogger("detent.stores.sqlite")
 
@@ -97,8 +97,9 @@ class Checkpointer:
 class Writer:
     """The writer thread, with its own connection."""
 
-    def __init__(self, path: Path, *, busy_timeout_s: float, checkpointer: Checkpointer) -> None:
+    def __init__(self, path: Path, *, busy_timeout_s: float, checkpointer: Checkpointer, create: bool = True, upgrade: bool = True) -> None:
         self._path, self._busy_timeout_s, self._checkpointer = path, busy_timeout_s, checkpointer
+        self._create, self._upgrade = create, upgrade
         self._queue: SimpleQueue[Sequence[Operation] | None] = SimpleQueue()
         self._rest: list[Operation] = []
         self._stopping = False
@@ -111,7 +112,10 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="detent-writer", daemon=True)
 
     async def start(self) -> Db:
-        """Start the thread, open the database there, and return the connection for the event loop's thread."""
+        """Start the thread, open the database there, and return the connection for the event loop's thread.
+
+        Raise `FileNotFoundError` where there is no store and none is to be made.
+        """
         loop = asyncio.get_running_loop()
         self._opened = loop.create_future()
         self._thread.start()
@@ -160,10 +164,14 @@ class Writer:
         _tell(self._closed)
 
     def _open(self) -> Db:
+        if not self._create and not self._path.exists():
+            raise FileNotFoundError(self._path)
         create_file(self._path)
         db = connect(self._path, synchronous="FULL")
         try:
-            prepare(db, self._path)
+            if not self._create and not holds_something(db):
+                raise FileNotFoundError(self._path)
+            prepare(db, self._path, upgrade=self._upgrade)
             self._inline = connect(self._path, synchronous="NORMAL")
         except BaseException:
             db.close()

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.ports import Passed, StrategyRun, strategy
-from detent.strategies.wording import CRITIC, VERDICT, section, verdict
+from detent.strategies.wording import CRITIC, VERDICT, concluded, section, verdict
 from detent.strategies.work import PlanExecuteOptions, Work
 
 
@@ -24,15 +23,16 @@ async def plan_execute(run: StrategyRun) -> Passed:
 
 async def carry_through(run: StrategyRun, options: PlanExecuteOptions) -> Passed:
     """Work with these options."""
-    work = Work(run, options)
+    work = Work(run, options, await run.offered())
     unplanned = await work.plan("plan", f"Make a plan for this goal.{section('Goal', run.goal)}")
     if unplanned is not None:
         return unplanned
     alone = len(work.todo) == 1 and work.todo[0].kind == "analysis" and run.output_schema is None
     for left in range(options.refinements, -1, -1):
         await work.carry_out()
-        if alone and work.last is not None and work.done:
+        if alone and work.last is not None and work.done and not work.lacking():
             return work.last
+        alone = False
         remark = work.problems() or await _reflect(run, work)
         if not remark or not left or await work.plan("patch", _patch_prompt(run, work, remark)) is not None:
             break
@@ -41,9 +41,8 @@ async def carry_through(run: StrategyRun, options: PlanExecuteOptions) -> Passed
             label="steps", scope="", status="failed", reason="failure_threshold", error=f"no step succeeded: {work.problems()}"
         )
         return msgspec.structs.replace(nothing, results=tuple(work.results))
-    task = f"{run.goal}{section('What was found out', work.report())}{section('What did not work', work.problems())}\n\nGive the answer now, from this alone."
-    answer = await run.kernel("answer", task=task, kernel="ask", tools=(), limits=Budget(max_iterations=1))
-    return msgspec.structs.replace(answer, results=tuple(work.results))
+    found = f"{section('What was found out', work.report())}{section('What did not work', work.problems())}"
+    return await concluded(run, found, work.results)
 
 
 async def _reflect(run: StrategyRun, work: Work) -> str:

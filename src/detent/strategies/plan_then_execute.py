@@ -15,7 +15,7 @@ from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, strategy
-from detent.strategies.wording import at_least, required, section, shown
+from detent.strategies.wording import at_least, concluded, required, section, shown
 
 FORM: dict[str, Any] = {
     "type": "object",
@@ -63,14 +63,12 @@ async def plan_then_execute(run: StrategyRun) -> Passed:
         )
     if all(passed.status == "failed" for passed in passes):
         return msgspec.structs.replace(passes[-1], results=tuple(results))
-    task = f"{run.goal}{section('What the steps gave', chr(10).join(gave))}\n\nGive the answer now, from this alone; say what failed."
-    answer = await run.kernel("answer", task=task, kernel="ask", tools=(), limits=Budget(max_iterations=1))
-    return msgspec.structs.replace(answer, results=tuple(results))
+    return await concluded(run, section("What the steps gave", "\n".join(gave)), results, rest="; say what failed")
 
 
 async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:
     """Return the steps that the model lists, none where it lists none: the goal is then worked on as a whole."""
-    names = ", ".join(spec.name for spec in run.tools if not spec.ends_turn)
+    names = ", ".join(spec.name for spec in await run.offered() if not spec.ends_turn)
     prompt = (
         f"Do not act yet. List the steps that this goal needs, one short sentence for each, in order, at most {options.steps}."
         f"{section('Goal', run.goal)}{section('Tools that the steps can use', names)}{section('Tools that must succeed', required(run.agent.required_tools))}"

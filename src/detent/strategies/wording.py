@@ -1,4 +1,4 @@
-"""What strategies share in words: values as text, one model call as a branch, the answer of a critic."""
+"""What strategies share in words: values as text, one model call as a branch, the answer of a critic, the answer of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.core.state import Item
-from detent.ports import Branch, StrategyRun
+from detent.ports import Branch, Passed, StrategyRun
 
 CRITIC = "You check work against what was asked for. You are exact and fair, and you make nothing up."
 VERDICT = (
@@ -51,6 +51,22 @@ def required(wanted: Mapping[str, int], results: Sequence[Item] = ()) -> str:
     """Return the required tools that have not succeeded often enough, and how often they still must; "" when none is left."""
     done = Counter(item.tool for item in results if item.ok and item.executed)
     return ", ".join(f"{tool} ({count - done[tool]} more)" for tool, count in wanted.items() if done[tool] < count)
+
+
+async def concluded(run: StrategyRun, found: str, results: Sequence[Item], *, rest: str = "") -> Passed:
+    """Answer the goal from what was found out, by one call without tools.
+
+    Where the agent requires tools that have not succeeded often enough, there is nothing to answer from yet: an ordinary pass takes over, which
+    is held to them and so ends as any other (`endings`).
+    """
+    lacking = required(run.agent.required_tools, results)
+    if lacking:
+        task = f"{run.goal}{found}{section('Tools that must succeed before you answer', lacking)}"
+        passed = await run.kernel("answer", task=task, guards=("side_effect_once",))
+    else:
+        task = f"{run.goal}{found}\n\nGive the answer now, from this alone{rest}."
+        passed = await run.kernel("answer", task=task, kernel="ask", tools=(), limits=Budget(max_iterations=1))
+    return msgspec.structs.replace(passed, results=(*results, *passed.results))
 
 
 def section(title: str, text: str) -> str:

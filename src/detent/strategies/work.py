@@ -11,7 +11,7 @@ from detent.core.actions import ToolCall
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Branch, Passed, StrategyRun
+from detent.ports import Branch, Passed, StrategyRun, ToolSpec
 from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved
 from detent.strategies.wording import asking, at_least, required, section, shown
 
@@ -37,7 +37,7 @@ class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Work:
     """A plan on its way: what is `todo`, what the steps that are `done` gave, why others `failed`, all `results` of tools so far."""
 
-    def __init__(self, run: StrategyRun, options: PlanExecuteOptions) -> None:
+    def __init__(self, run: StrategyRun, options: PlanExecuteOptions, tools: Sequence[ToolSpec]) -> None:
         self.run, self.options = run, options
         self.todo: tuple[Step, ...] = ()
         self.done: dict[str, Any] = {}
@@ -45,7 +45,7 @@ class Work:
         self.results: list[Item] = []
         self.last: Passed | None = None
         self._tries: dict[str, int] = {}
-        self._tools = {spec.name: spec for spec in run.tools if not spec.ends_turn}
+        self._tools = {spec.name: spec for spec in tools if not spec.ends_turn}
 
     async def plan(self, label: str, prompt: str) -> Passed | None:
         """Get the steps that are to be done from here on; return how it failed where there is no plan to be had."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.agent import AgentSpec
 from detent.core.codec import encode, read_record
 from detent.core.errors import MalformedPlan, ModelCallFailure, UnknownName
 from detent.core.events import Planned
@@ -31,6 +32,7 @@ from detent.ports import (
     ToolOutcome,
     ToolSpec,
     View,
+    models_asked,
 )
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import CrashingStore
@@ -279,6 +281,10 @@ class DisturbedPlanner:
         if begin is not None:
             begin(run_id)
         self._placed.clear()
+
+    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+        """Return what the planner asks; see `ports.models_asked`."""
+        return models_asked(self._inner, agent)
 
     async def plan(self, view: View) -> Plan:
         """Return the next plan, or what the fault makes of it."""

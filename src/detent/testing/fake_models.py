@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.codec import encode
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.ports import Plan, View
@@ -135,6 +136,10 @@ class FakeModel:
         if self._planner is not None:
             self._planner.begin_run(run_id)
 
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the one model, by the name under which its calls are counted; see `ports.models_asked`."""
+        return [(f"function:{self.name}", "function")]
+
     async def close(self) -> None:
         """Close the model."""
         if self._planner is not None:
@@ -144,6 +149,8 @@ class FakeModel:
         """Return the model's next plan, as `ModelPlanner` reads it."""
         if self._planner is None:
             self._planner = self._made()
+        if view.agent.small_model:  # this model is asked in place of any other
+            view = msgspec.structs.replace(view, agent=msgspec.structs.replace(view.agent, small_model=""))
         token = _view.set(view)
         try:
             return await self._planner.plan(view)

@@ -24,7 +24,7 @@ from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.engine import Engine
-from detent.ports import EventStore, Planner
+from detent.ports import EventStore
 from detent.results import Difference
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
@@ -133,14 +133,12 @@ class Attempt:
             raise ConfigError(f"make_engine gave {what}; write def make_engine(store): return Engine(store=store, ...)")
         if engine.approver is None:
             engine.approver = "caller"
-        shared, inner = self.disturbance, engine._planner_for  # pyright: ignore[reportPrivateUsage]
-        parts = engine._parts  # pyright: ignore[reportPrivateUsage]
-
-        def planner_for(spec: Any) -> Planner:
-            return DisturbedPlanner(inner(spec), shared, life)
-
-        tools, ids = WatchedTools(parts.tools, shared, life), SequentialIds(life * 1_000_000)
-        vars(engine).update(_planner_for=planner_for, _parts=msgspec.structs.replace(parts, tools=tools, clock=self.clock, ids=ids))
+        engine.wrap(
+            planner=lambda planner: DisturbedPlanner(planner, self.disturbance, life),
+            tools=lambda tools: WatchedTools(tools, self.disturbance, life),
+            clock=self.clock,
+            ids=SequentialIds(life * 1_000_000),
+        )
         return engine
 
     # Answers --------------------------------------------------------------------------------------------------------------------

@@ -51,9 +51,11 @@ class ToolMaker(Maker):
 
     effects()   how many effects the tools of this maker have had
     one_loop    its tools belong to the event loop on which they were made
+    limit_s     how far ahead the deadline is of an attempt that hangs
     """
 
     one_loop: bool = False
+    limit_s: float = 0.3
 
     def tool(self, wish: ToolWish) -> Tool | None:
         """Return a tool for which `args` gives the arguments, None where there can be none that does this. Asked for on the test's event loop.
@@ -113,8 +115,9 @@ def _harmless(spec: ToolSpec) -> bool:
 
 async def _times_out(maker: ToolMaker, wish: ToolWish, kind: str) -> None:
     tool = made(maker.tool(wish), wish)
-    context = context_of(tool, limit_s=0.3)
-    outcome = _in_form(await soon(tool.run(tool.check(maker.args(wish, "a")), context), maker, "an attempt whose deadline was 0.3 s ahead"))
+    context = context_of(tool, limit_s=maker.limit_s)
+    what = f"an attempt whose deadline was {maker.limit_s:g} s ahead"
+    outcome = _in_form(await soon(tool.run(tool.check(maker.args(wish, "a")), context), maker, what))
     said = (outcome.kind, outcome.error_code)
     assert said == (kind, "timeout"), f"its time is up, and the outcome is {said[0]} with the code {said[1]!r}"
     assert context.cancelled, "`context.cancelled` was not set, so that the tool could not know"

@@ -29,6 +29,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import ToolContext
+from detent.tools.mcp.elicitation import decline, give_defaults
 from detent.tools.mcp.secrets import Resolved, Secrets
 from detent.tools.mcp.settings import McpServer
 from detent.tools.mcp.transport import UNREADABLE_ANSWER, Wire, transport
@@ -133,7 +134,7 @@ class Connection:
                 cache=None,
                 client_info=types.Implementation(name="detent", version=_version()),
                 list_roots_callback=self._roots if self._workspace is not None else None,
-                elicitation_callback=_decline,
+                elicitation_callback=decline if self._server.elicitation == "decline" else give_defaults,
                 message_handler=self._notified,
             ) as client:
                 self.tools = await _listed(client)
@@ -341,11 +342,6 @@ async def _listed(client: Client) -> tuple[Any, ...]:
         if cursor is None:
             return tuple(tools)
     raise Unreachable(f"its list of tools has more than {MOST_PAGES} pages")
-
-
-async def _decline(context: ClientRequestContext, params: Any) -> types.ElicitResult:
-    """Answer a server that wants to ask the user something: nobody is asked in the middle of a call."""
-    return types.ElicitResult(action="decline")
 
 
 def _cause(error: BaseException | None) -> BaseException | None:

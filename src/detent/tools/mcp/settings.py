@@ -52,6 +52,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `prefix`: the tools are called `PREFIX__tool`; None: the server's name; "": the bare name.
     - `start_timeout_s`: seconds for starting, handshake and tool list. `protocol`: "legacy" leaves out the probe for newer protocol
       versions, for a server that cannot bear it.
+    - `elicitation`: what a server is answered that wants to ask the user something: "decline", or "defaults": a form is accepted with the
+      defaults that it declares, where every required field has one and they fit; a URL never is.
     """
 
     command: str = ""
@@ -64,6 +66,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix: str | None = None
     start_timeout_s: float = 30.0
     protocol: Literal["auto", "legacy"] = "auto"
+    elicitation: Literal["decline", "defaults"] = "decline"
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -86,6 +89,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return f"start_timeout_s: {self.start_timeout_s!r}: give seconds, above 0"
         if self.protocol not in ("auto", "legacy"):
             return f"protocol: {self.protocol!r}: choose 'auto' or 'legacy'"
+        if self.elicitation not in ("decline", "defaults"):
+            return f"elicitation: {self.elicitation!r}: choose 'decline' or 'defaults'"
         return ""
 
     @property

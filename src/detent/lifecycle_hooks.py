@@ -1,17 +1,25 @@
 """Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14).
 
-A hook is a plain or a coroutine function; what it raises is reported and never fails the run.
+A hook is a plain or a coroutine function; what it raises is reported and never fails the run. One that is awaited, as an observer that is,
+holds the run until it returns; after a cancellation only for the grace that a call of a tool has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
-from detent.ports import KernelHooks
+from detent.live import Control
+from detent.ports import PATIENCE, KernelHooks
+
+IMPATIENT = 10
+"""By how much less time is given, in a run that is cancelled, after each hook or observer that has used up its time."""
 
 
 def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
@@ -20,15 +28,15 @@ def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
     pass_state = state.passes.get(record.envelope.scope)
     match event:
         case e.Planned(text=text):
-            return hooks.on_thought(pass_state, text)
+            return _held(hooks.on_thought(pass_state, text))
         case e.ToolStarted():
             return _begun(hooks, event, pass_state)
         case e.ToolFinished() | e.ToolReconciled():
             return _observed(hooks, event, pass_state, state.call(event.call))
         case e.PassFinished(status="done"):
-            return hooks.on_done(pass_state)
+            return _held(hooks.on_done(pass_state))
         case e.PassFinished(error=error):
-            return hooks.on_error(pass_state, error)
+            return _held(hooks.on_error(pass_state, error))
         case _:
             return None
 
@@ -54,9 +62,45 @@ async def _observed(
         await _done(hooks.on_observation(pass_state, shown, item.error is None, call))
 
 
+def _held(answer: Any) -> Any:
+    return _done(answer) if inspect.isawaitable(answer) else answer
+
+
 async def _done(answer: Any) -> None:
     if inspect.isawaitable(answer):
-        await answer
+        async with PATIENCE.get()():
+            await answer
+
+
+def patience_of(control: Control) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """Return what a run enters around each hook or observer that it awaits (`ports.PATIENCE`); it raises `TimeoutError`."""
+    given_s = control.grace_s
+
+    @asynccontextmanager
+    async def patience() -> AsyncGenerator[None]:
+        nonlocal given_s
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+
+        def hurry() -> None:
+            if limit.when() is None:
+                limit.reschedule(loop.time() + given_s)
+
+        try:
+            async with limit:
+                if control.cancelled:
+                    hurry()
+                control.told.add(hurry)
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            said = f"it did not return within {given_s:g} s after the run was cancelled"
+            given_s /= IMPATIENT
+            raise TimeoutError(said) from None
+        finally:
+            control.told.discard(hurry)
+
+    return patience
 
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:

@@ -1,0 +1,89 @@
+"""What is shown of a worker: a line when it takes a run up and when that ends or waits, and on a terminal the runs in progress below.
+
+An observer of all its runs, told after the commit of each record.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from detent.cli.live_lines import LiveLines
+from detent.cli.output import clean, shortened, style_of
+from detent.cli.session import Session
+from detent.cli.standing import headline, waits_for
+from detent.core import events as e
+from detent.core.records import Record
+from detent.core.state import RunState
+from detent.ports import Chunk
+
+WIDTH = 160
+
+
+class WorkerLines:
+    """Use as `with WorkerLines(session, shown=...) as lines:`; with --verbose every call has a line, twice every record."""
+
+    def __init__(self, session: Session, *, shown: bool) -> None:
+        self._session, self._shown = session, shown
+        self._live: LiveLines | None = None
+
+    def __enter__(self) -> WorkerLines:
+        if self._shown and sys.stderr.isatty():
+            self._live = LiveLines()
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+            self._live = None
+
+    def begin(self, concurrency: int) -> None:
+        """Say that the worker works."""
+        self._line(f"working on {self._session.engine.store.url}, {concurrency} runs at once; Ctrl-C stops", "dim")
+        if self._live is not None:
+            self._live.now("waiting for runs")
+
+    def on_record(self, record: Record, state: RunState) -> None:
+        """Show what the record means for the run."""
+        event, run, verbosity = record.event, state.run_id, self._session.verbosity
+        if verbosity > 1:
+            self._line(f"{run}  {record.envelope.seq:>5}  {type(event).__name__}", "dim")
+        match event:
+            case e.RunResumed():
+                self._line(f"run {run} is taken up: {shortened(clean(state.goal), 80)}", "dim")
+                self._now(run, "begins")
+            case e.TurnStarted(iteration=iteration):
+                self._now(run, f"iteration {iteration} · planning")
+            case e.ToolFinished(call=call, error=error) if verbosity > 0:
+                self._line(f"run {run}  {call}  {'ok' if error is None else error.code}", "" if error is None else "yellow")
+            case e.RunFinished() | e.RunWaiting() | e.DeadLettered():
+                self._over(state)
+            case _:
+                pass
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Show which model a run asks and which tool it is in; nothing of what streams: there are several runs."""
+        if chunk.kind == "model":
+            self._now(chunk.run_id, f"iteration {chunk.iteration} · asking {clean(chunk.content['model'])}")
+        elif chunk.kind == "tool":
+            self._now(chunk.run_id, f"iteration {chunk.iteration} · {clean(chunk.content['tool'])}")
+
+    def _now(self, run: str, doing: str) -> None:
+        if self._live is not None:
+            self._live.begin(run, f"{run} · {doing}")
+
+    def _over(self, state: RunState) -> None:
+        if self._live is not None:
+            self._live.end(state.run_id)
+        usage = state.usage
+        counts = f"{usage.iterations} iterations, {usage.tool_calls} calls"
+        self._line(f"run {state.run_id} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
+        for line in waits_for(state):
+            self._line(f"  {shortened(line, WIDTH)}")
+
+    def _line(self, text: str, style: str = "") -> None:
+        if self._live is not None:
+            self._live.print(text, style)
+        elif self._shown:
+            self._session.output.say(text, style)

@@ -1,0 +1,187 @@
+"""Commands that hand runs over: submit, which starts one and leaves it to a worker, and worker, which is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+
+from detent.cli import options as o
+from detent.cli.asked import Asked
+from detent.cli.output import SUSPENDED, USAGE, WAITING, clean, code_of_status
+from detent.cli.running import host_of, ordered
+from detent.cli.session import Session
+from detent.cli.standing import document
+from detent.cli.worker_lines import WorkerLines
+from detent.core.agent import Host
+from detent.core.errors import ConfigError
+from detent.engine import Engine
+from detent.results import Result, result_of
+from detent.workers.in_process import InProcessHost
+from detent.working import Hand, Worked
+
+
+def submit(
+    goal: o.Goal = None,
+    *,
+    agent: o.AgentFile = None,
+    model: o.Model = None,
+    small_model: o.SmallModel = None,
+    temperature: o.Temperature = None,
+    base_url: o.BaseUrl = None,
+    api_key_env: o.KeyVariable = None,
+    planner: o.PlannerKind = None,
+    tool_calls: o.ToolCalls = None,
+    no_stream: o.NoStream = False,
+    tools: o.Tools = None,
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    max_iterations: o.MaxIterations = None,
+    budget: o.Bounds = None,
+    var: o.Variables = None,
+    run_id: o.OwnRunId = None,
+    tenant: o.ForTenant = "",
+    principal: o.ForPrincipal = "",
+    scope: o.Scopes = None,
+    credential: o.Credentials = None,
+    json_wanted: o.Json = False,
+) -> int:
+    """Start a run, durably, and leave it to a worker (`detent worker`); its id is written to stdout.
+
+    The agent is found as by `detent run`. What needs a key or a workspace is needed where the worker runs.
+    """
+    session = Session(store=store, config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
+    asked = Asked(
+        model=model,
+        small_model=small_model,
+        planner=planner,
+        tool_calls=tool_calls,
+        temperature=temperature,
+        base_url=base_url,
+        api_key_env=api_key_env,
+        no_stream=no_stream,
+        tools=tools,
+    )
+    host = host_of(tenant, principal, scope, credential)
+    order = ordered(session, goal, asked, host, max_iterations=max_iterations, budget=budget, var=var, run_id=run_id)
+    if session.engine.store.url == "ram:":
+        raise ConfigError("a store in memory ends with this command, and no worker sees it; give --store URL")
+
+    async def work(engine: Engine) -> Result:
+        return result_of(await engine.load(await engine.submit(**order)))
+
+    result = session.drive(work)
+    session.output.document(document(result, session))
+    session.output.show(result.run_id)
+    if result.state.seq > 1:
+        session.output.say(f"the run was there already: {result.status}")
+    else:
+        session.output.say("submitted; a worker takes it on, `detent tail` follows it")
+        session.output.say(f"  next: {session.command('worker')}")
+    return 0
+
+
+def worker(
+    *,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
+    ] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = "",
+    store: o.Store = None,
+    workspace: o.Workspace = None,
+    config: o.ConfigFile = None,
+    json_wanted: o.Json = False,
+    verbose: o.Verbose = 0,
+) -> int:
+    """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
+
+    Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
+    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
+    with --until-idle the exit code is that of the run that fared worst.
+    """
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session.creates = not until_idle
+    host = session.engine.worker_host
+    if concurrency is not None and isinstance(host, InProcessHost):
+        host.concurrency = concurrency
+    shown = session.config.output.progress is not False
+
+    def again(lent: dict[str, Any]) -> Session:
+        return Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, lent=lent)
+
+    with WorkerLines(session, shown=shown) as lines:
+
+        async def work(engine: Engine) -> Worked:
+            lines.begin(getattr(host, "concurrency", 1))
+            async with Crew(session, again, lines) as crew:
+                return await engine.work(until_idle=until_idle, host=Host(tenant=tenant) if tenant else None, hand_for=crew.hand)
+
+        worked = session.drive(work, missing=Worked())
+    session.output.document(worked)
+    _summarise(worked, session)
+    if session.stopped:
+        return SUSPENDED if until_idle else 0
+    return _code(worked)
+
+
+class Crew:
+    """The engines of one worker: runs share one where they need the same tools of the same workspace."""
+
+    def __init__(self, first: Session, again: Callable[[dict[str, Any]], Session], lines: WorkerLines) -> None:
+        self._first, self._again, self._lines = first, again, lines
+        self._sessions: dict[str, Session] = {}
+        self._open, self._making = contextlib.AsyncExitStack(), asyncio.Lock()
+
+    async def __aenter__(self) -> Crew:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._open.aclose()
+
+    async def hand(self, run_id: str) -> Hand:
+        """Return who takes the run on, with the tools that its log names; raise `ConfigError` where these cannot be had here."""
+        state = await self._first.engine.load(run_id)
+        key = repr([state.agent.meta.get(name) for name in ("tool_imports", "workspace", "sandbox", "agent_file")])
+        async with self._making:
+            session = self._sessions.get(key) or await self._make(key)
+        session.equip(state)
+        return session.engine.hand([self._lines])
+
+    async def _make(self, key: str) -> Session:
+        parts = self._first.engine.hand().parts
+        lent = {"model_limits": parts.traffic.limits, "scheduler": parts.scheduler} if parts.traffic else {}
+        session = self._again(lent)
+        await self._open.enter_async_context(session.engine)
+        self._sessions[key] = session
+        return session
+
+
+def _code(worked: Worked) -> int:
+    """Return the exit code of the run that fared worst."""
+    codes = [code_of_status(status) for status in worked.came_to if not status.startswith("waiting")]
+    codes += [WAITING] if worked.dead_letters else []
+    codes += [USAGE] if worked.left else []
+    codes += [SUSPENDED] if worked.failed else []
+    return max(codes, default=0)
+
+
+def _summarise(worked: Worked, session: Session) -> None:
+    """Say what was done, and what is left to do."""
+    say = session.output.say
+    counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
+    say(
+        f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {', '.join(counts) or 'no runs'}"
+    )
+    for run_id, why in worked.dead_letters.items():
+        say(f"  given up: run {run_id}: {clean(why)}", "red")
+        say(f"  next: {session.command('reopen', run_id)}")
+    for run_id, why in worked.failed.items():
+        say(f"  failed, and tried again later: run {run_id}: {clean(why)}", "yellow")
+    for run_id, why in worked.left.items():
+        say(f"  left to other workers: run {run_id}: {clean(why)}", "yellow")

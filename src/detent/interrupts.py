@@ -1,0 +1,25 @@
+"""Ctrl-C and SIGTERM: heard by the event loop, so that what is under way can be suspended instead of torn apart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Generator
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[str], None]) -> Generator[None]:
+    """Call `stop` with the name of each Ctrl-C and SIGTERM meanwhile; never outside of the main thread, which alone hears of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number.name)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

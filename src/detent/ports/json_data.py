@@ -1,0 +1,57 @@
+"""Whether data of a program can be put on record: JSON has no NaN and no infinity, and no store holds half a surrogate pair."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.codec import encode
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def json_problem(value: Any, *, escaping: bool = False) -> str:
+    """Return why a value is no JSON data, and where in it, "" where it is.
+
+    With `escaping`, halves of surrogate pairs in texts, not in names, are no problem: the journal escapes them.
+    """
+    try:
+        raw = encode(value)
+    except UnicodeEncodeError:
+        return _found(value, escaping=escaping)
+    except RecursionError:
+        return "it contains itself, or is nested too deeply"
+    except Exception as error:  # noqa: BLE001 - foreign data
+        return f"{type(value).__name__}: {error}"
+    return _found(value, escaping=escaping) if b"null" in raw else ""  # NaN and infinities are written as null
+
+
+def unstorable(text: str) -> str:
+    """Return why a name cannot be kept by every store, "" where it can."""
+    if half := _HALF.search(text):
+        return f"holds half a surrogate pair at character {half.start()}, as bytes become that are not UTF-8; give it as valid Unicode text"
+    return f"holds a NUL at character {text.index(chr(0))}; leave it out" if "\0" in text else ""
+
+
+def _found(value: Any, *, escaping: bool) -> str:
+    """Return what is wrong in the first part that JSON cannot say, and its place in `value`."""
+    parts: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, str_keys=True, enc_hook=list))]
+    while parts:
+        place, part = parts.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            return f"{place + ' ' if place else 'it '}is {part}, which JSON cannot say"
+        if isinstance(part, str) and not escaping and _HALF.search(part):
+            return f"{place + ' ' if place else 'it '}{unstorable(part)}"
+        if isinstance(part, dict):
+            told = cast("dict[str, Any]", part)
+            for name in told:
+                if _HALF.search(name):
+                    return f"the name {name!r} {unstorable(name)}"
+            parts += [(f"{place}.{name}" if place else name, told[name]) for name in reversed(told)]
+        elif isinstance(part, list | tuple | set | frozenset):
+            items = list(cast("list[Any]", part))
+            parts += [(f"{place}[{n}]", items[n]) for n in reversed(range(len(items)))]
+    return ""

@@ -1,0 +1,246 @@
+"""The contract of a `WorkerHost`, as tests.
+
+A project that has a host writes a `WorkerHostMaker`, which makes hosts that share whatever queue they have, and a class with one fixture:
+
+    class TestMyHost(WorkerHostContract):
+        @pytest.fixture
+        def maker(self):
+            return MyHostMaker()
+
+The first checks give the host a backlog in memory that says what was done with it; the others real engines, stores and runs.
+"""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from detent.core.errors import ConfigError, CorruptLog, RunBusy, StoreBusy, StoreError, Suspended, ToolsMissing
+from detent.ports import Tries, WorkerHost
+from detent.testing.conformance.promises import Maker, documented, soon, until
+from detent.testing.conformance.worker_backlog import HOUR_S, Pile
+from detent.testing.conformance.worker_makers import WorkerHostMaker
+from detent.testing.conformance.worker_runs import RunsContract
+
+__all__ = ["WorkerHostContract", "WorkerHostMaker"]
+
+
+async def _idle(host: WorkerHost, pile: Pile, maker: Maker) -> None:
+    """Let the host work until it is idle."""
+    pile.suspended = ""
+    await soon(host.work(pile, until_idle=True), maker, "work(until_idle=True)")
+    assert pile.running == (), f"it is idle, it says, and {pile.running} are in progress"
+    assert pile.wrong == []
+
+
+async def _submitted(host: WorkerHost, pile: Pile, *run_ids: str, **options: Any) -> None:
+    for run_id in run_ids:
+        await host.submit(pile.add(run_id, **options))
+
+
+async def _stopped(task: asyncio.Task[None], maker: Maker) -> None:
+    """Cancel a worker and wait until it is over."""
+    task.cancel()
+    done, _ = await asyncio.wait((task,), timeout=maker.patience_s)
+    if not done:
+        pytest.fail(f"`work` was cancelled, and had not ended after {maker.patience_s:g} s")
+
+
+@documented(page="guides/workers.md#a-host-of-your-own", port="WorkerHost")
+class BacklogContract:
+    """What a host does with what there is to do."""
+
+    async def test_everything_that_is_due_is_advanced_once(self, maker: WorkerHostMaker) -> None:
+        """Each run is advanced to its end, once, and `work(until_idle=True)` returns when all have ended, not before."""
+        pile, host = Pile(), maker.host()
+        await _submitted(host, pile, *(f"r{n}" for n in range(20)))
+        await _idle(host, pile, maker)
+        assert sorted(pile.ended) == sorted(f"r{n}" for n in range(20)), f"ended: {pile.ended}"
+        assert len(pile.taken) == 20, f"20 runs were taken up {len(pile.taken)} times"
+
+    async def test_it_advances_as_many_at_once_as_it_was_told_and_no_more(self, maker: WorkerHostMaker) -> None:
+        """With `concurrency=3` three runs are in progress as soon as there are three, and never a fourth."""
+        pile, host, gate = Pile(), maker.host(concurrency=3), asyncio.Event()
+        await _submitted(host, pile, *(f"r{n}" for n in range(9)), gate=gate)
+        working = asyncio.ensure_future(host.work(pile, until_idle=True))
+        await until(lambda: len(pile.running) >= 3, maker)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        gate.set()
+        await soon(working, maker, "work(until_idle=True)")
+        assert (pile.at_once, len(pile.ended)) == (3, 9), f"{pile.at_once} runs at once, {len(pile.ended)} of 9 ended"
+
+    async def test_a_run_that_hangs_holds_up_no_other(self, maker: WorkerHostMaker) -> None:
+        """It has its place, and the others go on beside it."""
+        pile, host = Pile(), maker.host(concurrency=2)
+        await _submitted(host, pile, "hangs", gate=asyncio.Event())
+        await _submitted(host, pile, *(f"r{n}" for n in range(6)))
+        working = asyncio.ensure_future(host.work(pile))
+        await until(lambda: len(pile.ended) == 6, maker)
+        await _stopped(working, maker)
+        assert len(pile.ended) == 6, f"one run hangs, and of six others only {pile.ended} ended"
+
+    async def test_a_run_that_fails_holds_up_no_other(self, maker: WorkerHostMaker) -> None:
+        """Whatever an attempt raises, and also where nothing can be put on record about it, the other runs are advanced."""
+        errors = [
+            *(RuntimeError("boom"), ConfigError("no such planner"), ToolsMissing("r", ["look"]), RunBusy("r", "another")),
+            *(Suspended("r", "the store is busy"), CorruptLog("r", 3, "it cannot be read"), StoreError("gone"), KeyError("x")),
+        ]
+        for error in errors:
+            pile, host = Pile(), maker.host(concurrency=1)
+            await host.submit(pile.add("bad", error))
+            if isinstance(error, CorruptLog):
+
+                async def failed(run_id: str, error: Exception) -> Tries:
+                    raise error
+
+                pile.failed = failed
+            await _submitted(host, pile, "r0", "r1", "r2")
+            await _idle(host, pile, maker)
+            assert pile.ended == ["r0", "r1", "r2"], f"one run raised {error!r}, and of three others only {pile.ended} ended"
+
+    async def test_the_longest_untouched_run_comes_first(self, maker: WorkerHostMaker) -> None:
+        """Runs are taken up in the order of `Due.since`, so that none is overtaken for ever."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        await _submitted(host, pile, *(f"r{n}" for n in range(8)))
+        await _idle(host, pile, maker)
+        assert pile.taken == [f"r{n}" for n in range(8)], f"taken up in this order: {pile.taken}"
+
+    async def test_tenants_take_turns(self, maker: WorkerHostMaker) -> None:
+        """A tenant with one run does not wait until all runs of another tenant, which are older, are done."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        await _submitted(host, pile, *(f"a{n}" for n in range(8)), tenant="a")
+        await _submitted(host, pile, "b0", "b1", tenant="b")
+        await _submitted(host, pile, "c0", tenant="c")
+        await _idle(host, pile, maker)
+        assert set(pile.taken[:3]) == {"a0", "b0", "c0"}, f"three tenants, and the first runs were {pile.taken[:3]}"
+
+    async def test_a_run_that_failed_is_tried_again_after_a_pause_that_grows(self, maker: WorkerHostMaker) -> None:
+        """By `Backlog.now`, and counted from what `look` says: a worker that was started anew makes the same pauses."""
+        pile, boom = Pile(), RuntimeError("boom")
+        pile.add("shaky", boom, boom, boom, boom, None)
+        pauses: list[float] = []
+        for _ in range(5):
+            waited, before = 0.0, len(pile.taken)
+            while len(pile.taken) == before and waited < 100 * HOUR_S:
+                host = maker.host(max_attempts=9, retry_pause_s=60.0)
+                await host.submit("shaky")
+                await _idle(host, pile, maker)
+                if len(pile.taken) == before:
+                    pile.clock.advance(20.0)
+                    waited += 20.0
+            assert len(pile.taken) == before + 1, f"it was taken up {len(pile.taken) - before} times, and not once"
+            pauses.append(waited)
+        assert pile.ended == ["shaky"], f"after {len(pile.taken)} attempts it has not ended"
+        assert pauses[0] == 0.0, "there was a pause before the first attempt"
+        assert pauses[1] > 0.0, "it was tried again without a pause"
+        assert all(a < b for a, b in pairwise(pauses[1:])), f"the pauses do not grow: {pauses[1:]} s"
+
+    async def test_after_so_many_attempts_a_run_is_given_up_with_the_reason(self, maker: WorkerHostMaker) -> None:
+        """`give_up` once, with what went wrong last and the number of attempts; then the run is left alone."""
+        pile, host = Pile(), maker.host(max_attempts=3)
+        await host.submit(pile.add("bad", RuntimeError("the cellar is flooded")))
+        for _ in range(8):
+            await _idle(host, pile, maker)
+            pile.clock.advance(24 * HOUR_S)
+        assert len(pile.taken) == 3, f"with max_attempts=3 it was tried {len(pile.taken)} times"
+        assert [(run_id, attempts) for run_id, _, attempts in pile.given_up] == [("bad", 3)], f"given up: {pile.given_up}"
+        assert "the cellar is flooded" in pile.given_up[0][1], f"the reason given is {pile.given_up[0][1]!r}"
+
+    async def test_a_run_that_killed_too_many_workers_is_given_up(self, maker: WorkerHostMaker) -> None:
+        """Attempts of workers that are no more count, too: `look` says how many there were, and the run is not taken up again."""
+        pile, host = Pile(), maker.host(max_attempts=3)
+        await host.submit(pile.add("killer", tries=Tries(count=3, last=datetime(2020, 1, 1, tzinfo=UTC))))
+        await _idle(host, pile, maker)
+        assert pile.taken == [], "it was taken up a fourth time, with max_attempts=3"
+        assert [run_id for run_id, _, _ in pile.given_up] == ["killer"], f"given up: {pile.given_up}"
+
+    async def test_what_another_worker_has_is_left_until_it_is_free(self, maker: WorkerHostMaker) -> None:
+        """It is no failed attempt; when the other worker has died, the run is taken up."""
+        pile, host = Pile(), maker.host()
+        await host.submit(pile.add("elsewhere"))
+        pile.runs["elsewhere"].busy = RunBusy("elsewhere", "another worker")
+        for _ in range(5):
+            await _idle(host, pile, maker)
+            pile.clock.advance(HOUR_S)
+        assert (pile.failures, pile.given_up) == ([], []), "that another worker has the run was taken for a failure"
+        pile.runs["elsewhere"].busy = None
+        await _idle(host, pile, maker)
+        assert pile.ended == ["elsewhere"], "the other worker is gone, and the run was not taken up"
+
+    async def test_what_needs_something_that_is_not_here_is_never_given_up(self, maker: WorkerHostMaker) -> None:
+        """`NOT_HERE`: another worker may have the tools; this one looks again from time to time."""
+        pile, host = Pile(), maker.host(max_attempts=2)
+        await host.submit(pile.add("foreign", ToolsMissing("foreign", ["look"])))
+        await host.submit(pile.add("planless", ConfigError("no planner")))
+        for _ in range(6):
+            await _idle(host, pile, maker)
+            pile.clock.advance(24 * HOUR_S)
+        assert (pile.failures, pile.given_up) == ([], []), f"failed: {pile.failures}, given up: {pile.given_up}"
+        assert pile.taken.count("foreign") > 1, "it was tried once and never again"
+
+    async def test_a_suspended_run_has_not_failed(self, maker: WorkerHostMaker) -> None:
+        """The store had no time or no room: no attempt is counted, and the run is taken up later."""
+        pile, host = Pile(), maker.host(max_attempts=2)
+        busy = Suspended("r", "the store is busy")
+        await host.submit(pile.add("r", busy, busy, busy, None))
+        for _ in range(8):
+            await _idle(host, pile, maker)
+            pile.clock.advance(HOUR_S)
+        assert (pile.failures, pile.given_up) == ([], []), f"failed: {pile.failures}, given up: {pile.given_up}"
+        assert pile.ended == ["r"], f"the store has time again, and after {len(pile.taken)} attempts the run has not ended"
+
+    async def test_cancelled_it_suspends_what_is_in_progress_and_takes_nothing_more_up(self, maker: WorkerHostMaker) -> None:
+        """`Backlog.suspend` is called, and `work` ends, with `CancelledError`, when everything that it was doing has stopped."""
+        pile, host = Pile(), maker.host(concurrency=2)
+        await _submitted(host, pile, *(f"r{n}" for n in range(6)), gate=asyncio.Event())
+        working = asyncio.ensure_future(host.work(pile))
+        await until(lambda: len(pile.running) == 2, maker)
+        await _stopped(working, maker)
+        assert working.cancelled(), "`work` was cancelled, and returned as if it was done"
+        assert pile.suspended, "`suspend` was not called: what was in progress is interrupted as by a crash"
+        assert pile.running == (), f"`work` is over, and {pile.running} are in progress"
+        assert (pile.wrong, len(pile.taken)) == ([], 2), f"{pile.wrong}; taken up: {pile.taken}"
+        assert (pile.failures, pile.given_up) == ([], []), "that it was stopped was taken for a failure of the runs"
+
+    async def test_without_until_idle_it_waits_for_more(self, maker: WorkerHostMaker) -> None:
+        """An idle worker is there for runs that are submitted later."""
+        pile, host = Pile(), maker.host()
+        working = asyncio.ensure_future(host.work(pile))
+        for name in ("r0", "r1"):
+            await until(lambda: False, _Hasty())
+            assert not working.done(), "there was nothing to do, and `work` ended"
+            await _submitted(host, pile, name)
+            await until(lambda name=name: name in pile.ended, maker)
+        await _stopped(working, maker)
+        assert pile.ended == ["r0", "r1"], f"of two runs that were submitted to an idle worker {pile.ended} ended"
+
+    async def test_a_store_that_has_no_time_is_asked_again(self, maker: WorkerHostMaker) -> None:
+        """A `retryable` error of `due` is waited out; any other ends `work`, which raises it: whoever runs the worker must know."""
+        pile, host = Pile(), maker.host()
+        pile.blind = [StoreBusy("locked"), StoreBusy("locked")]
+        await _submitted(host, pile, "r0")
+        await _idle(host, pile, maker)
+        assert pile.ended == ["r0"], "the store was busy twice, and the run was not advanced"
+        pile.suspended = ""
+        working = asyncio.ensure_future(host.work(pile))
+        await until(lambda: False, _Hasty())
+        pile.blind = [StoreError("the disk is gone")]
+        with pytest.raises(StoreError, match="the disk is gone"):
+            await soon(working, maker, "work, whose store is gone,")
+
+
+class _Hasty(Maker):
+    """For waiting a moment for something that must not happen."""
+
+    patience_s = 0.02
+
+
+class WorkerHostContract(BacklogContract, RunsContract):
+    """All that a `WorkerHost` promises. A subclass gives the fixture `maker`."""

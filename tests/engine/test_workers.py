@@ -1,0 +1,279 @@
+"""What an engine does for workers beside the contract of worker hosts: handing over, counting attempts, dead letters, closing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent.config import Config, LimitsConfig, StoreConfig, WorkerConfig
+from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch
+from detent.ports import WorkerHost
+from detent.testing import ScriptedPlanner
+from detent.workers import InProcessHost
+from detent.working import StoreBacklog
+
+CLERK = Agent(name="clerk", tools=("put",))
+
+
+class Clerk:
+    """Asks where the goal says so, puts the goal down, and answers; `broken`: it cannot even begin."""
+
+    broken = ""
+
+    def begin_run(self, run_id: str) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
+
+    async def plan(self, view: View) -> Plan:
+        if view.goal.startswith("ask") and view.iteration == 1:
+            return Plan(actions=(AskUser(question="Where?"),))
+        if not view.results:
+            said = next((item.text for item in view.transcript[1:] if item.kind == "user"), view.goal)
+            return Plan(actions=(ToolCall(tool="put", args={"text": said}),))
+        return Plan(actions=(FinalAnswer(content=str(view.results[-1].content)),))
+
+
+class Office:
+    """An engine in memory with a clerk, and what was put down."""
+
+    def __init__(self, **options: Any) -> None:
+        self.done: list[str] = []
+        self.clerk = Clerk()
+        self.gate: asyncio.Event | None = None
+        self.holding = asyncio.Event()
+
+        @tool(side_effect="write")
+        async def put(text: str) -> str:
+            """Put it down."""
+            if self.gate is not None:
+                self.holding.set()
+                await self.gate.wait()
+            self.done.append(text)
+            return f"put {text}"
+
+        self.put = put
+        host: WorkerHost = InProcessHost(max_attempts=1, poll_s=0.005)
+        self.engine = Engine(planner=self.clerk, tools=[put], approver="caller", worker_host=host, **options)
+
+
+def test_submitting_an_id_again_starts_nothing_and_another_goal_is_refused() -> None:
+    """As with `run`, so that who submits may try again after a lost answer."""
+
+    async def main() -> None:
+        office = Office()
+        async with office.engine as engine:
+            assert await engine.submit(CLERK, "one", run_id="r") == await engine.submit(CLERK, "one", run_id="r") == "r"
+            assert len(await engine.records("r")) == 1
+            with pytest.raises(RunContextMismatch):
+                await engine.submit(CLERK, "two", run_id="r")
+            assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
+            await engine.submit(CLERK, "one", run_id="r")
+            assert (await engine.work(until_idle=True)).came_to == {}
+            assert office.done == ["one"]
+            assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_what_only_a_worker_can_use_is_refused_by_submit() -> None:
+    """Observers and turns are about advancing."""
+
+    async def main() -> None:
+        async with Office().engine as engine:
+            with pytest.raises(ConfigError, match="submit takes no observers and no turns"):
+                await engine.submit(CLERK, "one", turns=3, observers=[])
+            assert await engine.list_runs() == []
+
+    asyncio.run(main())
+
+
+def test_a_run_is_submitted_where_its_model_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is needed where the worker is."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    agent = Agent(name="a", model="openai:gpt-5")
+
+    async def main() -> None:
+        async with Engine() as engine:
+            run_id = await engine.submit(agent, "go")
+            with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+                await engine.run(agent, "go")
+            worked = await engine.work(until_idle=True)
+            assert "OPENAI_API_KEY" in worked.left[run_id]
+            assert (await engine.load(run_id)).status == "running"
+
+    asyncio.run(main())
+
+
+def test_a_run_that_nobody_plans_for_here_is_left_as_it_is() -> None:
+    """A worker without the planner of the program that submitted it does not end it."""
+
+    async def main() -> None:
+        office = Office()
+        async with office.engine as engine:
+            run_id = await engine.submit(CLERK, "one")
+            async with Engine(store=engine.store, tools=[office.put], approver="caller") as other:
+                assert "no planner is here" in (await other.work(until_idle=True)).left[run_id]
+            assert len(await engine.records(run_id)) == 1
+            assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
+
+    asyncio.run(main())
+
+
+def test_attempts_are_counted_in_the_log_until_something_comes_of_one() -> None:
+    """Each `RunResumed` at its end is one, whoever recorded it."""
+
+    async def main() -> None:
+        async with Office().engine as engine:
+            run_id = await engine.submit(CLERK, "ask")
+            backlog = StoreBacklog(engine.hand())
+            assert (await backlog.look(run_id)).count == 0
+            for count in (1, 2, 3):
+                await engine.hand().resume(run_id, advance=False)
+                tries = await backlog.look(run_id)
+                assert (tries.count, tries.last) == (count, (await engine.records(run_id))[-1].envelope.at)
+            assert (await engine.resume(run_id)).status == "waiting_for_user"
+            assert (await backlog.look(run_id)).count == 0
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_came_before_a_run_was_given_up_counts_when_it_is_opened_again() -> None:
+    """A dead letter keeps its inbox; its reason shows nothing that is redacted."""
+
+    async def main() -> None:
+        office = Office(redact=["code [0-9]+"])
+        async with office.engine as engine:
+            run_id = (await engine.run(CLERK, "ask")).run_id
+            office.clerk.broken = "refused for code 4711"
+            await engine.reply(run_id, "on the desk", resume=False)
+            assert await engine.due() == [run_id]
+            assert run_id in (await engine.work(until_idle=True)).dead_letters
+            given_up = await engine.load(run_id)
+            assert given_up.status == "waiting_for_operator"
+            assert "refused for" in given_up.dead_letter
+            assert "4711" not in given_up.dead_letter
+            office.clerk.broken = ""
+            result = await engine.reopen(run_id, by="ann")
+            assert (result.status, office.done) == ("completed", ["on the desk"])
+            assert (await engine.replay(run_id)).identical
+
+    asyncio.run(main())
+
+
+def test_a_dead_letter_is_cancelled_like_any_other_run() -> None:
+    """Also by a worker, where the cancellation was only posted."""
+
+    async def main() -> None:
+        office = Office()
+        async with office.engine as engine:
+            office.clerk.broken = "out of order"
+            run_id = await engine.submit(CLERK, "one")
+            await engine.work(until_idle=True)
+            office.clerk.broken = ""
+            assert (await engine.cancel(run_id)).reason == "cancelled"
+
+    asyncio.run(main())
+
+
+def test_only_what_has_ended_badly_or_was_given_up_is_opened_again() -> None:
+    """A run that is merely waiting for a worker is not."""
+
+    async def main() -> None:
+        async with Office().engine as engine:
+            run_id = await engine.submit(CLERK, "one")
+            with pytest.raises(NotAllowedNow, match="is running; only a failed or stopped run, or one that its workers gave up"):
+                await engine.reopen(run_id)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["close", "suspend"])
+def test_closing_or_suspending_an_engine_ends_its_workers(how: str) -> None:
+    """`work` returns what was done, and the run in progress can be resumed."""
+
+    async def main() -> None:
+        office = Office()
+        office.gate = asyncio.Event()
+        async with office.engine as engine:
+            run_id = await engine.submit(CLERK, "one")
+            working = asyncio.create_task(engine.work())
+            await office.holding.wait()
+            if how == "close":
+                await engine.close()
+            else:
+                assert engine.suspend("enough") == 2, "a worker and its run"
+            worked = await working
+            assert worked.came_to == {}
+        office.gate = None
+        async with office.engine as engine:
+            assert (await engine.load(run_id)).status == "running"
+
+    asyncio.run(main())
+
+
+def test_the_configuration_says_how_workers_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[worker]` reaches the host; no more runs at once than the engine allows; a wrong value names itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "detent.toml").write_text(
+        '[store]\nurl = "ram:"\n[worker]\nconcurrency = 7\nmax_attempts = 2\nretry_pause_s = 3.5\npoll_s = 0.25\n'
+    )
+    host = Engine.from_config("detent.toml").worker_host
+    assert isinstance(host, InProcessHost)
+    assert (host.concurrency, host.max_attempts, host.retry_pause_s, host.poll_s) == (7, 2, 3.5, 0.25)
+    assert [host.pause_s(n) for n in (0, 1, 2, 3, 99)] == [0.0, 3.5, 7.0, 14.0, 300.0]
+    limited = Config(store=StoreConfig(url="ram:"), worker=WorkerConfig(concurrency=7), limits=LimitsConfig(max_concurrent_runs=3))
+    host = Engine.from_config(limited).worker_host
+    assert isinstance(host, InProcessHost)
+    assert host.concurrency == 3
+    with pytest.raises(ConfigError, match="failed to create worker_host: max_attempts of a worker is 0"):
+        Engine.from_config(Config(store=StoreConfig(url="ram:"), worker=WorkerConfig(max_attempts=0)))
+
+
+def test_an_engine_takes_any_host() -> None:
+    """`submit` tells it of the run, `work` is its work."""
+    told: list[Any] = []
+
+    class Recorded:
+        async def submit(self, run_id: str) -> None:
+            told.append(run_id)
+
+        async def work(self, backlog: Any, *, until_idle: bool = False) -> None:
+            told.extend([due.run_id for due in await backlog.due()])
+
+    async def main() -> None:
+        async with Engine(planner=ScriptedPlanner([FinalAnswer(content="x")]), worker_host=Recorded()) as engine:
+            run_id = await engine.submit(Agent(name="a"), "go")
+            await engine.work()
+            assert told == [run_id, run_id]
+
+    asyncio.run(main())
+
+
+def test_closing_an_engine_waits_until_its_workers_have_stopped() -> None:
+    """The store is closed after that, not under them."""
+    told: list[str] = []
+
+    class Slow(InProcessHost):
+        async def work(self, backlog: Any, *, until_idle: bool = False) -> None:
+            try:
+                told.append("begun")
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                told.append("over")
+
+    async def main() -> None:
+        async with Engine(worker_host=Slow()) as engine:
+            working = asyncio.create_task(engine.work())
+            while not told:
+                await asyncio.sleep(0)
+            await engine.close()
+            assert told == ["begun", "over"]
+            await working
+
+    asyncio.run(main())

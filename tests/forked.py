@@ -94,7 +94,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it is known to have ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, which is told next
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it."""

@@ -227,8 +227,12 @@ class Engine:
 
     @property
     def planner(self) -> Planner | None:
-        """The planner that it was given."""
+        """The planner that it was given; another one plans from the next run or resume on."""
         return self._planners.own
+
+    @planner.setter
+    def planner(self, planner: Planner | None) -> None:
+        self._planners.own = planner
 
     def wrap(
         self,

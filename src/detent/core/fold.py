@@ -343,7 +343,9 @@ def _finished(state: RunState, event: e.RunFinished) -> RunState:
 
 def _reopened(state: RunState, event: e.RunReopened) -> RunState:
     if state.status not in ("failed", "stopped", "waiting_for_operator"):
-        raise IllegalEvent(state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up")
+        raise IllegalEvent(
+            state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up"
+        )
     passes: dict[str, KernelState] = {}
     for scope, before in state.passes.items():
         if before.status == "done":

@@ -51,14 +51,14 @@ class Backlog(Protocol):
         ...
 
     async def look(self, run_id: str) -> Tries:
-        """Return what is on record of earlier attempts. Raise `RunBusy` while another worker has the run."""
+        """Return what is on record of earlier attempts. Raise `RunBusy` while another worker has the run, else as `advance`."""
         ...
 
     async def advance(self, run_id: str) -> str:
         """Take the run on until it finishes or waits, under its claim, and return its status; a run with nothing to do stays as it is.
 
-        Raise `RunBusy` and `Conflict` where another worker has it, `Suspended` where it was stopped or the store has no time or room,
-        one of `NOT_HERE`, and anything else where the attempt failed: nothing is finished then, and the claim is given back.
+        Raise `RunBusy` and `Conflict` where another worker has it, `Suspended`, `StoreBusy` or `StoreFull` where it was stopped or the store
+        has no time or room, one of `NOT_HERE`, and anything else where the attempt failed: nothing is finished then, and the claim is given back.
         """
         ...
 

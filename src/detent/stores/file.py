@@ -74,6 +74,8 @@ class FileStore:
 
     async def open(self) -> None:
         """Create the directory where it is missing."""
+        if self._open:
+            return
         with self._errors():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
@@ -81,10 +83,13 @@ class FileStore:
         self._open = True
 
     async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the directory if it is there, and return whether it is; there is nothing to upgrade in it."""
-        if not self.path.exists():
-            return False
-        await self.open()
+        """Open the directory if it is there, also one that is only for reading, and return whether it is; there is nothing to upgrade in it."""
+        with self._errors():
+            try:
+                os.scandir(self.path).close()
+            except FileNotFoundError:
+                return False
+        self._open = True
         return True
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ CREATE = (
 )
 ADVANCE = f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=? RETURNING id"
 REPLACE = f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? RETURNING id"
-FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
@@ -64,9 +64,13 @@ class Operation:
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there. `counts_only`: the entry is that of before but for its counts."""
+    """Add records to a run, fenced by the number of those that are there.
 
-    __slots__ = ("consumed", "counts_only", "expected", "head", "records", "spent")
+    `listed_at`: the entry is the one that was written with that record, but for its counts, and need not be written where it is still there;
+    0, also afterwards: it was written.
+    """
+
+    __slots__ = ("consumed", "expected", "head", "listed_at", "records", "spent")
 
     def __init__(
         self,
@@ -78,24 +82,24 @@ class Append(Operation):
         durable: bool,
         consumed: Sequence[str],
         spent: Spent | None = None,
-        counts_only: bool = False,
+        listed_at: int = 0,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
-        self.counts_only = counts_only
+        self.listed_at = listed_at
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
         columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent)
-        found = db.execute(FIND, (self.run_id, self.expected, *columns)).fetchall() if self.counts_only else None
-        counts_only = bool(found)
-        found = found or self._listed(db, columns)
+        found = db.execute(FIND, (self.run_id, self.expected, self.listed_at, *columns)).fetchall() if self.listed_at else None
+        if not found:
+            self.listed_at, found = 0, self._listed(db, columns)
         if not found:
             raise Conflict(self.run_id, self.expected, stored_seq(db, self.run_id))
         run: int = found[0][0]
         key = (run << SEQ_BITS) + self.expected + 1
         last = key + len(records) - 1
-        if counts_only:
+        if self.listed_at:
             db.executemany(ADD, zip(range(key, last), records, strict=False))
             db.execute(ADD_COUNTED, (last, records[-1], head.iterations, microseconds(head.updated_at)))
         else:

@@ -8,6 +8,7 @@ then behind, and `SEQ` is how many records there are.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -71,9 +72,10 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + microseconds * _MICROSECOND
 
 
-def connect(path: Path, *, synchronous: str) -> Db:
-    """Open a connection that never waits, commits by hand, and leaves checkpoints to the store."""
-    db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
+    """Open a connection that never waits, commits by hand, and leaves checkpoints to the store; `how` are parameters of SQLite's URI."""
+    where, uri = (f"{path.as_uri()}?{how}", True) if how else (path, False)
+    db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri)
     db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
     db.execute("PRAGMA secure_delete=ON").fetchall()
@@ -192,6 +194,23 @@ def _no_room(path: Path) -> bool:
         return shutil.disk_usage(path.parent).free < 1 << 20 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     except OSError:
         return False
+
+
+def how_to_look(path: Path) -> str:
+    """Return how a file is opened to be looked at: "" where it can be written; raise `FileNotFoundError` where there is none, `StoreError`.
+
+    Of one that is only for reading, what its writer has in memory and in the write-ahead log is read with it. Where it has none, nobody has
+    the file open; SQLite would make these files, and then they would be the reader's.
+    """
+    try:
+        path.stat()
+        if os.access(path, os.W_OK):
+            return ""
+        return "mode=ro" if Path(f"{path}-shm").exists() else "immutable=1"
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FileNotFoundError(path) from error
+        raise StoreError(f"{str(path)!r} cannot be looked at ({error.strerror}); check the path and its permissions") from error
 
 
 def create_file(path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from detent.core.errors import DetentError, StoreBusy
 from detent.stores.sqlite_operations import Operation, StillRead
-from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, holds_something, is_busy, prepare, translate
+from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, holds_something, how_to_look, is_busy, prepare, translate
 
 log = logging.getLogger("detent.stores.sqlite")
 
@@ -164,15 +164,15 @@ class Writer:
         _tell(self._closed)
 
     def _open(self) -> Db:
-        if not self._create and not self._path.exists():
-            raise FileNotFoundError(self._path)
-        create_file(self._path)
-        db = connect(self._path, synchronous="FULL")
+        how = "" if self._create else how_to_look(self._path)
+        if not how:
+            create_file(self._path)
+        db = connect(self._path, synchronous="FULL", how=how)
         try:
             if not self._create and not holds_something(db):
                 raise FileNotFoundError(self._path)
             prepare(db, self._path, upgrade=self._upgrade)
-            self._inline = connect(self._path, synchronous="NORMAL")
+            self._inline = connect(self._path, synchronous="NORMAL", how=how)
         except BaseException:
             db.close()
             raise

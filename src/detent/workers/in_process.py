@@ -10,7 +10,7 @@ import logging
 from collections import Counter, deque
 from datetime import datetime, timedelta
 
-from detent.core.errors import ConfigError, Conflict, RunBusy, RunErased, RunNotFound, StoreError, Suspended
+from detent.core.errors import ConfigError, Conflict, RunBusy, RunErased, RunNotFound, StoreBusy, StoreError, StoreFull, Suspended
 from detent.ports.working import NOT_HERE, Backlog, Due, Tries
 
 CONCURRENCY, MAX_ATTEMPTS, RETRY_PAUSE_S, POLL_S = 4, 5, 1.0, 0.5
@@ -173,9 +173,9 @@ class _Shift:
                 self._advanced[run_id] = due.records
         except (RunBusy, Conflict):
             self._leave(run_id, BUSY_S)
-        except Suspended as stopped:
+        except (Suspended, StoreBusy, StoreFull) as stopped:
             self._leave(run_id, self._host.retry_pause_s)
-            log.info("run %s is suspended (%s)", run_id, stopped.why)
+            log.info("run %s is left for now: %s", run_id, stopped)
         except (RunNotFound, RunErased):
             self._leave(run_id, LEFT_S)
         except NOT_HERE as error:

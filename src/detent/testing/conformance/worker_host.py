@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from detent.core.errors import ConfigError, CorruptLog, RunBusy, StoreBusy, StoreError, Suspended, ToolsMissing
+from detent.core.errors import ConfigError, CorruptLog, RunBusy, StoreBusy, StoreError, StoreFull, Suspended, ToolsMissing
 from detent.ports import Tries, WorkerHost
 from detent.testing.conformance.promises import Maker, documented, soon, until
 from detent.testing.conformance.worker_backlog import HOUR_S, Pile
@@ -189,7 +189,7 @@ class BacklogContract:
         """The store had no time or no room: no attempt is counted, and the run is taken up later."""
         pile, host = Pile(), maker.host(max_attempts=2)
         busy = Suspended("r", "the store is busy")
-        await host.submit(pile.add("r", busy, busy, busy, None))
+        await host.submit(pile.add("r", busy, StoreBusy("locked"), busy, StoreFull("no room"), None))
         for _ in range(8):
             await _idle(host, pile, maker)
             pile.clock.advance(HOUR_S)

@@ -20,8 +20,8 @@ def test_init_writes_an_agent_that_runs_as_it_is(desk: Desk) -> None:
     begun = desk.detent("init", "new")
     assert begun.code == 0
     assert 'cd new && detent run "Count the text files here"' in begun.err
-    other = Desk.__new__(Desk)
-    other.home = desk.home / "new"
+    other = Desk.__new__(Desk)  # its files are those that were written
+    other.home, other.imports = desk.home / "new", desk.imports
     other.write("a.txt", "hello")
     done = other.detent("run", "Count the text files here")
     assert (done.code, done.out) == (0, "1 files match **/*.txt; written to count.md\n")

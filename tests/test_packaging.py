@@ -29,6 +29,8 @@ COMES_WITH = {
     "anyio": "mcp",
     "genai_prices": "pydantic_ai",
     "boto3": "pydantic_ai",
+    "openai": "pydantic_ai",
+    "mistralai": "pydantic_ai",
     "psycopg_pool": "psycopg",
     "referencing": "jsonschema",
     "jsonschema_specifications": "jsonschema",

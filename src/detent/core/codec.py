@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 import msgspec
 
 from detent.core.errors import CorruptLog, NewerVersion
-from detent.core.events import AnyEvent
+from detent.core.events import AnyEvent, Planned
 from detent.core.history import Map, Seq
 from detent.core.records import VERSION, Envelope, Record, chain
 from detent.core.state import KernelState, RunState
@@ -58,10 +58,15 @@ encode = _encoder.encode
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """Return an event as JSON; what no JSON can hold (a lone surrogate, as in undecodable file names) is escaped in it."""
+    """Return an event as JSON; what no JSON can hold (a lone surrogate, as in undecodable file names) is escaped in it.
+
+    Raise `UnicodeEncodeError` for such a plan: what ran would not be what was asked for.
+    """
     try:
         return encode(event)
     except UnicodeEncodeError:
+        if isinstance(event, Planned):
+            raise
         return encode(walk(msgspec.to_builtins(event), lambda text: text.encode("utf-8", "backslashreplace").decode()))
 
 

@@ -207,7 +207,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             results=state.results,
             tools=self.shown(state),
             memory=tuple(fresh(state.memory)),
-            budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000),
+            budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
             scratchpad=dict(state.scratchpad),
             guidance=(*self.input.guidance, *state.guidance) if self.input.guidance else state.guidance,
             attachments=tuple(fresh(run.attachments)),

@@ -41,8 +41,9 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     async def turn(self, context: KernelContext, moved: Callable[[RunState], bool]) -> None:
         """Run the phases once; stop early at a settled or waiting state (`moved` says so)."""
         for number, phase in enumerate(self.phases):
-            state = context.state
-            if state.ended or moved(context.run.state):
+            run = context.run.journal.state
+            state = run.passes[context.scope]
+            if state.ended or moved(run):
                 return
             if number in state.phases_done:
                 continue

@@ -49,7 +49,7 @@ async def propose(context: KernelContext) -> Planned | None:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
             failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
-            said = await world.scrub(str(failed))
+            said = await world.scrub(str(failed), known=context.known)
             context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=said))
         else:
             problem, event = check(answer, context, latency_ms=round(world.running_ms() - started, 3))

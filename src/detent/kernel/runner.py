@@ -58,7 +58,8 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
         if not run.world.quiet:
             await absorb(run, fresh=False)
             await run.world.weigh(context)
-        verdict = settle(run.state, context.state, running_s=run.state.running_ms / 1000, turn_over=turn_over)
+        now = run.journal.state
+        verdict = settle(now, now.passes[context.scope], running_s=now.running_ms / 1000, turn_over=turn_over)
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue
@@ -69,7 +70,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
             if not turns.take():
                 await run.journal.commit()
                 return None
-            turn = e.TurnStarted(iteration=context.state.iteration + 1, running_ms=run.world.running_ms(), wrap_up=last)
+            turn = e.TurnStarted(iteration=now.passes[context.scope].iteration + 1, running_ms=run.world.running_ms(), wrap_up=last)
             context.run.record(context.scope, turn)
             if timed and (late := _time(run, context.state)) is not None:
                 return late

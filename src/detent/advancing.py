@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -157,6 +158,7 @@ class Advancing:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Give the claim back; turn what only stops the worker into `Suspended`."""
+        PATIENCE.set(nullcontext)  # what was set holds the control, which holds the task, whose context holds it
         self.parts.watcher.remove(self.run_id)
         await asyncio.shield(self.parts.store.release(self.run_id))
         if isinstance(error, asyncio.CancelledError) and self.control.stop:

@@ -104,7 +104,7 @@ def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling:
         why = f"run {run_id!r} is {state.status}; only a failed or stopped run, or one that its workers gave up, is opened again"
         raise NotAllowedNow(run_id, why, reason_code="not_reopenable")
     merged = checked(budget, ceiling=ceiling).over(state.budget)
-    total_s = (now - state.started_at).total_seconds() if state.started_at else 0.0
+    total_s = max(state.total_s, (now - state.started_at).total_seconds() if state.started_at else 0.0)  # as the reopened run counts it
     bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
     tool = state.dimension.partition(":")[2]
     if bound is None and tool and (most := merged.calls_of(tool)) is not None and state.calls_of.get(tool, 0) >= most:

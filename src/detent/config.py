@@ -80,7 +80,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             from detent.planners.control_tools import offered
             from detent.planners.settings import read_settings
 
-            read_settings(self.model_settings, f"agent {self.name!r}: model_settings")
+            settings = read_settings(self.model_settings, f"agent {self.name!r}: model_settings")
+            if "@" in settings.base_url.partition("://")[2].partition("/")[0]:
+                raise ConfigError(
+                    f"agent {self.name!r}: model_settings: a user or password in base_url would stand on the log; leave it out, and name the "
+                    "variable of a key with api_key_env (--api-key-env)"
+                )
             try:
                 offered(self.actions, self.tool_names())
             except ConfigError as error:

@@ -482,8 +482,9 @@ class Engine:
             self._shifts.discard(shift)
 
     def hand(self, observers: Sequence[Observer] = ()) -> Hand:
-        """Return what a worker takes runs on with, told to these observers too."""
-        return Hand(parts=self._parts, resume=partial(self._resume, observers=observers, planner_for=self._planners.needed))
+        """Return what a worker takes runs on with, told to these observers too; raise `TypeError` for one that is none."""
+        told = (fan_out(observers),) if observers else ()
+        return Hand(parts=self._parts, resume=partial(self._resume, observers=told, planner_for=self._planners.needed))
 
     def _hold(self, task: asyncio.Task[Any]) -> None:
         """Keep a task until it is done; closing the engine waits for it."""
@@ -754,10 +755,12 @@ class Engine:
         """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once."""
         await self._open()
         await self._visible(run_id, host)
-        state = await self.load(run_id)
+        state, signal = await self.load(run_id), self._signal("cancel", {"why": why}, by=by)
         if state.terminal:
+            if (control := self._parts.watcher.control(run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
+                control.deliver([signal])
             return result_of(state)
-        return await self._deliver(run_id, self._signal("cancel", {"why": why}, by=by), resume=True)
+        return await self._deliver(run_id, signal, resume=True)
 
     async def signal(self, run_id: str, signal: Signal, *, host: Host | None = None) -> None:
         """Put a signal into the run's inbox; whoever advances the run takes it up."""

@@ -13,6 +13,7 @@ re-execution: it takes the records as they are.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, cast
@@ -306,7 +307,8 @@ class Gateway:
     async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
         """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
-        self._failed(call, (await self._run.world.scrub(said))[:2000], kind, usage, began)
+        safe = await self._run.world.scrub(said, known=self._context.known)
+        self._failed(call, safe[:2000], kind, usage, began)
         await self._context.commit()
         if self._tenants:
             await self._tenants.give_back(self._run.state)
@@ -355,12 +357,18 @@ class Gateway:
 
 
 def _plausible(usage: Usage) -> Usage:
-    """Return usage that can be added up and stored: no count below 0 or above `MOST_TOKENS`, no cost that is no amount of money."""
-    wrong = {field: max(0, min(MOST_TOKENS, count)) for field in _COUNTS if not 0 <= (count := getattr(usage, field)) <= MOST_TOKENS}
-    cost = usage.cost_usd
-    if cost is not None and not 0 <= cost < float("inf"):
+    """Return usage that can be added up and stored: whole counts from 0 to `MOST_TOKENS`, no cost that is no amount of money."""
+    told: dict[str, Any] = {field: getattr(usage, field) for field in _COUNTS}
+    wrong = {field: _whole(said) for field, said in told.items() if type(said) is not int or not 0 <= said <= MOST_TOKENS}
+    cost: Any = usage.cost_usd
+    if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):
         return replace(usage, **wrong, cost_usd=None, estimated=True)
     return replace(usage, **wrong, estimated=True) if wrong else usage
+
+
+def _whole(said: Any) -> int:
+    """Return the count that a provider may have meant: a part of a token is one, and what is no number is none."""
+    return math.ceil(min(MOST_TOKENS, max(0, said))) if isinstance(said, (int, float)) else 0
 
 
 def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from hashlib import sha256
 from weakref import WeakKeyDictionary
@@ -30,6 +31,11 @@ _BLOB = "reserved"
 _Locks = dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock]
 _LOCKS: WeakKeyDictionary[EventStore, _Locks] = WeakKeyDictionary()
 """By store: engines that share one are one holder of claims."""
+
+
+WHEN_LEFT: ContextVar[list[Callable[[], Awaitable[None]]] | None] = ContextVar("detent_when_left", default=None)
+"""What the current task does once it has left the account that it holds; None where it holds none. Observers are told only then: they may
+take long, and they may wait for a run of the same tenant."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +85,13 @@ class Account:
         if self._left:
             return
         self._left = True
+        later = WHEN_LEFT.get() or ()
+        WHEN_LEFT.set(None)
         release = asyncio.ensure_future(self._store.release(self._place))
         release.add_done_callback(lambda _: self._lock.release())
         await asyncio.shield(release)
+        for tell in later:
+            await tell()
 
 
 class Accounts:
@@ -106,6 +116,7 @@ class Accounts:
             release = asyncio.ensure_future(self._store.release(place))  # a claim that was cancelled may have come about
             release.add_done_callback(partial(_freed, lock))
             raise
+        WHEN_LEFT.set([])
         return Account(place, lock, store=self._store, clock=self._clock)
 
     def _lock(self, place: str) -> asyncio.Lock:

@@ -427,19 +427,20 @@ class LiveWorld:
         text = plan.text
         for action in plan.actions:
             if isinstance(action, ToolCall):
-                actions.append(msgspec.structs.replace(action, args=redactor.arguments(action.args, specs.get(action.tool))))
+                args = redactor.call(action.tool, action.args, specs)
+                actions.append(msgspec.structs.replace(action, args=args, reason=redactor.said(action.reason, specs)))
                 continue
             if isinstance(action, FinalAnswer):
                 for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
                     hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
                     text = text.replace(said, hidden_call)
-                action = msgspec.structs.replace(action, content=redactor.planned(action.content, specs))  # noqa: PLW2901 - calls to come
-            actions.append(msgspec.convert(redactor.data(msgspec.to_builtins(action)), type(action)))
+            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # calls to come, in an answer or any other words
+            actions.append(msgspec.convert(redactor.data(builtins), type(action)))
         hidden = msgspec.structs.replace(
             plan,
             actions=tuple(actions),
-            text=redactor.text(redactor.planned(text, specs)),
-            thinking=redactor.text(plan.thinking),
+            text=redactor.said(text, specs),
+            thinking=redactor.said(plan.thinking, specs),
             provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
         )
         await self._keep_secrets(redactor)

@@ -169,7 +169,7 @@ class StrategyPasses:
         """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
         state = self._run.state
         used = reduce(Usage.plus, state.reserved.values(), state.usage)
-        return remaining(state.budget, used, running_s=state.running_ms / 1000)
+        return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
 
     # Passes ---------------------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 import importlib
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -29,8 +30,12 @@ HIDDEN = "<secret>"
 MOST_HELD = 1_000
 _NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
 """Under what a planned call has its tool, and its arguments."""
-_QUOTE = re.compile(r'\\*"|\\+$')
-_FENCE = re.compile(r"^```(?:json)?\s*|\s*```$")
+_QUOTE = re.compile(r"""\\{0,15}["']|(?<!\\)\\+$""")
+_BARE = re.compile(r"""[{,]\s*([^\s{},:"']*)$""")
+"""Where a name without quotes may be about to come."""
+_OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
+MOST_TRIED = 100
+"""How often in a text something that begins like JSON may turn out to be none; beyond that nothing more is looked for."""
 
 
 class Redactor:
@@ -61,17 +66,26 @@ class Redactor:
         return walk(value, self.text) if self._patterns else value
 
     def arguments(self, args: Any, spec: ToolSpec | None) -> Any:
-        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere; text is parsed first."""
-        names = spec.sensitive if spec else ()
-        if names and isinstance(args, str):
+        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere; text is parsed first.
+
+        What may hold such a field, and will be refused, is replaced whole: what is no object, and arguments that the tool does not have.
+        """
+        if spec is None or not spec.sensitive or args is None:
+            return self.data(args)
+        given = args
+        if isinstance(args, str):
             try:
-                args = msgspec.json.decode(args)
+                given = msgspec.json.decode(args)
             except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-                return self._hide(args.encode("utf-8", "replace").decode())  # a field in there may be sensitive
-        if names and isinstance(args, dict):
-            given = cast("dict[str, Any]", args)
-            args = {k: self._whole(v) if k in names else v for k, v in given.items()}
-        return self.data(args)
+                return self._hide(args.encode("utf-8", "replace").decode())
+        if not isinstance(given, dict):
+            return self._hide(args)
+        fields = cast("dict[str, Any]", given)
+        return self.data({k: self._whole(v) if k in spec.sensitive or _stray(k, spec) else v for k, v in fields.items()})
+
+    def call(self, tool: str, args: Any, specs: Mapping[str, ToolSpec]) -> Any:
+        """Return the arguments of a call as `arguments` does; where there is no such tool, what any tool declares sensitive is replaced."""
+        return self.arguments(args, specs.get(tool) or _strange(tool, specs))
 
     def planned(self, value: Any, specs: Mapping[str, ToolSpec]) -> Any:
         """Return an answer (JSON data, or text that is JSON) with the sensitive fields replaced in each call of a tool of `specs` that it plans.
@@ -86,25 +100,40 @@ class Redactor:
         if not isinstance(value, dict):
             return value
         whole = cast("dict[str, Any]", value)
-        named = (specs.get(name) for key in _NAMES if isinstance(name := whole.get(key), str))
-        spec = next((spec for spec in named if spec is not None and spec.sensitive), None)
+        tools = [name for key in _NAMES if isinstance(name := whole.get(key), str)]
+        known = [spec for name in tools if (spec := specs.get(name))]
+        spec = next((spec for spec in known if spec.sensitive), None)
+        if tools and not known and any(isinstance(whole.get(key), dict) for key in _ARGUMENTS):
+            spec = _strange(tools[0], specs)
         if spec is None:
             return {key: self.planned(part, specs) for key, part in whole.items()}
-        return {key: self.arguments(part, spec) if key in _ARGUMENTS else part for key, part in whole.items()}
+        return {key: self.arguments(part, spec) if key in _ARGUMENTS else self.planned(part, specs) for key, part in whole.items()}
 
-    def _planned_text(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
+    def said(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
+        """Return what a model said beside its plan as `planned` does, with what is left of sensitive fields in JSON hidden as in a stream."""
+        fields = sensitive_fields(specs.values())
+        return self.text(self._planned_text(text, specs, lambda part: hidden(part, fields=fields)))
+
+    def _planned_text(self, text: str, specs: Mapping[str, ToolSpec], rest: Callable[[str], str] = str) -> str:
+        """Return a text with what its JSON plans replaced, wherever that stands; `rest` is what becomes of everything else."""
         for said, tool, args in calls_in(text, specs):
-            if (hidden := self.arguments(args, specs[tool])) != args:
-                text = text.replace(said, f"{tool}({msgspec.json.encode(hidden).decode()})")
-        bare = _FENCE.sub("", text.strip())
-        if not bare.startswith(("{", "[")):
-            return text
-        try:
-            value = msgspec.json.decode(bare)
-            hidden = self.planned(value, specs)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            return text
-        return text if hidden == value else msgspec.json.encode(hidden).decode()
+            if (safe := self.arguments(args, specs[tool])) != args:
+                text = text.replace(said, f"{tool}({msgspec.json.encode(safe).decode()})")
+        shown, done, tried = "", 0, 0
+        begun = _OPEN.search(text)
+        while begun is not None and tried < MOST_TRIED:
+            end = begun.start() + 1
+            try:
+                value, end = _JSON.raw_decode(text, begun.start())
+                safe = self.planned(value, specs)
+                if safe != value:
+                    shown, done = shown + _around(text[done : begun.start()], rest) + json.dumps(safe, ensure_ascii=False), end
+            except UnicodeEncodeError:  # half a character in a value that is to be hidden
+                shown, done = shown + _around(text[done : begun.start()], rest) + HIDDEN, end
+            except (ValueError, RecursionError):
+                tried += 1
+            begun = _OPEN.search(text, end)
+        return shown + _around(text[done:], rest)
 
     def _whole(self, value: Any) -> Any:
         """Return a sensitive value with each scalar in it replaced; shapes and references stay."""
@@ -175,17 +204,19 @@ class Streamed:
 class StreamedFields:
     """Text that is shown while it comes, with the value of each JSON field of `names` in it replaced by `HIDDEN`, however it is cut.
 
-    JSON in a text of JSON, whose quotes are escaped, is looked at alike. Only what may become such a field's name is held back.
+    JSON in a text of JSON, whose quotes are escaped, is looked at alike, and so are names in single quotes or none, which models write and
+    which are read. Only what may become such a field's name is held back.
     """
 
     __slots__ = ("_begun", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
-        self._find = re.compile(r'(\\*)"(?:' + "|".join(map(re.escape, self._names)) + r')\1"')
+        names = "|".join(map(re.escape, self._names))
+        self._find = re.compile(rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[{{,]\s*(?:{names})(?=[\s:])""")
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes stand before a quote where the field is
-        self._depth, self._in_text, self._begun, self._run = 0, False, False, 0  # where in the value: brackets, a text, its first character
+        self._depth, self._in_text, self._begun, self._run = 0, "", False, 0  # where in the value: brackets, a text, its first character
 
     def add(self, piece: str) -> str:
         """Return what can be shown now."""
@@ -209,20 +240,22 @@ class StreamedFields:
     def _name(self) -> str:
         """Look for a field's name."""
         if found := self._find.search(self._held):
-            self._state, self._escapes = "colon", len(found[1])
+            self._state, self._escapes = "colon", len(found[1] or "")
             return self._taken(found.end())
-        for quote in _QUOTE.finditer(self._held):
+        bare = _BARE.search(self._held)
+        end = bare.start() if bare is not None and any(name.startswith(bare[1]) for name in self._names) else len(self._held)
+        for quote in _QUOTE.finditer(self._held, 0, end):
             begun = self._held[quote.end() :].rstrip("\\")
-            if not quote[0].endswith('"') or any(name.startswith(begun) for name in self._names):
+            if quote[0].endswith("\\") or any(name.startswith(begun) for name in self._names):
                 return self._taken(quote.start())
-        return self._taken(len(self._held))
+        return self._taken(end)
 
     def _colon(self) -> str:
         """Look for the colon that makes a text a name."""
         after = self._held.lstrip()
         if after:
             self._state = "value" if after[0] == ":" else "text"
-            self._depth, self._in_text, self._begun, self._run = 0, False, False, 0
+            self._depth, self._in_text, self._begun, self._run = 0, "", False, 0
         return self._taken(len(self._held) - len(after) + after.startswith(":"))
 
     def _value(self) -> str:
@@ -241,11 +274,13 @@ class StreamedFields:
     def _over(self, sign: str, escapes: int) -> int | None:
         """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
         if self._in_text:
-            self._in_text = sign != '"' or escapes % (2 * self._escapes + 2) != self._escapes
+            closes = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
+            self._in_text = "" if sign == self._in_text and closes else self._in_text
             return 1 if not self._in_text and not self._depth else None
         if not self._depth and (sign in ",}]" or (self._begun and (sign == '"' or sign.isspace()))):
             return 0
-        self._in_text, self._begun = sign == '"', self._begun or not sign.isspace()
+        self._in_text = sign if sign == '"' or (sign == "'" and (self._depth or not self._begun)) else ""
+        self._begun = self._begun or not sign.isspace()
         self._depth += (sign in "{[") - (sign in "}]")
         return 1 if sign in "}]" and not self._depth else None
 
@@ -265,6 +300,22 @@ def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = (
         return said
 
     return walk(value, text)
+
+
+def _around(text: str, rest: Callable[[str], str]) -> str:
+    """Return `rest` of a text; one with a placeholder in it was looked at already."""
+    return text if PLACEHOLDER.search(text) else rest(text)
+
+
+def _stray(name: str, spec: ToolSpec) -> bool:
+    """Whether a tool that takes no others has no argument of this name."""
+    return spec.input_schema.get("additionalProperties") is False and name not in spec.input_schema.get("properties", {})
+
+
+def _strange(tool: str, specs: Mapping[str, ToolSpec]) -> ToolSpec | None:
+    """Return what is known of a tool that there is not: its call may be meant for one with sensitive fields; None where there is none."""
+    fields = sensitive_fields(specs.values())
+    return ToolSpec(name=tool, description="", input_schema={}, sensitive=tuple(sorted(fields))) if fields else None
 
 
 def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:

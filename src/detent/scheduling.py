@@ -89,6 +89,7 @@ class Group:
         timer = None if time_left_s is None else loop.call_later(time_left_s, self._give_up, TIME_UP)
         self._control.told.add(self._look)
         self._task = loop.create_task(_run(scheduler, jobs))
+        self._look()  # a cancellation that came before is told to nobody again
         try:
             refuse_failed(await self._task)
         except asyncio.CancelledError:

@@ -20,7 +20,7 @@ from detent.core.events import ASIDE, TITLE, EffectRecorded
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
 from detent.kernel.outside import Interrupted
-from detent.ports import ModelAnswer, Models, Plan, Planner, View
+from detent.ports import ModelAnswer, Models, Plan, Planner, View, models_asked
 from detent.redact import Redactor
 
 log = logging.getLogger("detent")
@@ -33,6 +33,7 @@ PATIENCE_S = 20.0
 """So long is waited for a title, retries included."""
 SHOWN_GOAL = 2_000
 """Characters of the goal that the model is shown."""
+THINKING = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL)
 ASK = (
     "Write a title of at most eight words for the task below. Do not do the task. Answer with the title alone, in the task's language.\n\n"
 )
@@ -62,6 +63,8 @@ class Titling:
     async def _title(self, view: View, models: Models) -> str:
         """Return what the small model calls the run, "" where it gives nothing that can be used."""
         try:
+            if not models_asked(self._planner, view.agent):
+                return ""  # a script would give what it holds for the run's own turns
             async with asyncio.timeout(PATIENCE_S):
                 plan = await self._planner.plan(_shown(view, _Once(models)))
         except (StoreError, Suspended, Interrupted):
@@ -70,14 +73,18 @@ class Titling:
             log.info("run %s has no title: %s", view.run_id, error)
             return ""
         said = next((action.content for action in plan.actions if isinstance(action, FinalAnswer)), "")
-        return readable(Redactor(self._patterns, b"").without(said)) if isinstance(said, str) else ""
+        without = Redactor(self._patterns, b"").without
+        return readable(without(said), without) if isinstance(said, str) else ""
 
 
-def readable(said: str) -> str:
-    """Return the first line that says something, without markup, quotes and what a terminal would obey, at most `LONGEST` characters."""
-    plain = "".join(c if c.isprintable() else "\n" if c in "\r\n" else " " for c in said)
+def readable(said: str, without: Callable[[str], str] = str) -> str:
+    """Return the first line that says something, without markup, quotes and what a terminal would obey, at most `LONGEST` characters.
+
+    What a model thinks aloud is no title. `without` takes secrets out of what is left, which may be together only now.
+    """
+    plain = "".join(c if c.isprintable() else "\n" if c in "\r\n" else " " for c in THINKING.sub("", said))
     lines = (re.sub(r"\s+", " ", re.sub(r"^\W*title\W*:|\*\*|__|`", "", line, flags=re.IGNORECASE)) for line in plain.split("\n"))
-    line = next((bare for line in lines if (bare := line.strip(" \"'`*_#.-“”„«»"))), "")
+    line = next((bare for line in lines if (bare := without(line).strip(" \"'`*_#.-“”„«»{}"))), "")
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1].rstrip()}…"
 
 

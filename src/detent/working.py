@@ -7,7 +7,7 @@ of these stand at the end of a log without anything that came of them is how oft
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,7 +19,7 @@ from detent.admission import NoPlanner
 from detent.advancing import Advancing, Parts
 from detent.core import events as e
 from detent.core.codec import read_record
-from detent.core.errors import RunErased, Suspended
+from detent.core.errors import CorruptLog, NewerVersion, RunErased, RunError, RunNotFound, StoreBusy, StoreFull, Suspended
 from detent.core.records import RunHead
 from detent.core.state import WAITING
 from detent.ports import Due, EventStore, RunQuery, Tries, WorkerHost, wait_for_news
@@ -27,6 +27,8 @@ from detent.ports.working import NOT_HERE
 from detent.redact import hidden
 from detent.results import Result
 from detent.snapshots import load_run
+
+log = logging.getLogger("detent")
 
 TAIL = 64
 """How many records at the end of a log are looked at for earlier attempts."""
@@ -78,8 +80,13 @@ class Wakeups:
         if known is not None and known[0] == head.records:
             return known
         times: list[datetime] = []
-        with contextlib.suppress(RunErased):
+        try:
             state = await load_run(store, head.run_id)
+        except (RunErased, RunNotFound):  # somebody removed it since it was listed
+            pass
+        except (RunError, CorruptLog, NewerVersion) as error:  # it holds up no other run
+            log.warning("run %s waits, and it cannot be read for how long: %s", head.run_id, error)
+        else:
             times = [*state.timers.values(), *(one.expires_at for one in state.approvals.values() if one.expires_at is not None)]
         return head.records, min(times, default=None)
 
@@ -161,6 +168,10 @@ class StoreBacklog:
             result = await hand.resume(run_id)
         except NOT_HERE as error:
             self._left[run_id] = str(error)
+            raise
+        except (Suspended, StoreBusy, StoreFull) as error:
+            if not self.stopped:  # else the worker stops, and that is no news of the run
+                self._failed[run_id] = f"{type(error).__name__}: {error}"
             raise
         finally:
             del self._busy[run_id]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, FinalAnswer, Schedule, View, tool
+from detent import Agent, AskUser, Budget, FinalAnswer, Schedule, View, tool
 from detent.core import events as e
+from detent.core.errors import NotAllowedNow
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from kernel.runs import Desk, call, engine_for, ran, run_async
@@ -97,6 +98,31 @@ def test_downtime_counts_by_the_wall_clock_and_a_clock_put_back_takes_nothing_of
         else:
             assert (second.status, second.output) == ("completed", "done")
         assert (await engine.replay("run")).identical
+
+    run_async(main)
+
+
+def test_what_is_left_of_the_total_time_is_told_and_a_clock_put_back_opens_no_run_again() -> None:
+    """Planners see what calls and downtime have taken of `max_total_s`; a run that has used it up is refused, not opened to end at once."""
+    clock, left = FakeClock(), list[float | None]()
+
+    def plan(view: View) -> Any:
+        left.append(view.budget_remaining.max_total_s)
+        return call("wait", n=view.iteration + 1) if view.iteration < 3 else AskUser(question="Go on?")
+
+    async def main() -> None:
+        wait, agent = jumping(clock, HOUR, seconds=10), Agent(name="w", tools=["wait"])
+        engine = engine_for(PurePlanner(plan), wait, clock=clock, store=RamStore())
+        await engine.run(agent, "go", run_id="run", budget=Budget(max_total_s=1800.0), turns=2)
+        clock.advance(600.0)
+        await engine.resume("run")
+        assert left == [1800.0, 1790.0, 1180.0]
+        clock.advance(2000.0)
+        assert (await engine.reply("run", "yes")).state.dimension == "total_s"
+        jump(clock, -HOUR)
+        with pytest.raises(NotAllowedNow, match="max_total_s=1800"):
+            await engine.reopen("run")
+        assert (await engine.reopen("run", budget=Budget(max_total_s=3600.0))).status == "waiting_for_user"
 
     run_async(main)
 

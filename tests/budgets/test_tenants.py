@@ -15,13 +15,14 @@ from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.fold import fold
+from detent.core.records import Record
 from detent.core.state import Child, RunState
 from detent.loading import load_config
 from detent.stores.ram import RamStore
 from detent.tenants import Tenants, spent_between
 from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
 from detent.testing.faults import Crash, CrashingStore
-from gateway.providers import Caller, Provider, answer, engine
+from gateway.providers import MODEL, Caller, Planning, Provider, answer, engine
 from kernel.runs import Desk, Ran, Script, call, engine_for, look, ran
 from laws.places import KINDS, Place
 
@@ -68,6 +69,43 @@ def test_each_bound_of_a_tenant_stops_the_run_that_reaches_it(limits: Any, dimen
     assert then.state.error == f"{option} is {limit:g} a day for tenant 'acme' (this one began on 2026-01-01, UTC), used {used:g}"
     late = go(store, budgets=budgets, run={"run_id": "late"})
     assert (late.state.dimension, late.views, late.items) == (f"tenant_{dimension}", [], ()), "nothing was planned or run"
+
+
+class Starting:
+    """Waits for another run of the same tenant at every record of the run `run`."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.told: list[int] = []
+
+    async def on_record(self, record: Record, state: RunState) -> None:
+        """Start it."""
+        if state.run_id == "run" and self.engine is not None:
+            self.told.append(record.envelope.seq)
+            result = await self.engine.run(Agent(name="w", tools=["put"]), "go", host=ACME, run_id=f"of{record.envelope.seq}")
+            assert result.status == "completed"
+
+    def on_chunk(self, chunk: Any) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("bound", ["max_tool_calls", "max_total_tokens", "max_runs"])
+def test_an_observer_may_wait_for_another_run_of_the_tenant(bound: str) -> None:
+    """What is committed while nobody else may use the account is told once they may: nobody waits for himself, or for a slow observer."""
+
+    async def planned(view: View) -> Any:
+        assert view.models is not None
+        await view.models.call(MODEL, Provider(answer()).send, input_tokens=10, max_output_tokens=5)
+        return FinalAnswer(content="done") if view.results else call("put", n=1)
+
+    async def main() -> None:
+        observer, desk = Starting(), Desk()
+        budgets = {"acme": TenantBudget(**{bound: 99_999})}  # type: ignore[arg-type]
+        made = observer.engine = engine(Planning(planned), desk.put, tenant_budgets=budgets, observers=[observer])
+        result = await asyncio.wait_for(made.run(Agent(name="w", tools=["put"]), "go", host=ACME, run_id="run"), 20)
+        assert result.status == "completed" and observer.told == list(range(1, result.state.seq + 1))
+
+    asyncio.run(main())
 
 
 def test_the_balance_that_a_decision_used_is_recorded_with_it_and_only_when_it_says_something_new() -> None:

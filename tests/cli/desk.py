@@ -101,9 +101,11 @@ class Done(msgspec.Struct, frozen=True):
 class Desk:
     """A directory to work in, with an agent that follows the steps given to `steps`."""
 
-    def __init__(self, home: Path, *, imports: Sequence[str] = ()) -> None:
-        """Make the directory; `imports`: what most of its commands will import besides."""
-        self.home, self.imports = home, imports
+    imports: Sequence[str] = ()
+    """What most of its commands will import besides."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
         (home / "tools.py").write_text(TOOLS)
         (home / "agent.toml").write_text(AGENT)
         self.steps("note", "answer")

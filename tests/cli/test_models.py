@@ -51,7 +51,8 @@ max_tokens = 500
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     """A directory with tools and no agent file."""
-    made = Desk(tmp_path, imports=asking("openai"))
+    made = Desk(tmp_path)
+    made.imports = asking("openai")
     (tmp_path / "agent.toml").unlink()
     return made
 
@@ -135,6 +136,26 @@ def test_a_raw_text_model_is_selected_by_an_option_and_known_to_the_log(provider
     assert spec(desk)["planner"] == "on-device"
 
 
+def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_known_to_the_log(desk: Desk) -> None:
+    """Calls are read from its text, no tools are sent, each request is counted, another process plans alike, replay too."""
+    ask, stop = '{"type": "ask_user", "question": "Which?"}', '{"type": "stop", "reason": "there is none"}'
+    calls = '[{"tool": "note", "args": {"text": "a"}}, {"type": "note", "text": "b",}]'
+    with ChatServer([says(f"Sure:\n```json\n{calls}\n```\nObservation: done"), says(ask), says(stop)]) as server:
+        options = ["--tool-calls", "text", "--base-url", server.url, "--tools", "./tools.py:note"]
+        waits = desk.detent("run", "--model", "served", *options, "--json", "note them", **NO_KEYS)
+        assert (waits.code, desk.notes) == (3, ["a", "b"]), waits.err
+        done = desk.detent("reply", "last", "the second", "--json", **NO_KEYS)
+    assert (done.code, done.json["reason"], done.json["usage"]["input_tokens"]) == (4, "stop_action", 300), done.err
+    first, _, last = server.requests
+    assert all("tools" not in r and "response_format" not in r for r in server.requests) and first["stream"]
+    assert "- note(text: string): Write a line." in str(first["messages"])
+    assert "the second" in str(last["messages"]) and "Observation (note): written" in str(last["messages"])
+    assert spec(desk)["model_settings"]["tool_calls"] == "text"
+    assert desk.detent("replay", "last").code == 0
+    wrong = desk.detent("run", "--model", "served", "--planner", "on-device", *options, "go", **NO_KEYS)
+    assert wrong.code == 2 and "tool_calls has no effect" in wrong.err
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
@@ -186,6 +207,16 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
     with ChatServer(script[1:]) as server:
         more = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "-v", "note", **NO_KEYS)
     assert "I should note." in more.err and "On it." in more.err
+
+
+def test_what_a_server_makes_up_fills_no_screen(desk: Desk) -> None:
+    """Not with the name of a tool that does not exist, nor with what libraries warn of."""
+    usage = {"prompt_tokens": -5, "completion_tokens": -7, "total_tokens": -12}
+    with ChatServer([says(None, ("c1", "n" * 5000, {}), usage=usage), says("Done.", usage=usage)]) as server:
+        done = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "note", **NO_KEYS)
+    assert (done.code, done.out) == (0, "Done.\n"), done.err
+    assert "tool_not_found" in done.err and "Warning" not in done.err
+    assert max(map(len, done.err.splitlines())) < 400
 
 
 def on_a_terminal(desk: Desk, *words: str, when: dict[str, Callable[[], Any]]) -> str:

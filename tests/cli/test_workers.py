@@ -111,6 +111,16 @@ def test_a_worker_says_what_it_did_in_a_pipe_and_as_one_document(desk: Desk) -> 
     assert empty.json == {"came_to": {}, "dead_letters": {}, "failed": {}, "left": {}}
 
 
+def test_a_worker_whose_store_nobody_fills_says_so(desk: Desk) -> None:
+    """A store that is not there is named, and may be a wrong URL; one in memory is refused, as by `submit`."""
+    absent = desk.detent("worker", "--until-idle", "--store", "sqlite:///not/here.db")
+    assert absent.code == 0
+    assert "there is no store yet at sqlite:///not/here.db" in absent.err
+    memory = desk.detent("worker", "--until-idle", "--store", "ram:")
+    assert memory.code == 2
+    assert "give --store URL" in memory.err
+
+
 def test_what_is_missing_here_is_said_and_the_run_left(desk: Desk) -> None:
     """A worker without the tools of a run exits with 2, and the run stays as it is."""
     run = submitted(desk, "one")

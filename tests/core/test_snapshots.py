@@ -86,7 +86,7 @@ def test_what_can_be_gathered_is_gathered_as_it_is_folded() -> None:
         e.ApprovalEdited(call="main.1.1", args={"n": 8}, digest="d1", by="ann"),
         *started,
         e.ToolFinished(call="main.1.2", result=msgspec.Raw(b"2")),
-        e.ToolFinished(call="main.1.3", error=e.ToolError(code="policy_denied", message="no")),
+        e.ToolFinished(call="main.1.3", error=e.ToolError(code="policy_denied", message="no"), meta=True),
         e.ToolFinished(call="main.1.0", result=msgspec.Raw(b"0")),
         e.ToolFinished(call="main.1.1", result=msgspec.Raw(b"1")),
         TurnStarted(iteration=2),

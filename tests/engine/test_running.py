@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -15,9 +16,11 @@ from detent.clock import RandomIds, new_run_id, slug
 from detent.core import events as e
 from detent.core.errors import ConfigError, DetentError, RunBusy, RunContextMismatch, RunNotFound, ToolsMissing, UnknownName
 from detent.core.records import Record
+from detent.live import Control
 from detent.ports import Chunk
 from detent.results import Result, result_of
 from detent.stores.ram import RamStore
+from detent.testing import ScriptedPlanner
 from detent.testing.clocks import FakeClock
 from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
 
@@ -92,6 +95,24 @@ def test_a_result_says_everything_about_a_run() -> None:
         )
 
     run_async(main)
+
+
+def test_a_run_that_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
+    """What advanced it is gone with the last reference: many runs would else keep each other's logs in memory until a collection."""
+
+    async def test() -> int:
+        desk = Desk()
+        async with engine_for(ScriptedPlanner([call("look"), END]), desk.look) as engine:
+            for _ in range(5):
+                await engine.run(Agent(name="a", tools=["look"]), "go")
+            return len([one for one in gc.get_objects() if isinstance(one, Control)])
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run_async(test) <= 1  # a timer of the watcher may have begun in the last one
+    finally:
+        gc.enable()
 
 
 def test_a_planner_sees_what_a_run_was_given() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from detent import Agent, Budget, Engine, ToolCall, ToolContext, tool
 from detent.config import Config, LimitsConfig
 from detent.core import events as e
 from detent.core.errors import ConfigError, Suspended
-from detent.ports import Job, Together, ToolSpec
+from detent.live import Control
+from detent.ports import Job, Signal, Together, ToolSpec
+from detent.scheduling import Group
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from detent.tools import Bounded
@@ -292,6 +295,57 @@ def test_one_object_bounds_several_threads() -> None:
     for thread in threads:
         thread.join(20)
     assert (most, now) == (2, 0) and not any(thread.is_alive() for thread in threads)
+
+
+def test_a_call_whose_event_loop_is_gone_takes_no_place() -> None:
+    """It was left waiting when its loop was closed: its turn goes to the next, on whichever loop."""
+    scheduler, ran = Bounded(1), list[str]()
+    loop = asyncio.new_event_loop()
+
+    def job(name: str, inside: Any = None) -> Job:
+        async def start() -> None:
+            ran.append(name)
+            if inside is not None:
+                await inside()
+
+        return Job(run_id="r", call_id=name, tool=ToolSpec(name="look"), start=start)
+
+    async def leave_one_waiting() -> None:
+        def wait() -> asyncio.Task[Any]:
+            asyncio.set_event_loop(loop)
+            task = loop.create_task(scheduler.run([job("gone")]))  # type: ignore[arg-type]
+            for _ in range(10):
+                loop.run_until_complete(asyncio.sleep(0))
+            assert len(scheduler._waiting) == 2
+            loop.close()
+            return task
+
+        left.append(await asyncio.to_thread(contextvars.Context().run, wait))
+
+    left = list[Any]()
+    asyncio.run(asyncio.wait_for(scheduler.run([job("first", leave_one_waiting), job("next")]), 20))  # type: ignore[arg-type]
+    assert ran == ["first", "next"]
+    left[0]._log_destroy_pending = False
+
+
+def test_a_cancellation_that_came_before_its_calls_were_handed_over_lets_none_wait() -> None:
+    """Between the decision and the scheduler, while the run's account is read, say: nobody tells it again."""
+
+    class Never(Together):
+        async def run(self, jobs: Sequence[Job]) -> Sequence[Any]:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def start() -> None:
+        raise AssertionError("it has begun")
+
+    async def main() -> None:
+        control = Control()
+        control.deliver([Signal(id="c", kind="cancel")])
+        group = Group([Job(run_id="r", call_id="main.1.0", tool=ToolSpec(name="look"), start=start)], control)
+        await asyncio.wait_for(group.run(Never(), None), 10)
+        assert list(group.left) == ["main.1.0"] and group.why == "the run was cancelled"
+
+    run_async(main)
 
 
 def test_an_answer_waits_for_no_place() -> None:

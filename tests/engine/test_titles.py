@@ -14,7 +14,7 @@ from detent.core import events as e
 from detent.core.codec import read_log
 from detent.ports import Branch, ModelAnswer, StrategyRun
 from detent.stores.ram import RamStore
-from detent.testing import FakeModel, calls, fails, says
+from detent.testing import FakeModel, ScriptedPlanner, calls, fails, says
 from detent.titles import LONGEST, readable
 
 
@@ -179,12 +179,46 @@ def test_a_title_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         ("# Title: \u201cSweep the floor\u201d.", "Sweep the floor"),
         ("\n\n- *Sweep*\x1b[31m red\u202e\nmore", "Sweep* [31m red"),
         ("", ""),
+        ("<think>A title:\nhm</think>\nSweep", "Sweep"),
+        ("<think>never ends", ""),
+        ('{"title": "Sweep"}', "Sweep"),
         ("x" * 200, f"{'x' * (LONGEST - 1)}…"),
     ],
 )
 def test_a_title_is_one_plain_line(said: str, title: str) -> None:
     """No markup around it, no quotes, nothing that a terminal would obey, and not too long."""
     assert readable(said) == title
+
+
+@pytest.mark.parametrize(
+    "said", ["the key sk-secret123", "the key s`k-secret123", "the **s**k-secret123", "x" * 70 + " sk-" + "secret" * 9]
+)
+def test_a_title_holds_no_secret_not_even_one_that_markup_kept_apart(said: str) -> None:
+    """What patterns match is left out of what is left of the answer, before it is cut."""
+
+    async def main() -> None:
+        async with Engine(planner=Named(says(said)).model, titles=True, redact=(r"sk-\w{9,}",)) as made:
+            result = await made.run(AGENT, GOAL)
+            assert result.title and "sk-" not in result.title and "secret" not in result.title
+            assert (await made.replay(result.run_id)).identical
+
+    asyncio.run(main())
+
+
+def test_a_script_is_not_asked_for_a_title() -> None:
+    """It asks no model; what it holds is for the run's own turns, and is made once."""
+    made: list[str] = []
+
+    def answer(view: View) -> FinalAnswer:
+        made.append(view.scope)
+        return FinalAnswer(content="done")
+
+    async def main() -> Result:
+        async with Engine(planner=ScriptedPlanner([answer]), titles=True) as engine:
+            return await engine.run(AGENT, GOAL)
+
+    result = asyncio.run(main())
+    assert (result.output, result.title, len(made)) == ("done", "", 1) and "title" not in made
 
 
 PLANNER = """

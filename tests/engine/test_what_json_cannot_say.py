@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Host
@@ -205,4 +206,7 @@ def test_data_is_json_or_it_is_said_where_it_is_not() -> None:
     assert json_problem({"a": {"b": (1, NAN)}}) == "a.b[1] is nan, which JSON cannot say"
     assert "contains itself" in json_problem(loop)
     assert "object" in json_problem({"a": object()})
+    assert "half a surrogate" in json_problem({"a": HALF, "b": object()})
+    assert json_problem({"a": msgspec.Raw(b"null")}) == ""
+    assert json_problem({1: None, "a": (None, {None}), "b": b"null", "c": 10**4000}) == ""
     assert json_problem(NoteWritten(text=HALF)).startswith("text holds half a surrogate pair at character 5")

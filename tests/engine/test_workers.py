@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.config import Config, LimitsConfig, StoreConfig, WorkerConfig
-from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch
+from detent.core.actions import Schedule
+from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull
 from detent.ports import WorkerHost
+from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
+from detent.testing.conformance.worker_backlog import HOUR_S, Pile
 from detent.workers import InProcessHost
 from detent.working import StoreBacklog
 
@@ -31,6 +35,8 @@ class Clerk:
     async def plan(self, view: View) -> Plan:
         if view.goal.startswith("ask") and view.iteration == 1:
             return Plan(actions=(AskUser(question="Where?"),))
+        if view.goal.startswith("later") and view.iteration == 1:
+            return Plan(actions=(Schedule(delay_s=3600),))
         if not view.results:
             said = next((item.text for item in view.transcript[1:] if item.kind == "user"), view.goal)
             return Plan(actions=(ToolCall(tool="put", args={"text": said}),))
@@ -277,3 +283,121 @@ def test_closing_an_engine_waits_until_its_workers_have_stopped() -> None:
             await working
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", [CorruptLog("r", 3, "its digest does not match"), RunNotFound("r", "ram:")], ids=["damaged", "removed"])
+def test_a_waiting_run_that_cannot_be_read_holds_up_no_worker(how: Exception) -> None:
+    """A damaged log is said, one that was removed since it was listed is not; neither `work` nor `wake` ends with it."""
+
+    class Store(RamStore):
+        bad = ""
+
+        async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+            if run_id == self.bad:
+                raise how
+            return await super().read(run_id, after=after, limit=limit)
+
+    async def main() -> None:
+        store = Store()
+        await store.open()
+        async with Office(store=store).engine as engine:
+            bad = await engine.submit(CLERK, "later")
+            assert (await engine.work(until_idle=True)).came_to == {"waiting_for_schedule": 1}
+            store.bad = bad
+            await engine.submit(CLERK, "one")
+            assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
+            assert await engine.wake() == []
+
+    asyncio.run(main())
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer() -> None:
+    """A run that another worker had, and one whose attempt failed, are taken up, and not an hour later."""
+
+    async def main() -> None:
+        pile, host = Pile(), InProcessHost(retry_pause_s=60.0, poll_s=0.001)
+        pile.add("failing", RuntimeError("boom"), None)
+        pile.add("elsewhere")
+        pile.runs["elsewhere"].busy = RunBusy("elsewhere", "another worker")
+        await asyncio.wait_for(host.work(pile, until_idle=True), 5)
+        pile.suspended = ""
+        working = asyncio.create_task(host.work(pile))
+        pile.add("last")
+        while pile.ended != ["last"]:
+            await asyncio.sleep(0)
+        pile.runs["elsewhere"].busy = None
+        pile.clock.set_now(pile.clock.now() - timedelta(seconds=HOUR_S))
+        async with asyncio.timeout(5):
+            while len(pile.ended) < 3:
+                await asyncio.sleep(0.001)
+        working.cancel()
+
+    asyncio.run(main())
+
+
+def test_what_is_no_observer_is_refused_before_a_worker_takes_anything_up() -> None:
+    """Not by each run on its own, which would look as if all of them failed."""
+
+    async def main() -> None:
+        async with Office().engine as engine:
+            run_id = await engine.submit(CLERK, "one")
+            wrong: Any = object()
+            with pytest.raises(TypeError, match="observer"):
+                await engine.work(until_idle=True, observers=[wrong])
+            assert len(await engine.records(run_id)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_run_that_its_store_has_no_room_for_is_said_and_not_counted_as_an_attempt() -> None:
+    """A worker that was to work until it is idle ends, and names the run: it is not done."""
+
+    class Store(RamStore):
+        full = False
+
+        async def append(self, *args: Any, **options: Any) -> Any:
+            if self.full:
+                raise StoreFull("the disk is full")
+            return await super().append(*args, **options)
+
+    async def main() -> None:
+        store = Store()
+        await store.open()
+        async with Office(store=store).engine as engine:
+            run_id = await engine.submit(CLERK, "one")
+            store.full = True
+            worked = await engine.work(until_idle=True)
+            assert (worked.came_to, worked.dead_letters) == ({}, {})
+            assert "the disk is full" in worked.failed[run_id]
+            store.full = False
+            assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
+
+    asyncio.run(main())
+
+
+def test_a_worker_looks_less_often_where_looking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rests twenty times as long as a look took, and at most ten times as long as it was told."""
+
+    class Slow(Pile):
+        def __init__(self, look_s: float) -> None:
+            super().__init__()
+            self.look_s, self.pauses = look_s, list[float]()
+
+        async def due(self) -> Any:
+            loop = asyncio.get_running_loop()
+            over = loop.time() + self.look_s
+            monkeypatch.setattr(loop, "time", lambda: over)
+            return await super().due()
+
+        async def news(self, timeout_s: float) -> None:
+            self.pauses.append(timeout_s)
+            await asyncio.Event().wait()
+
+    async def first_pause(pile: Slow) -> float:
+        working = asyncio.create_task(InProcessHost(poll_s=0.1).work(pile))
+        while not pile.pauses:
+            await asyncio.sleep(0)
+        working.cancel()
+        return pile.pauses[0]
+
+    assert [round(asyncio.run(first_pause(Slow(look_s))), 3) for look_s in (0.001, 0.02, 0.06)] == [0.1, 0.4, 1.0]

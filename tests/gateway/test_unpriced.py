@@ -82,13 +82,14 @@ def test_a_price_that_the_calls_would_not_find_is_none() -> None:
 
 
 def test_models_that_nobody_will_ask_need_no_price() -> None:
-    """An agent's models do not count where rules plan, or a planner that has a model of its own."""
+    """An agent's models do not count where rules or a script plan, or a planner that has a model of its own."""
 
     async def ends(planner: Any, **said: Any) -> str:
         async with Engine(planner=planner, model_prices={"function:fake-model": PRICE}) as made:
             return (await made.run(Agent(name="a", model="strange:model", **said), "go", budget=DEAR)).status
 
     assert asyncio.run(ends(FakeModel(["done"]))) == "completed"
+    assert asyncio.run(ends(ScriptedPlanner([END]))) == "completed"
     assert asyncio.run(ends(None, rules=[{"name": "end", "answer": "done"}])) == "completed"
 
 

@@ -234,6 +234,28 @@ def test_a_cancellation_does_not_wait_for_what_never_returns(kind: str, caplog: 
     assert "after the run was cancelled" in caplog.text
 
 
+def test_a_run_that_has_ended_is_let_go_by_a_cancellation_too(caplog: pytest.LogCaptureFixture) -> None:
+    """What hangs at its end holds its caller and its claim no longer; it stays as it ended, and no signal is left."""
+
+    async def main() -> None:
+        begun, store = asyncio.Event(), RamStore()
+
+        async def hang(*_: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        engine = engine_for(Script([END]), store=store, hooks=KernelHooks(on_done=hang), grace_s=0.01)
+        running = asyncio.create_task(engine.run(Agent(name="w"), "go", run_id="r"))
+        await begun.wait()
+        assert (await engine.cancel("r")).status == "completed"
+        assert (await asyncio.wait_for(running, 10)).status == "completed"
+        assert not await store.signals(["r"])
+
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        run_async(main)
+    assert "after the run was cancelled" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["hook", "observer"])
 def test_a_suspension_does_not_wait_for_what_never_returns(kind: str) -> None:
     """Nothing is finished, and another engine goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,47 @@ def test_a_call_in_the_text_of_an_answer_hides_its_sensitive_fields_too() -> Non
             assert (await engine.replay(result.run_id)).identical
 
     asyncio.run(main())
+
+
+FIELDS = {"user": "ann", "password": SECRET}
+JSON = json.dumps(FIELDS)
+PLANNED = json.dumps({"tool": "login", "args": FIELDS})
+
+
+@pytest.mark.parametrize(
+    "args", [json.dumps(JSON), [FIELDS], f"[{JSON}]", {"args": FIELDS}, {"input": JSON}, {"Password": SECRET, "user": "ann"}]
+)
+def test_arguments_of_another_shape_show_no_sensitive_field(args: Any) -> None:
+    """Text of a text, lists, wrappers, other names of a field: the call is refused, and nothing of it stands in the log."""
+    bank = Bank()
+    done = ran([ToolCall(tool="login", args=args), END], *bank.all)
+    assert bank.got == [] and done.codes == ["schema_validation_failed"] and hidden(done, SECRET)
+
+
+def test_a_call_of_a_tool_that_there_is_not_shows_no_field_that_others_declare() -> None:
+    """It may be meant for one of them; also in a plan that is text."""
+    calls = (ToolCall(tool="Login", args=FIELDS), ToolCall(tool="sign_in", args=JSON))
+    stray = FinalAnswer(content=json.dumps({"steps": [{"tool": "Login", "args": FIELDS}]}))
+    done = ran([calls, stray], *Bank().all)
+    assert done.codes == ["tool_not_found"] * 2 and hidden(done, SECRET)
+    assert done.items[0].args["user"] == "ann"
+
+
+@pytest.mark.parametrize(
+    "said", [f"I plan {PLANNED} now.", f"```json\n{PLANNED}\n```\nthat is it", f"{PLANNED}\n{PLANNED}", f"I send {JSON[:-1]}", f"[{{{JSON}"]
+)
+def test_what_is_said_beside_a_call_hides_sensitive_fields_wherever_their_json_stands(said: str) -> None:
+    """Text, thinking, reasons, other actions, errors; whole JSON, several pieces of it, what is cut off."""
+
+    def breaks(view: Any) -> Any:
+        raise RuntimeError(said)
+
+    call_ = ToolCall(tool="login", args=FIELDS, reason=said)
+    bank = Bank()
+    script = [Plan(actions=(call_,), text=said, thinking=said), Thought(content=f"I do {PLANNED}"), breaks]
+    done = ran(script, *bank.all)
+    assert bank.got == [("ann", SECRET, "")] and done.why == ("failed", "planner_error") and hidden(done, SECRET)
+    assert "ann" in done.all(e.Planned)[0].text
 
 
 # What one's own code says, which a replay lets it say again ---------------------------------------------------------------------

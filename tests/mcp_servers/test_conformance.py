@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from mcp import types
 
+from detent.tools.mcp import elicitation
 from detent.tools.mcp.elicitation import defaults_of, give_defaults
 from mcp_servers.desks import node_tool
 
@@ -61,11 +62,38 @@ STRING = {"type": "string", "default": "x"}
         ({"properties": {"a": {**STRING, "$ref": "https://example.com/"}}}, None),
         ({"properties": [1]}, None),
         ({"properties": {"a": {**STRING, "type": 7}}}, None),
+        ({"properties": {"a": STRING}, "$schema": "https://json-schema.org/draft/2020-12/schema"}, {"a": "x"}),
+        ({"properties": {"a": {"type": "array", "items": {"enum": ["x", "y"]}, "default": ["x"]}}}, {"a": ["x"]}),
+        ({"properties": {"a": {**STRING, "format": "date-time"}}}, None),
+        ({"properties": {"a": {**STRING, "format": "date-time", "default": "2026-01-02T03:04:05Z"}}}, {"a": "2026-01-02T03:04:05Z"}),
+        ({"properties": {"a": {**STRING, "format": "uri"}}}, None),
+        ({"properties": {"a": {**STRING, "format": "uri", "default": "https://a.example/b"}}}, {"a": "https://a.example/b"}),
+        ({"properties": {"a": {**STRING, "pattern": "^(a+)+$"}}}, None),
     ],
 )
 def test_only_defaults_that_are_a_whole_answer_are_given(schema: Any, content: Any) -> None:
     """A required field without one, one that does not fit, nothing declared at all, and schemas that are none: declined."""
     assert defaults_of({"type": "object", **schema}) == content
+
+
+OPTIONS = {"anyOf": [*({"const": n} for n in range(800)), {}]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "array", "uniqueItems": True, "default": [{"a": n} for n in range(1000)]}}},
+        {"properties": {"a": {"type": "array", "items": OPTIONS, "default": ["x"] * 800}}},
+        {"properties": {"a": STRING}, "propertyNames": {"allOf": [{"minLength": 1}] * 10}},
+        {"properties": {f"p{n}": STRING for n in range(1000)}},
+    ],
+    ids=["objects", "choices", "names", "long"],
+)
+def test_a_form_that_takes_long_to_check_is_declined_unchecked(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is checked nothing else happens, no cancellation either, and a server may ask hundreds of times."""
+    monkeypatch.setattr(elicitation, "_fits", lambda *_: pytest.fail("it was checked"))
+    monkeypatch.setattr(elicitation.types, "ElicitResult", lambda **_: pytest.fail("it was accepted"))
+    assert defaults_of({"type": "object", **schema}) is None
 
 
 def test_a_url_is_never_accepted() -> None:

@@ -97,6 +97,21 @@ def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cut
     assert json.loads(shown) == without_fields(document)
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("{'pass': 'it\\'s, s3cret', 'passport': 'mine'}", "{'pass':\"<secret>\", 'passport': 'mine'}"),
+        ('{user: "it\'s me", pass : ["s3cret", {}]}', '{user: "it\'s me", pass :"<secret>"}'),
+        ("Say, pass please: don't", "Say, pass please: don't"),
+    ],
+)
+def test_json_with_other_quotes_or_none_is_hidden_too(said: str, shown: str) -> None:
+    """Models write it and calls are read from it; however it is cut, and prose stays."""
+    for size in range(1, len(said) + 1):
+        streamed = StreamedFields(["pass"])
+        assert "".join(streamed.add(said[at : at + size]) for at in range(0, len(said), size)) + streamed.rest() == shown
+
+
 def test_only_what_may_become_a_field_is_held_back() -> None:
     """Other text goes on as it comes; a value that never ends is never shown, and the next text begins anew."""
     streamed = StreamedFields(FIELDS)

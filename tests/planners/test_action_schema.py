@@ -74,3 +74,20 @@ def test_problems_are_short_and_few() -> None:
 def test_a_schema_that_cannot_be_used_accepts_nothing(schema: dict[str, Any]) -> None:
     """Nothing is fetched; what cannot be checked is said not to fit."""
     assert "cannot be checked" in compiled({"type": "string", **schema})("x")
+
+
+def test_what_does_not_fit_shows_no_value_of_a_sensitive_field() -> None:
+    """It stands in the log as the problem that was repaired; what is wrong with other fields is said in full."""
+    secret, fields = "hunter2", {"password": {"type": "string", "minLength": 9}, "n": {"type": "integer"}}
+    schema = {
+        "type": "object",
+        "properties": fields,
+        "required": ["n"],
+        "additionalProperties": False,
+        "not": {"required": ["password", "n"]},
+    }
+    spec = ToolSpec(name="login", input_schema=schema, sensitive=("password",))
+    said = SchemaChecks((spec,), None).arguments
+    assert said({"password": secret}, "login") == "password: does not meet 'minLength'; 'n' is a required property"
+    assert said({"password": f"{secret} {secret}", "n": 1}, "login") == "does not meet 'not'"
+    assert "'x' is not of type 'integer'" in said({"n": "x", secret: 1}, "login")

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, Result, tool
-from detent.core.errors import MalformedPlan
+from detent.core.errors import ConfigError, MalformedPlan
 from detent.model_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
 from detent.planners import control_tools
 from detent.planners.failures import failure_of
 from detent.planners.model import ModelPlanner
+from detent.planners.providers import ModelRef, make_model
 from detent.planners.typed_answers import BOTTOMLESS, DEEPEST, TOO_DEEP, read_arguments, read_text
 from detent.pricing import ModelPrice
-from planners.chat_server import Answer, ChatServer, Entry, fails, says
+from planners.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says
 
 DONE = says("done")
 HIGH, LOW = "\ud83d", "\ude00"
@@ -256,6 +257,100 @@ def test_an_answer_of_which_a_field_is_no_value_is_the_providers_failure(*, stre
     """A client that checks what it reads gives up on it; the next answer counts."""
     result, server = run([served(streamed=stream, created="x" if stream else 10**18), DONE], stream=stream)
     assert result.output == "done" and len(server.requests) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # pydantic and pydantic-ai warn of it, and these tests make errors of warnings
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": 1.5, "completion_tokens": 2.25}, {"prompt_tokens": -5, "completion_tokens": -7}, [1, 2]]
+)
+def test_usage_that_is_no_count_ends_no_run(usage: Any) -> None:
+    """What streams is checked by nobody: parts of a token are whole ones, and an answer whose usage is no usage at all is asked for again."""
+    result, _ = run([served(streamed=True, usage=usage), DONE])
+    assert result.status == "completed" and result.usage.input_tokens in (0, 2, 100)
+
+
+@pytest.mark.parametrize("args", [["hi"], 42])
+def test_a_streamed_call_with_a_number_for_an_id_and_arguments_that_are_no_text(args: Any) -> None:
+    """The call fails with its arguments, nothing is run, and what the model is shown of it can be sent."""
+    desk = Desk()
+    call = {"index": 0, "id": 5, "type": "function", "function": {"name": "look", "arguments": args}}
+    choice = {"index": 0, "finish_reason": "tool_calls", "delta": {"role": "assistant", "tool_calls": [call]}}
+    result, server = run([served(streamed=True, choices=[choice]), DONE], desk)
+    assert (result.output, desk.seen) == ("done", [])
+    assert [item.error.code for item in result.tool_calls if item.error] == ["schema_validation_failed"]
+    (sent,) = [m for m in server.requests[1]["messages"] if m.get("tool_calls")]
+    assert (sent["tool_calls"][0]["id"], sent["tool_calls"][0]["function"]["name"]) == ("5", "look")
+
+
+# Where it is asked ------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"status": 200, "body": "<html>log in</html>", "headers": {"Content-Type": "text/html"}},
+        {"status": 200, "body": "<html>log in</html>"},
+        {"status": 307, "body": "", "headers": {"Location": "http://127.0.0.1:1/v1"}},
+        {"status": 404, "body": "<html>nginx</html>"},
+        HANGS_UP,
+    ],
+    ids=["page", "page as JSON", "elsewhere", "not found", "hangs up"],
+)
+def test_what_is_no_answer_of_an_api_says_to_look_at_the_base_url(entry: Entry, *, stream: bool) -> None:
+    """Without the name and the password in it, which stand in no message."""
+    result, server = run([entry], stream=stream, userinfo="ann:hush-hush@")
+    told = str(result.error)
+    assert f"check base_url: {server.url} must be where" in told and "hush" not in told
+
+
+def test_a_failed_connection_says_what_the_network_said() -> None:
+    """Clients say no more than that it failed."""
+    from openai import APIConnectionError
+
+    try:
+        try:
+            raise ConnectionRefusedError("refused, said the network")
+        except OSError as error:
+            raise APIConnectionError(request=None) from error  # type: ignore[arg-type]
+    except APIConnectionError as error:
+        told = str(failure_of(error, model="openai:m"))
+    assert "Connection error (ConnectionRefusedError: refused, said the network)" in told
+
+
+@pytest.mark.parametrize("url", ["http://exa mple/v1", "http://127.0.0.1\n:80/v1", "http://\u202ehost/v1"])
+def test_a_base_url_with_what_no_url_has_is_refused(url: str) -> None:
+    """As a mistake of the caller, not as something that should not happen."""
+    with pytest.raises(ConfigError, match="is no URL"):
+        make_model(ModelRef(name="m", base_url=url))
+
+
+@pytest.mark.parametrize("url", ["http://ann:hush@127.0.0.1:1/v1", "https://hush@host/v1?x=@"])
+def test_an_agent_whose_base_url_holds_a_password_is_refused_and_it_is_not_repeated(url: str) -> None:
+    """It would stand on the log."""
+    with pytest.raises(ConfigError, match="api_key_env") as refused:
+        Agent(name="a", model="m", model_settings={"base_url": url})
+    assert "hush" not in str(refused.value)
+    assert Agent(name="a", model="m", model_settings={"base_url": "http://host/v1/@x"}).model_settings["base_url"] == "http://host/v1/@x"
+
+
+@pytest.mark.parametrize("key", ["good\n", " good", "go\r\nX-Evil: 1", "schl\u00fcssel", " "])
+@pytest.mark.parametrize("ref", [ModelRef(name="m", base_url="http://127.0.0.1:1/v1", api_key_env="KEY_OF_MINE"), ModelRef(name="groq:m")])
+def test_a_key_that_no_request_can_carry_is_refused_and_not_repeated(ref: ModelRef, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would say that the connection failed."""
+    variable = ref.api_key_env or "GROQ_API_KEY"
+    monkeypatch.setenv(variable, key)
+    with pytest.raises(ConfigError, match=variable) as caught:
+        make_model(ref)
+    assert not key.strip() or key.strip() not in str(caught.value)
+
+
+def test_what_a_vendors_client_refuses_is_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a URL of one's own in the environment and an empty key the client refuses to be made."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    with pytest.raises(ConfigError, match=r"cannot be used: .*OPENAI_API_KEY"):
+        make_model(ModelRef(name="openai:m"))
 
 
 # What is asked for under a bound ------------------------------------------------------------------------------------------------

@@ -56,6 +56,18 @@ def test_a_model_that_calls_no_tools_is_shown_them_in_words_and_its_calls_are_re
     assert {event.model for event in events if isinstance(event, e.ModelCallStarted)} == {f"function:{asked.model.model_name}"}
 
 
+def test_what_a_strategy_asks_beside_its_passes_is_recorded_as_such() -> None:
+    """A critique is no plan, whoever writes it."""
+    asked = Asked([FENCED, ANSWER, "SATISFIED: it says how large"])
+
+    async def main() -> list[Any]:
+        async with Engine(planner=ModelPlanner(asked.model), tools=[area]) as engine:
+            await engine.run(Agent(name="g", tools=["area"], model_settings=TEXT, strategy="reflexion"), "How large is France?", run_id="r")
+            return [record.event for record in await engine.records("r")]
+
+    assert [event.purpose for event in asyncio.run(main()) if isinstance(event, e.ModelCallStarted)] == ["plan", "plan", "ask"]
+
+
 def test_native_calls_stay_where_nothing_or_native_is_said() -> None:
     """Text that looks like a call is text then, and the setting overrules what is known of a model."""
     for profile, settings in ((None, {}), (WRITES, {"tool_calls": "native"})):

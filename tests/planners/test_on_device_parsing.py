@@ -225,6 +225,24 @@ def test_only_offered_actions_are_taken() -> None:
     assert "no JSON object" in reading("hello", prose=False).problem
 
 
+def test_a_typed_answer_may_stand_in_prose_where_it_is_the_one_object_there_and_fits_as_it_is() -> None:
+    """A fence with words around it; not one that is mentioned, mended, cut off, or one of two."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for said in ('Here it is:\n```json\n{"n": 1}\n```\nThat is all.', 'I counted.\n\n{"n": 1}'):
+        assert actions(said, output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+        assert not reading(said, output_schema=schema, finish="length").actions
+    for said in ('Write {"n": 1} or so.', "Here:\n{'n': 1,}", 'First:\n{"n": 1}\nThen:\n{"n": 2}', 'Here:\n{"n": "1"}'):
+        assert "output schema" in reading(said, output_schema=schema).problem
+
+
+def test_a_tool_that_has_the_name_of_a_control_action_is_called_where_that_action_is_not_offered() -> None:
+    """As the meta-tools abstain and ask_user do; where the action is offered, it is meant."""
+    tool = ToolSpec(name="abstain", input_schema={"type": "object", "properties": {"missing": {"type": "array"}}})
+    said = '{"type": "abstain", "missing": ["a map"]}'
+    assert actions(said, tool, actions=("tool_call", "final_answer")) == (ToolCall(tool="abstain", args={"missing": ["a map"]}),)
+    assert actions(said, tool) == (Abstain(missing=("a map",)),)
+
+
 def test_an_answer_must_fit_the_output_schema() -> None:
     """Given as content, or directly."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import psycopg
 import pytest
 
 from detent.cli.main import run
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, StoreError
 from detent.ports import Looks, RunQuery, look_at
 from detent.stores import open_store
 from detent.stores.postgres_schema import SCHEMA_VERSION, migrate
@@ -181,6 +184,100 @@ def test_an_earlier_schema_is_read_as_it_is(version: int, postgres_url: str) -> 
     assert ask(postgres_url, "SELECT max(version) FROM detent.migrations") == [(version,)]
     assert looking(postgres_url, go_on, upgrade=True)
     assert ask(postgres_url, "SELECT max(version) FROM detent.migrations") == [(SCHEMA_VERSION,)]
+
+
+READER = """
+import asyncio, os, sys
+from detent.core.errors import StoreError
+from detent.ports import RunQuery
+from detent.stores import file, open_store, sqlite
+from detent.testing.conformance.store import line
+from detent.testing.conformance.store_places import write
+
+if not os.geteuid():  # root may write anything
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+
+async def main():
+    for url in sys.argv[1:]:
+        store = open_store(url)
+        assert await store.look()
+        await store.open()
+        assert await store.read("run") == [line(1), line(2)], url
+        assert [head.run_id for head in await store.list_runs(RunQuery())] == ["run"]
+        for attempt in (write(store, "run", range(3, 4)), store.claim("run")):
+            try:
+                await attempt
+            except StoreError:
+                continue
+            raise AssertionError(f"{url} was written to")
+        await store.close()
+
+asyncio.run(main())
+"""
+
+
+def test_who_may_only_read_the_files_can_look() -> None:
+    """At rest and while somebody has them open, whose latest commits are seen; SQLite's own files are not made by the reader either."""
+
+    async def main(place: Path) -> None:
+        urls = [f"sqlite:///{place}/rest.db", f"sqlite:///{place}/open.db", f"file:{place}/runs"]
+        stores = [open_store(url) for url in urls]
+        for store in stores:
+            await store.open()
+            await write(store, "run", range(1, 3))
+        await stores[0].close()
+        before = sorted(place.rglob("*"))
+        for path in [*before, place]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        command = [sys.executable, "-c", READER, *urls]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        for path in [place, *before]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        assert done.returncode == 0, done.stderr
+        assert sorted(place.rglob("*")) == before
+        for store in stores[1:]:
+            await store.close()
+
+    with tempfile.TemporaryDirectory() as place:  # not `tmp_path`, into which only its owner can look
+        asyncio.run(main(Path(place)))
+
+
+def test_who_looks_leaves_the_write_ahead_log_to_those_who_write_it(tmp_path: Path) -> None:
+    """Also where these have lost their locks, because something in their process opened and closed the file: nothing that they write is lost."""
+    path = tmp_path / "runs.db"
+    source = (
+        "import asyncio, sys; from detent.stores import open_store; store = open_store(sys.argv[1])\n"
+        "async def main(): assert await store.look(); print(len(await store.read('run'))); await store.close()\n"
+        "asyncio.run(main())"
+    )
+
+    async def seen() -> int:
+        return int(await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", source, f"sqlite:///{path}"]))
+
+    async def main() -> None:
+        store = open_store(f"sqlite:///{path}")
+        await store.open()
+        await write(store, "run", range(1, 3))
+        path.read_bytes()
+        for last in (3, 4):
+            await write(store, "run", range(last, last + 1))
+            assert await seen() == last
+        await store.close()
+        assert await seen() == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}", "file:{}"])
+def test_a_place_that_cannot_be_looked_at_is_an_error_of_the_store(url: str, tmp_path: Path) -> None:
+    """It is not taken for one where nothing is yet."""
+    for place in ("a" * 300, "loop"):
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(StoreError, match="check the path"):
+            looking(url.format(tmp_path / place), nothing)
 
 
 def test_a_role_that_may_only_read_can_look(postgres_url: str) -> None:

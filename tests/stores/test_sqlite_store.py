@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, StoreBusy, StoreError
+from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Spent
 from detent.stores.sqlite import SqliteStore
@@ -350,8 +350,9 @@ def test_a_listing_is_exact_while_the_entry_itself_is_written_seldom(tmp_path: P
     asyncio.run(test())
 
 
-def test_counts_never_hide_what_another_worker_wrote_of_the_run(tmp_path: Path) -> None:
-    """Another worker took the run, made it wait, and gave it back: the first one's next entry is written whole, also without a new claim."""
+@pytest.mark.parametrize("wrote", [{"status": "waiting_for_user"}, {"title": "Another's"}], ids=str)
+def test_counts_never_hide_what_another_worker_wrote_of_the_run(wrote: dict[str, Any], tmp_path: Path) -> None:
+    """Another worker took the run, changed its entry, and gave it back: the first one's next entry is written whole, also without a new claim."""
     path = tmp_path / "runs.db"
 
     async def test() -> None:
@@ -360,7 +361,7 @@ def test_counts_never_hide_what_another_worker_wrote_of_the_run(tmp_path: Path) 
         await other.open()
         await store.claim("run")
         await write(store, "run", range(1, 4))
-        await other.append("run", 3, [line(4)], head=replace(head_of("run", 4), status="waiting_for_user"))
+        await other.append("run", 3, [line(4)], head=replace(head_of("run", 4), **wrote))
         await write(store, "run", range(5, 7))
         assert await other.head("run") == head_of("run", 6)
         await store.erase("run", lambda _: b"{}", head=head_of("run", 6))
@@ -370,6 +371,96 @@ def test_counts_never_hide_what_another_worker_wrote_of_the_run(tmp_path: Path) 
         await other.close()
 
     asyncio.run(test())
+
+
+def test_several_stores_of_a_process_lose_nothing_to_another_process_that_closes_the_database(tmp_path: Path) -> None:
+    """It is not the last one to close it, and leaves the write-ahead log where it is: it, and whoever comes later, sees every record."""
+    path = tmp_path / "runs.db"
+    source = (
+        "import asyncio, sys; from detent.stores.sqlite import SqliteStore; store = SqliteStore(sys.argv[1])\n"
+        "async def main(): await store.open(); print(len(await store.read('run'))); await store.close()\n"
+        "asyncio.run(main())"
+    )
+
+    async def seen() -> int:
+        return int(await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", source, str(path)]))
+
+    async def test() -> None:
+        store, other = SqliteStore(path), SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 4))
+        await other.open()
+        assert await seen() == 3
+        await write(store, "run", range(4, 6))
+        await other.close()
+        assert await seen() == 5
+        await write(store, "run", range(6, 7))
+        assert await seen() == 6
+        await store.close()
+        assert await seen() == 6
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_records_that_went_into_a_log_that_was_taken_away_are_not_said_to_be_kept(durable: bool, tmp_path: Path) -> None:
+    """Something in this process opened and closed the file, another process was the last to close it: the next append says so."""
+    path = tmp_path / "runs.db"
+    source = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); print(db.execute('SELECT count(*) FROM records').fetchall()); db.close()"
+    )
+
+    async def test() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await write(store, "run", range(1, 4))
+        path.read_bytes()
+        assert await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", source, str(path)]) == b"[(3,)]\n"
+        for last in (4, 5):
+            with pytest.raises(StoreError, match="open the store again"):
+                await write(store, "run", range(last, last + 1), durable=durable)
+        await store.close()
+        await store.open()
+        there = len(await store.read("run"))
+        await write(store, "run", range(there + 1, 7), durable=durable)
+        assert await store.read("run") == [line(n) for n in range(1, 7)]
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_claim_that_could_not_be_given_up_is_when_the_lock_is_free(tmp_path: Path) -> None:
+    """Who released it is told, once, that the database is locked; it is not held for ever by a process that lives on. A new claim stays."""
+    path = tmp_path / "runs.db"
+
+    async def test() -> None:
+        store, other = SqliteStore(path, busy_timeout_s=0.05), SqliteStore(path)
+        await store.open()
+        await other.open()
+        for again in (False, True):
+            await store.claim("run")
+            with locked_by_another_process(path) as process:
+                with pytest.raises(StoreBusy):
+                    await store.release("run")
+                if again:
+                    with pytest.raises(StoreBusy):
+                        await store.claim("run")
+                process.communicate(b"\n\n")
+            if again:
+                await store.claim("run")
+                with pytest.raises(RunBusy):
+                    await other.claim("run")
+                break
+            while True:
+                with contextlib.suppress(RunBusy):
+                    await other.claim("run")
+                    break
+                await asyncio.sleep(0)
+            await other.release("run")
+        await store.close()
+        await other.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_a_missing_row_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -51,6 +52,8 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
     "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor},
 }
+_LIBRARIES = r"(pydantic|pydantic_ai|genai_prices)(\.|$)"
+"""What these warn of, such as usage that no reader can read, is on the log, and is no line of a terminal."""
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
@@ -97,6 +100,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in own or bool(os.environ.get("DETENT_DEBUG"))
     args = [a for i, a in enumerate(args) if not (a == "--debug" and i < len(own))]
     output = Output(json_wanted="--json" in own)
+    if not debug and not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
         code: Any = make_app()(args, prog_name="detent", standalone_mode=False)
         return int(code or 0)

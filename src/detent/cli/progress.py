@@ -19,6 +19,8 @@ from detent.core.state import Item, RunState
 from detent.ports import Chunk
 
 WIDTH = 160
+NAME = 80
+"""Characters of a tool's name: models call tools that do not exist by names that have no end."""
 THOUGHT_LINES = 4
 """How many lines of thinking stay on a terminal; with --verbose all."""
 
@@ -117,7 +119,7 @@ class Progress:
 
     def _begun(self, call: str, tool: str, gist: str, attempt: int) -> None:
         if self._live is not None:
-            said = f"{clean(tool)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
+            said = f"{shortened(clean(tool), NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
             self._live.begin(call, said)
 
     def _ended(self, call: str) -> None:
@@ -148,9 +150,9 @@ class Progress:
         item = call.item if call is not None else None
         if call is None or item is None:
             return
-        self._now(f"iteration {iteration} · {clean(call.tool)} is done, going on")
+        self._now(f"iteration {iteration} · {shortened(clean(call.tool), NAME)} is done, going on")
         mark, style = ("ok", "") if item.ok else ("failed", "red")
-        said = f"{iteration:>4}  {clean(call.tool)} {mark}" + (f" {item.latency_ms:.0f} ms" if item.executed else "")
+        said = f"{iteration:>4}  {shortened(clean(call.tool), NAME)} {mark}" + (f" {item.latency_ms:.0f} ms" if item.executed else "")
         if self._verbosity == 0:
             said += f"  {shortened(_gist(call.args), 70)}" if item.ok else f"  {shortened(_problem(item), WIDTH)}"
         self._line(said, style)

@@ -103,9 +103,11 @@ def worker(
 
     Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
     --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
-    with --until-idle the exit code is that of the run that fared worst.
+    with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
     """
     session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    if session.engine.store.url == "ram:":
+        raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
     session.creates = not until_idle
     host = session.engine.worker_host
     if concurrency is not None and isinstance(host, InProcessHost):
@@ -175,9 +177,8 @@ def _summarise(worked: Worked, session: Session) -> None:
     """Say what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
-    say(
-        f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {', '.join(counts) or 'no runs'}"
-    )
+    done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
+    say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
         say(f"  given up: run {run_id}: {clean(why)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")

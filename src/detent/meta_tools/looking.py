@@ -56,7 +56,7 @@ def _goals(run: RunState, state: KernelState, context: Any) -> str:
 
 
 def _budget(run: RunState, state: KernelState, context: Any) -> str:
-    left = remaining(run.budget, run.usage, running_s=run.running_ms / 1000)
+    left = remaining(run.budget, run.usage, running_s=run.running_ms / 1000, total_s=run.total_s)
     lines: list[str] = []
     for field in FIELDS:
         limit, rest = getattr(run.budget, field), getattr(left, field, None)

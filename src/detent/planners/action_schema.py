@@ -85,11 +85,15 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
             todo += [value for key, value in fields.items() if key not in ("const", "enum", "default", "examples")]
 
 
+_NAMING = ("required", "additionalProperties")
+"""What says of a whole object no more than names of its fields."""
+
+
 class SchemaChecks:
     """Says whether values fit schemas, in words for a model; each schema is compiled once. References outside a schema are not fetched."""
 
     def __init__(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None) -> None:
-        self._schemas = {tool.name: tool.input_schema for tool in tools}
+        self._schemas = {tool.name: (tool.input_schema, tool.sensitive) for tool in tools}
         self._output = output_schema
         self._compiled: dict[str, Callable[[Any], str]] = {}
 
@@ -97,7 +101,7 @@ class SchemaChecks:
         """Return why `args` do not fit, "" when they do."""
         check = self._compiled.get(tool)
         if check is None:
-            check = self._compiled[tool] = compiled(self._schemas[tool])
+            check = self._compiled[tool] = compiled(*self._schemas[tool])
         return check(args)
 
     def answer(self, value: Any) -> str:
@@ -108,8 +112,8 @@ class SchemaChecks:
         return check(value)
 
 
-def compiled(schema: dict[str, Any]) -> Callable[[Any], str]:
-    """Return a function that says what is wrong with a value, naming at most three places and never showing a long one."""
+def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[[Any], str]:
+    """Return a function that says what is wrong with a value, naming at most three places and never showing a long one, or a `sensitive` field."""
     if not schema:
         return lambda _value: ""
     from jsonschema.exceptions import ValidationError
@@ -124,7 +128,9 @@ def compiled(schema: dict[str, Any]) -> Callable[[Any], str]:
             for error in errors(value):
                 found: ValidationError = error
                 where = ".".join(str(part) for part in found.absolute_path)
-                said.append(f"{where}: {_short(found.message)}" if where else _short(found.message))
+                shows = found.validator not in _NAMING if not where else found.absolute_path[0] in sensitive
+                message = f"does not meet {found.validator!r}" if sensitive and shows else _short(found.message)
+                said.append(f"{where}: {message}" if where else message)
                 if len(said) == 3:
                     break
         except Exception:  # noqa: BLE001 - a foreign validator on what a model wrote: what it chokes on does not fit

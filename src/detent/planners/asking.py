@@ -55,6 +55,7 @@ class Asking:
                 self._model,
                 lambda limit: self._send(whole, limit),
                 provider=self._provider,
+                purpose="ask" if self._view.small else "plan",
                 input_tokens=whole.tokens,
                 max_output_tokens=self._limit,
             )

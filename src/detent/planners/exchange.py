@@ -15,6 +15,7 @@ from detent.core.errors import DetentError, ModelCallFailure
 from detent.planners.failures import failure_of
 from detent.planners.providers import no_sdk_retries
 from detent.planners.settings import ModelSettings
+from detent.planners.typed_answers import as_text
 from detent.ports import ModelAnswer, Models
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Exchange:
 
     `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
     kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds;
-    `text` are the settings of a model that is asked for text alone.
+    `address` says what to look at where an answer is none of an API; `text` are the settings of a model that is asked for text alone.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Exchange:
         provider: str = "",
         key: str = "",
         keys: tuple[str, ...] = (),
+        address: str = "",
         text: ModelSettings | None = None,
     ) -> None:
         self.model, self.max_tokens, self.text = model, max_tokens, text
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"
-        self.provider, self._key, self._keys = provider or self.system, key, keys
+        self.provider, self._key, self._keys, self._address = provider or self.system, key, keys, address
         self.settings = {**no_sdk_retries(self.system), **settings}
         self.stream = stream and _can_stream(model)
         if getattr(model, "stream_function", None) is not None and getattr(model, "function", True) is None:
@@ -109,7 +111,7 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
-            raise failure_of(error, model=self.name, key=self._key, keys=self._keys) from error
+            raise failure_of(error, model=self.name, key=self._key, keys=self._keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)
@@ -154,7 +156,8 @@ class Exchange:
 def _mend(response: ModelResponse) -> None:
     """Let what a provider says be text that can be written down: a stream may cut a surrogate pair in two, and a half may have no other half.
 
-    Halves that stand side by side are one character; others become U+FFFD, but not in arguments: those are invalid, and stay so.
+    Halves that stand side by side are one character; others become U+FFFD, but not in arguments: those are invalid, and stay so. What of a call
+    must be text is made text where a stream, which is not checked, has something else there.
     """
     for field in ("model_name", "provider_response_id"):
         said: Any = getattr(response, field)
@@ -166,8 +169,10 @@ def _mend(response: ModelResponse) -> None:
                 part.content = _whole(part.content)
             case "tool-call":
                 call: Any = part
-                call.tool_name, call.tool_call_id = _whole(call.tool_name), _whole(call.tool_call_id)
-                call.args = _whole(call.args, "surrogatepass") if isinstance(call.args, str) else call.args
+                args: Any = call.args
+                call.tool_name, call.tool_call_id = _whole(str(call.tool_name)), _whole(str(call.tool_call_id))
+                args = args if args is None or isinstance(args, str | dict) else as_text(args)  # pyright: ignore[reportUnknownVariableType]
+                call.args = _whole(args, "surrogatepass") if isinstance(args, str) else args
             case _:
                 pass
 

@@ -31,21 +31,32 @@ _KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{
 
 
 def failure_of(
-    error: BaseException, *, model: str, usage: Usage | None = None, key: str = "", keys: Sequence[str] = ()
+    error: BaseException, *, model: str, usage: Usage | None = None, key: str = "", keys: Sequence[str] = (), address: str = ""
 ) -> ModelCallFailure:
     """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5".
 
     `key` says what to do about a key that was refused, where that is not the one of the provider that the name says; `keys` are those that
-    requests carry, whatever they look like: what a provider repeats of them is left out.
+    requests carry, whatever they look like: what a provider repeats of them is left out. `address` says what to look at where an answer is
+    none of an API, which only a base URL may be to blame for.
     """
     if isinstance(error, ModelCallFailure):
         return error
     inner: Any = getattr(error, "exceptions", ())  # those of a group
     if len(inner) == 1:
-        return failure_of(inner[0], model=model, usage=usage, key=key, keys=keys)
+        return failure_of(inner[0], model=model, usage=usage, key=key, keys=keys, address=address)
     kind = kind_of(error)
     message = _message(error, kind, model, key or key_hint(model), keys)
+    if address and (kind in ("unknown_model", "connection") or (kind == "server" and _no_answer(error))):
+        message = f"{message}; check {address}"
     return ModelCallFailure(message, kind=kind, retry_after_s=_retry_after(error), usage=usage)
+
+
+def _no_answer(error: BaseException) -> bool:
+    """Whether there was an answer that is none of an API: a redirection, no JSON, or JSON of another kind."""
+    from pydantic_ai.exceptions import ModelAPIError
+
+    redirected = 300 <= getattr(error.__cause__, "status_code", 0) < 400
+    return redirected or not isinstance(error, ModelAPIError) or isinstance(error.__cause__, ValueError)
 
 
 def kind_of(error: BaseException) -> ModelFailureKind:
@@ -103,7 +114,7 @@ def _kind_of_transport(error: BaseException) -> ModelFailureKind:
         return "timeout"
     if names & {"TransportError", "APIConnectionError", "HTTPClientError", "ClientConnectionError", "StreamError", "OSError"}:
         return "connection"
-    if isinstance(error, LookupError) or "ValidationError" in names:
+    if isinstance(error, LookupError | AttributeError | TypeError | RecursionError) or "ValidationError" in names:
         return "server"  # a client that reads an answer finds less in it, or something else, than every answer has
     return "bad_request"
 
@@ -148,10 +159,23 @@ def _said(error: BaseException, keys: Sequence[str]) -> str:
     text = _of_body(body) or str(error) or type(error).__name__
     if not hasattr(error, "body"):
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if cause := _cause(error):
+        text = f"{text.rstrip('.')} ({cause})"
     for known in keys:
         text = text.replace(known, "[key]")
     text = _KEY.sub("[key]", " ".join(text.split()))
     return text if len(text) <= 400 else text[:397] + "..."
+
+
+def _cause(error: BaseException) -> str:
+    """Return what a network said for which a client says no more than that it failed; never what a client says of what it was to send."""
+    for _ in range(10):
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+        if {kind.__name__ for kind in type(error).__mro__} & {"NetworkError", "RemoteProtocolError", "OSError"} and str(error):
+            return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _of_body(body: Any) -> str:

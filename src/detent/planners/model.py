@@ -21,7 +21,7 @@ from detent.planners.messages import Renderer, Rendering
 from detent.planners.model_text import check_text, make_writer, writes_text
 from detent.planners.on_device import OnDevicePlanner
 from detent.planners.prompt import Head, make_head
-from detent.planners.providers import ModelRef, key_hint_at, keys_in_use, make_model
+from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
 from detent.planners.settings import ModelSettings, for_provider, read_settings
 from detent.planners.shown import compression_of, schema_detail_of, temperature_of
 from detent.planners.turn import Turn
@@ -154,10 +154,10 @@ class ModelPlanner:
 
 async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
     """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
-    name, provider, key = "", "", ""
+    name, provider, key, address = "", "", "", ""
     if isinstance(named, str):
         ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
-        model, name, provider, key = make_model(ref), named, ref.billed_by, key_hint_at(ref)
+        model, name, provider, key, address = make_model(ref), named, ref.billed_by, key_hint_at(ref), address_hint(ref)
     elif hasattr(named, "request") and hasattr(named, "profile"):
         model = named
     else:
@@ -172,6 +172,7 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         max_tokens=settings.max_tokens,
         key=key,
         keys=keys_in_use(model, settings.api_key_env),
+        address=address,
         text=settings if writes_text(model, settings) else None,
     )
     await exchange.open()

@@ -111,6 +111,8 @@ def read(text: str, offer: Offer, *, finish: str = "") -> Reading:
         return Reading(problem=problem, thinking=thinking, cut=cut)
     found = objects_in(said)
     reading = _from_objects(said, found, offer, cut=cut) if found else None
+    if reading is None and not cut and len(found) == 1:
+        reading = _typed_in_prose(found[0], offer)
     if reading is None:
         reading = _prose(said, offer, cut=cut)
     return msgspec.structs.replace(reading, thinking=thinking, said=said)
@@ -128,6 +130,15 @@ def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
         return Reading(problem=f"the answer does not fit the output schema: {problem}")
     return Reading(actions=(FinalAnswer(content=answer),))
+
+
+def _typed_in_prose(one: Found, offer: Offer) -> Reading | None:
+    """Return the answer that an output schema asks for, where it is the one object in a text, stands alone and fits as it is; else None."""
+    if offer.output_schema is None or "final_answer" not in offer.actions or one.stands != "alone" or one.mended or not one.whole:
+        return None
+    if one.value is None or not plain_json(one.value) or offer.answer_problem(one.value):
+        return None
+    return Reading(actions=(FinalAnswer(content=one.value),))
 
 
 def _from_objects(said: str, found: Sequence[Found], offer: Offer, *, cut: bool) -> Reading | None:
@@ -247,7 +258,7 @@ def _action(value: Any, offer: Offer) -> AnyAction:
 
 def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
     control = kind if kind in CONTROLS or kind in offer.tools or kind in _CALLS else _control_name(kind)
-    if control in CONTROLS:
+    if control in CONTROLS and (control in offer.actions or kind not in offer.tools):
         if control not in offer.actions:
             raise _NoAction(f'"{control}" is not possible here; possible: {", ".join(offer.actions)}')
         return _control(control, fields)

@@ -108,15 +108,19 @@ def make_model(ref: ModelRef) -> Any:
     if not ref.name.strip():
         raise ConfigError('no model was named; write one as "provider:name", such as model = "openai:gpt-5"')
     _needs_library()
-    if ref.base_url:
-        return _compatible(ref)
-    if not ref.provider:
-        raise ConfigError(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
-    _needs_key(ref)
+    if not ref.base_url:
+        if not ref.provider:
+            raise ConfigError(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
+        _needs_key(ref)
+    for variable in (ref.api_key_env,) if ref.base_url else VARIABLES.get(ref.provider, ()):
+        if not variable.endswith("PROFILE"):
+            refuse_unsendable(variable)
     from pydantic_ai.exceptions import UserError
     from pydantic_ai.models import infer_model
 
     try:
+        if ref.base_url:
+            return _compatible(ref)
         if ref.provider in LOCAL and not (ref.provider == "ollama" and os.environ.get("OLLAMA_BASE_URL")):
             return _compatible(msgspec.structs.replace(ref, base_url=f"{LOCAL[ref.provider]}/v1"))
         if ref.provider == "bedrock":
@@ -129,6 +133,17 @@ def make_model(ref: ModelRef) -> Any:
             raise ConfigError(_unknown(ref.name, f"there is no provider {ref.provider!r}")) from error
         first = str(error).split(" To try Pydantic AI")[0]
         raise ConfigError(f"model {ref.name!r} cannot be used: {first}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code: a vendor's client is made, and refuses what it was given in words of its own
+        raise ConfigError(f"model {ref.name!r} cannot be used: {str(error) or type(error).__name__}") from error
+
+
+def refuse_unsendable(variable: str) -> None:
+    """Raise `ConfigError` where a variable holds a key that no request can carry, such as one with the line end of the file that it is from."""
+    key = os.environ.get(variable, "")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(f"{variable} holds spaces, line ends or other characters that no key has; set it again without them")
 
 
 def no_sdk_retries(provider: str) -> dict[str, Any]:
@@ -163,6 +178,18 @@ def key_hint_at(ref: ModelRef) -> str:
     if ref.api_key_env:
         return f"check that {ref.api_key_env} holds a valid key of {host} with access to this model"
     return f"no key was sent to {host}: name the variable that holds its key with model_settings.api_key_env"
+
+
+def address_hint(ref: ModelRef) -> str:
+    """Return what an answer that is none of an API says to look at, "" where no URL was given and none is usual; user names and passwords are left out."""
+    base_url = ref.base_url or LOCAL.get(ref.provider, "")
+    if not base_url or (not ref.base_url and os.environ.get("OLLAMA_BASE_URL")):
+        return ""
+    if not ref.base_url:
+        return f"that its server runs at {base_url} (or say with base_url where it does)"
+    parts = urlsplit(base_url)
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return f"base_url: {url} must be where an API like OpenAI's begins (mostly it ends in /v1)"
 
 
 def keys_in_use(model: Any, api_key_env: str = "") -> tuple[str, ...]:
@@ -239,7 +266,7 @@ def _host(url: str) -> str:
     """Return host and port of a web address, "" for what is none."""
     try:
         parts = urlsplit(url)
-        found = parts.hostname is not None and (parts.port is None or parts.port > 0)
+        found = url.isprintable() and " " not in url and parts.hostname is not None and (parts.port is None or parts.port > 0)
     except ValueError:
         return ""
     return parts.netloc.rpartition("@")[2] if found and parts.scheme in ("http", "https") else ""
@@ -249,7 +276,7 @@ def _compatible(ref: ModelRef) -> Any:
     """Return a model at an OpenAI-compatible URL; `OPENAI_API_KEY` is never sent there."""
     if not ref.billed_by:
         raise ConfigError(f"base_url {ref.base_url!r} is no URL; write it as http://localhost:8080/v1")
-    key = os.environ.get(ref.api_key_env, "") if ref.api_key_env else ""
+    key = os.environ.get(ref.api_key_env, "").strip() if ref.api_key_env else ""
     if ref.api_key_env and not key:
         raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")
     try:

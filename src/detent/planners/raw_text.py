@@ -16,7 +16,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
 from detent.planners.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.on_device import OnDevicePlanner
-from detent.planners.providers import LOCAL, ModelRef
+from detent.planners.providers import LOCAL, ModelRef, refuse_unsendable
 from detent.planners.settings import ModelSettings, OnDeviceSettings, read_settings
 from detent.ports import Plan, View
 
@@ -100,7 +100,8 @@ def _options(ref: ModelRef, settings: ModelSettings) -> dict[str, Any]:
         raise ConfigError(
             f'model {ref.name!r}: model_settings: {", ".join(idle)} has no effect with planner = "on-device" here; leave it out'
         )
-    key = os.environ.get(ref.api_key_env, "") if ref.api_key_env else ""
+    refuse_unsendable(ref.api_key_env)
+    key = os.environ.get(ref.api_key_env, "").strip() if ref.api_key_env else ""
     if ref.api_key_env and not key:
         raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")
     sampling = {"top_p": settings.top_p, "stop": list(settings.stop_sequences) or None}

@@ -80,10 +80,11 @@ def _beginning(args: str) -> str:
 
 def writable(args: Any) -> Any:
     """Return arguments as they are, or as the text of them where they nest deeper than `DEEPEST`."""
-    return _as_text(args) if _nests_deeper(args, DEEPEST) else args
+    return as_text(args) if _nests_deeper(args, DEEPEST) else args
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return data as JSON; that it nests too deep where no writer can write it."""
     try:
         return msgspec.json.encode(value).decode()
     except (RecursionError, ValueError):

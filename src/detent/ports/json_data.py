@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
@@ -26,7 +28,9 @@ def json_problem(value: Any, *, escaping: bool = False) -> str:
         return "it contains itself, or is nested too deeply"
     except Exception as error:  # noqa: BLE001 - foreign data
         return f"{type(value).__name__}: {error}"
-    return _found(value, escaping=escaping) if b"null" in raw else ""  # NaN and infinities are written as null
+    if b"null" not in raw or _all_finite(value):  # NaN and infinities are written as null
+        return ""
+    return _found(value, escaping=escaping)
 
 
 def unstorable(text: str) -> str:
@@ -36,9 +40,23 @@ def unstorable(text: str) -> str:
     return f"holds a NUL at character {text.index(chr(0))}; leave it out" if "\0" in text else ""
 
 
+def _items(value: Any) -> list[Any] | None:
+    """Return what is looked through in place of a value that is no plain data."""
+    return list(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else None
+
+
+def _all_finite(value: Any) -> bool:
+    """Whether no number in `value` is NaN or infinite; large data is looked through at C speed, before anybody asks for a place in it."""
+    try:
+        json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_items), allow_nan=False, check_circular=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _found(value: Any, *, escaping: bool) -> str:
     """Return what is wrong in the first part that JSON cannot say, and its place in `value`."""
-    parts: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, str_keys=True, enc_hook=list))]
+    parts: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, str_keys=True, enc_hook=_items))]
     while parts:
         place, part = parts.pop()
         if isinstance(part, float) and not math.isfinite(part):

@@ -7,6 +7,7 @@ of the loop is one transaction. A lock that is taken, and whatever has to surviv
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sqlite3
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
@@ -93,6 +94,7 @@ class SqliteStore:
         self._checkpointer: Checkpointer
         self._turned = 0.0
         self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
+        self._owed: set[str] = set()  # claims that were given up here and are still in the database
         self._batch: list[Operation] = []
         self._batch_loop: asyncio.AbstractEventLoop | None = None
 
@@ -166,8 +168,9 @@ class SqliteStore:
                 return
         try:
             commit(self._db, operations, self.path)
-        except sqlite3.Error as error:
-            if is_busy(error):
+            self._checkpointer.check()
+        except (sqlite3.Error, StoreError) as error:
+            if isinstance(error, sqlite3.Error) and is_busy(error):
                 self._writer.submit(operations)
                 return
             for operation in operations:
@@ -214,6 +217,7 @@ class SqliteStore:
             if is_busy(error):
                 return False
             raise translate(error, self.path) from error
+        self._checkpointer.check()
         self._checkpointer.committed()
         if operation.error is not None:
             raise operation.error
@@ -300,7 +304,8 @@ class SqliteStore:
     async def claim(self, run_id: str) -> None:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         db = self._connection()
-        self._holder.take()
+        self._take()
+        self._owed.discard(run_id)
         self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
@@ -311,20 +316,41 @@ class SqliteStore:
             raise
         self._holder.runs.add(run_id)
 
+    def _take(self) -> None:
+        try:
+            self._holder.take()
+        except OSError as error:
+            raise StoreError(
+                f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
+            ) from error
+
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
         db = self._connection()
         self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
             self._holder.runs.discard(run_id)
-            await self._submit(Release(run_id, self._holder.name), db)
+            self._owed.add(run_id)
+            await asyncio.shield(self._give_up(run_id, db))
+
+    def _give_up(self, run_id: str, db: Db) -> asyncio.Future[Any]:
+        """Delete a claim, and go on trying where others keep the database locked: nobody is kept from a run that is not advanced."""
+        released = self._submit(Release(run_id, self._holder.name), db)
+        released.add_done_callback(functools.partial(self._given_up, run_id))
+        return released
+
+    def _given_up(self, run_id: str, released: asyncio.Future[Any]) -> None:
+        if released.cancelled() or not isinstance(released.exception(), StoreBusy):
+            self._owed.discard(run_id)
+        elif run_id in self._owed and self._db is not None:
+            self._give_up(run_id, self._db)
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""
         db = self._connection()
         if not self._holder.runs:
             return []
-        self._holder.take()
+        self._take()
         held = await self._submit(Renew(self._holder), db)
         lost = sorted(self._holder.runs - held)
         self._holder.runs.difference_update(lost)

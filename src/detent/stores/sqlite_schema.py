@@ -13,6 +13,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -58,6 +59,8 @@ MIGRATIONS = {
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+_CREATING = threading.Lock()
 
 Db = sqlite3.Connection
 
@@ -197,16 +200,16 @@ def _no_room(path: Path) -> bool:
 
 
 def how_to_look(path: Path) -> str:
-    """Return how a file is opened to be looked at: "" where it can be written; raise `FileNotFoundError` where there is none, `StoreError`.
+    """Return how a file is opened to be looked at; raise `FileNotFoundError` where there is none, `StoreError`.
 
-    Of one that is only for reading, what its writer has in memory and in the write-ahead log is read with it. Where it has none, nobody has
-    the file open; SQLite would make these files, and then they would be the reader's.
+    While it is in use, for reading: its write-ahead log is read, too, and is left to those who write it. At rest as always, "", or, where it
+    cannot be written, as it stands: SQLite would make a write-ahead log beside it, which would be the reader's.
     """
     try:
         path.stat()
-        if os.access(path, os.W_OK):
-            return ""
-        return "mode=ro" if Path(f"{path}-shm").exists() else "immutable=1"
+        if all(Path(f"{path}-{kind}").exists() for kind in ("wal", "shm")):
+            return "mode=ro"
+        return "" if os.access(path, os.W_OK) else "immutable=1"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(path) from error
@@ -214,9 +217,19 @@ def how_to_look(path: Path) -> str:
 
 
 def create_file(path: Path) -> None:
-    """Create an empty database file that only its owner can read, where there is none."""
+    """Create an empty database file that only its owner can read, where there is none; see that one that is there can be written.
+
+    That one is not opened: closing it would take from this process all locks that it has on the file (POSIX), also those of other stores;
+    the next process to close the database would then believe itself the last one, and remove the write-ahead log that these still write to.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with _CREATING:  # who opens the file in another thread comes by here first
+            if not path.exists():
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            elif path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            elif not os.access(path, os.R_OK | os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise StoreError(f"{str(path)!r} cannot be opened for writing ({error.strerror}); check the path and its permissions") from error

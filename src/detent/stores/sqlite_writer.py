@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from detent.core.errors import DetentError, StoreBusy
+from detent.core.errors import DetentError, StoreBusy, StoreError
 from detent.stores.sqlite_operations import Operation, StillRead
 from detent.stores.sqlite_schema import Db, concerns_all, connect, create_file, holds_something, how_to_look, is_busy, prepare, translate
 
@@ -57,9 +58,26 @@ class Checkpointer:
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit = path, limit_bytes
-        self._wal = Path(f"{path}-wal")
-        self._commits = 0
+        self._log = f"{path}-wal"
+        self._wal = Path(self._log)
+        self._commits = self._inode = 0
         self._thread: threading.Thread | None = None
+
+    def opened(self) -> None:
+        """Note which log this process writes to, which is there from now on."""
+        self._inode = os.stat(self._log).st_ino  # noqa: PTH116 - as in `check`
+
+    def check(self) -> None:
+        """Raise `StoreError` where the log that was just written to is not the database's any more: nobody else sees what is in it."""
+        try:
+            inode = os.stat(self._log).st_ino  # noqa: PTH116 - after every commit
+        except FileNotFoundError:
+            inode = 0
+        if inode != self._inode:
+            raise StoreError(
+                f"the write-ahead log of {str(self._path)!r} was taken away under this process; what it recorded just now may be lost. It had lost its"
+                " locks, as happens when something in it opens and closes the database file, such as a copy or a search; open the store again"
+            )
 
     def committed(self) -> None:
         """Count a commit; start a checkpoint if it is due."""
@@ -165,7 +183,8 @@ class Writer:
 
     def _open(self) -> Db:
         how = "" if self._create else how_to_look(self._path)
-        if not how:
+        if self._upgrade:
+            how = ""
             create_file(self._path)
         db = connect(self._path, synchronous="FULL", how=how)
         try:
@@ -173,6 +192,8 @@ class Writer:
                 raise FileNotFoundError(self._path)
             prepare(db, self._path, upgrade=self._upgrade)
             self._inline = connect(self._path, synchronous="NORMAL", how=how)
+            if not how:
+                self._checkpointer.opened()
         except BaseException:
             db.close()
             raise
@@ -224,6 +245,7 @@ class Writer:
             operations[0].outcome = operations[0].apply(db)
         else:
             commit(db, operations, self._path)
+            self._checkpointer.check()
 
     def _retry(self, action: Callable[[], Any]) -> Any:
         """Do it; again while a lock of another connection is in the way, until the busy timeout has passed."""

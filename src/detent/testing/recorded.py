@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec
 from detent.core.codec import encode
 from detent.core.errors import ConfigError, MalformedPlan, PlannerFailed
 from detent.core.events import Planned, PlanRejected
@@ -227,6 +228,10 @@ class RecordedPlanner:
                 f"{str(path)!r} is no script of a run: {error}; `detent export --script RUN --output FILE` makes one"
             ) from None
         return cls(script, by_sequence=by_sequence)
+
+    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+        """Return nothing: a recording asks no model; see `ports.models_asked`."""
+        return ()
 
     def begin_run(self, run_id: str) -> None:
         """Find the place in the script anew; called by an engine that starts or resumes the run."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast, get_args
 
 from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec
 from detent.core.errors import PlannerFailed
 from detent.ports import Plan, View
 
@@ -30,6 +31,10 @@ class ScriptedPlanner:
         for number, entry in enumerate(self.entries, 1):
             if not callable(entry):
                 _as_plan(entry, number)
+
+    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+        """Return nothing: a script asks no model, whatever its agent names; see `ports.models_asked`."""
+        return ()
 
     def begin_run(self, run_id: str) -> None:
         """Begin the script anew for this run, in all its scopes; called by an engine that starts or resumes the run."""

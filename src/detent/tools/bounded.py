@@ -9,7 +9,6 @@ has a place waits for nobody but calls inside of it, and there is no deadlock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,11 +42,14 @@ class Place:
         """Whether it, or one around it, is a place of a bounded tool."""
         return bool(self.tool) or (self.around is not None and self.around.has_tool)
 
-    def tell(self) -> None:
-        """Let the call begin, which may wait on another event loop."""
+    def tell(self) -> bool:
+        """Let the call begin, which may wait on another event loop; return whether it still waits there."""
         if self.turn is not None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+            try:
                 self.turn.get_loop().call_soon_threadsafe(self._begin, self.turn)
+            except RuntimeError:  # that loop is closed
+                return False
+        return True
 
     @staticmethod
     def _begin(turn: asyncio.Future[None]) -> None:
@@ -61,8 +63,8 @@ _INSIDE: ContextVar[Place | None] = ContextVar("detent_place", default=None)
 class Bounded:
     """At most `limit` calls at once, and of each tool that `per_tool` names as many as it says; None: any number.
 
-    One object may serve several engines, event loops and threads; the bounds then hold for all of them together. Raises `ConfigError` for a
-    bound below 1.
+    One object may serve several engines, event loops and threads; the bounds then hold for all of them together. Engines whose tools run
+    agents on each other share one: with two, each could wait for a place that the other has. Raises `ConfigError` for a bound below 1.
     """
 
     def __init__(self, limit: int | None = None, *, per_tool: Mapping[str, int] | None = None) -> None:
@@ -100,8 +102,10 @@ class Bounded:
             if self._has_room(place):
                 self._waiting.pop(place)
                 place.given = True
-                self._count(place, 1)
-                place.tell()
+                if place.tell():
+                    self._count(place, 1)
+                else:
+                    place.given = False
 
     def _has_room(self, place: Place) -> bool:
         around = place.around

@@ -17,6 +17,8 @@ CONCURRENCY, MAX_ATTEMPTS, RETRY_PAUSE_S, POLL_S = 4, 5, 1.0, 0.5
 
 MAX_PAUSE_S = 300.0
 """The longest pause before another attempt."""
+LOOKING = 0.05
+"""The highest share of its time that a worker spends on looking, as long as that makes it look ten times less often at most."""
 LEFT_S = 60.0
 """How long a run is left alone that cannot be taken on here."""
 BUSY_S = 1.0
@@ -29,7 +31,8 @@ class InProcessHost:
     """A `WorkerHost` over the store alone.
 
     `concurrency`: how many runs one worker advances at once. A run whose attempt failed is tried again after `retry_pause_s`, then after
-    twice as long and so on, and given up after `max_attempts`. `poll_s`: how often a worker looks for what is due.
+    twice as long and so on, and given up after `max_attempts`. `poll_s`: how often a worker looks for what is due; up to ten times less often
+    where so many runs wait that looking takes long.
     """
 
     def __init__(
@@ -78,10 +81,10 @@ class _Shift:
         self.nudged = asyncio.Event()
         self._tasks: dict[str, tuple[Due, asyncio.Task[None]]] = {}
         self._queues: dict[str, deque[Due]] = {}
-        self._aside: dict[str, datetime] = {}
+        self._aside: dict[str, tuple[datetime, datetime]] = {}
         self._advanced: dict[str, int] = {}
         self._served: Counter[str] = Counter()
-        self._turn, self._seen = 0, True
+        self._turn, self._seen, self._took_s = 0, True, 0.0
         self._news: asyncio.Future[None] | None = None
 
     async def work(self, *, until_idle: bool) -> None:
@@ -116,6 +119,7 @@ class _Shift:
 
     async def _look(self) -> None:
         """Queue what is due, of each tenant the longest untouched first; leave out what is in progress or left alone."""
+        began = asyncio.get_running_loop().time()
         try:
             found = await self._backlog.due()
         except StoreError as error:
@@ -124,9 +128,9 @@ class _Shift:
             log.warning("a worker cannot see what is due (%s); it tries again", error)
             self._seen = False
             return
-        self._seen = True
+        self._seen, self._took_s = True, asyncio.get_running_loop().time() - began
         now, known = self._backlog.now(), {due.run_id for due in found}
-        self._aside = {run_id: until for run_id, until in self._aside.items() if run_id in known and until > now}
+        self._aside = {run_id: span for run_id, span in self._aside.items() if run_id in known and span[0] <= now < span[1]}
         self._advanced = {run_id: records for run_id, records in self._advanced.items() if run_id in known}
         self._queues = {}
         for due in found:
@@ -146,7 +150,9 @@ class _Shift:
 
     async def _rest(self) -> None:
         """Wait until a run is done, somebody submits one, or there may be news."""
-        news = self._news = self._news or asyncio.ensure_future(self._backlog.news(self._host.poll_s))
+        poll_s = self._host.poll_s
+        pause_s = min(max(poll_s, self._took_s / LOOKING), 10 * poll_s)
+        news = self._news = self._news or asyncio.ensure_future(self._backlog.news(pause_s))
         nudge = asyncio.ensure_future(self.nudged.wait())
         try:
             await asyncio.wait({news, nudge, *(task for _, task in self._tasks.values())}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,10 +194,10 @@ class _Shift:
         """Whether it is too early for another attempt; the run is then left alone until it is time."""
         if tries.last is None:
             return False
-        until = tries.last + timedelta(seconds=self._host.pause_s(tries.count))
-        if until <= self._backlog.now():
+        now, until = self._backlog.now(), tries.last + timedelta(seconds=self._host.pause_s(tries.count))
+        if not tries.last <= now < until:  # a clock that was set back shortens a pause, rather than making it hours long
             return False
-        self._aside[run_id] = until
+        self._aside[run_id] = now, until
         return True
 
     async def _failed(self, run_id: str, error: Exception) -> None:
@@ -210,7 +216,8 @@ class _Shift:
             log.error("run %s failed, and nothing can be recorded of it (%s): %s", run_id, problem, said)  # noqa: TRY400 - said in full
 
     def _leave(self, run_id: str, seconds: float) -> None:
-        self._aside[run_id] = self._backlog.now() + timedelta(seconds=seconds)
+        now = self._backlog.now()
+        self._aside[run_id] = now, now + timedelta(seconds=seconds)
 
 
 __all__ = ["InProcessHost"]

@@ -5,7 +5,9 @@ It is declined, or, where the server's table says `elicitation = "defaults"`, an
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from mcp import types
@@ -13,8 +15,12 @@ from mcp.client.session import ClientRequestContext
 
 from detent.patterns import drop_slow_patterns
 
-LONGEST = 100_000
-"""Bytes of a requested schema that is looked at."""
+LONGEST = 20_000
+"""Bytes of a requested schema that is looked at: checking takes time in which nothing else happens, and a server may ask without end."""
+MOST_COMPARED = 200_000
+"""Of how many options a default may be a choice, times the bytes of the schema that each is compared with."""
+_FORM = {"type", "title", "description", "properties", "required", "additionalProperties"}
+"""What a form may say of itself by the protocol, apart from its fields."""
 
 
 async def decline(context: ClientRequestContext, params: Any) -> types.ElicitResult:
@@ -31,11 +37,19 @@ async def give_defaults(context: ClientRequestContext, params: Any) -> types.Eli
 def defaults_of(asked: Any) -> dict[str, Any] | None:
     """Return the defaults that a requested schema declares; None where they are no answer to it. The schema is a server's own."""
     try:
-        raw = msgspec.json.encode(asked)
-        schema: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+        schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(asked), type=dict[str, Any])
+        schema.pop("$schema", None)  # which draft it is makes no difference to a form
+        raw = msgspec.json.encode(schema)
         fields = msgspec.convert(schema.get("properties") or {}, dict[str, dict[str, Any]])
         content = {name: field["default"] for name, field in fields.items() if "default" in field}
-        if len(raw) > LONGEST or b'"$' in raw or not content or not _fits(content, schema):
+        if (
+            len(raw) > LONGEST
+            or b'"$' in raw
+            or schema.keys() - _FORM
+            or not all(_flat(value, MOST_COMPARED // len(raw)) for value in content.values())
+        ):
+            return None
+        if not content or not _fits(content, schema):
             return None
         types.ElicitResult(action="accept", content=content)
     except Exception:  # noqa: BLE001 - foreign data: a schema may be anything, and what cannot be read is declined
@@ -44,10 +58,45 @@ def defaults_of(asked: Any) -> dict[str, Any] | None:
 
 
 def _fits(content: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Whether the answer satisfies the schema, its required fields and formats included."""
+    """Whether the answer satisfies the schema, its required fields and formats included; one that cannot be checked in time does not."""
     from jsonschema import Draft202012Validator
 
+    before = msgspec.json.encode(schema)
     drop_slow_patterns(schema)
+    if msgspec.json.encode(schema) != before:
+        return False
     Draft202012Validator.check_schema(schema)
     validator = cast("Any", Draft202012Validator)
-    return bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(content))
+    told = all(_FORMATS[said](value) for name, value in content.items() if (said := _format(schema, name)) in _FORMATS)
+    return told and bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(content))
+
+
+def _flat(value: Any, most: int) -> bool:
+    """Whether a value is one that a form can be given: text, a number, yes or no, or a choice of at most so many texts."""
+    if isinstance(value, list):
+        chosen = cast("list[Any]", value)
+        return len(chosen) <= most and all(isinstance(one, str) for one in chosen)
+    return not isinstance(value, dict)
+
+
+def _format(schema: dict[str, Any], name: str) -> str:
+    """Return the format of a field, "" where it has none."""
+    said = schema["properties"][name].get("format")
+    return said if isinstance(said, str) else ""
+
+
+def _is_time(value: Any) -> bool:
+    """Whether a value is a date and time with its zone."""
+    try:
+        return datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_address(value: Any) -> bool:
+    """Whether a value is a URI."""
+    return isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value and bool(urlsplit(value).scheme)
+
+
+_FORMATS = {"date-time": _is_time, "uri": _is_address}
+"""Formats that the library checks only with others beside it."""

@@ -320,6 +320,8 @@ def test_a_call_whose_event_loop_is_gone_takes_no_place() -> None:
             loop.close()
             return task
 
+        while not scheduler._waiting:
+            await asyncio.sleep(0)
         left.append(await asyncio.to_thread(contextvars.Context().run, wait))
 
     left = list[Any]()

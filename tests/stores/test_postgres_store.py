@@ -939,3 +939,22 @@ def test_a_session_that_was_reset_under_the_store_is_begun_again(postgres_url: s
         assert await store.signals(["run"]) == {}
 
     on(f"{postgres_url}&schema=apart", body, connections=1)
+
+
+def test_whoever_opens_a_store_at_the_same_moment_opens_it_once(postgres_url: str) -> None:
+    """Runs that begin together on an engine that nobody opened share one set of connections."""
+
+    class Counting(PostgresStore):
+        begun = 0
+
+        async def _begin(self, *, create: bool, upgrade: bool) -> Any:
+            self.begun += 1
+            return await super()._begin(create=create, upgrade=upgrade)
+
+    async def test() -> int:
+        store = Counting(postgres_url)
+        await asyncio.gather(*(store.open() for _ in range(5)))
+        await store.close()
+        return store.begun
+
+    assert asyncio.run(test()) == 1

@@ -463,6 +463,21 @@ def test_a_claim_that_could_not_be_given_up_is_when_the_lock_is_free(tmp_path: P
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_whoever_opens_a_store_at_the_same_moment_opens_it_once(tmp_path: Path) -> None:
+    """Runs that begin together on an engine that nobody opened share one connection and one thread."""
+
+    async def test() -> int:
+        store = SqliteStore(tmp_path / "runs.db")
+        await asyncio.gather(*(store.open() for _ in range(5)))
+        await write(store, "run", range(1, 4))
+        threads = sum(thread.name == "detent-writer" for thread in threading.enumerate())
+        await store.close()
+        return threads
+
+    before = sum(thread.name == "detent-writer" for thread in threading.enumerate())
+    assert asyncio.run(test()) == before + 1
+
+
 def test_a_missing_row_is_named(tmp_path: Path) -> None:
     """`CorruptLog` says which record is gone."""
     path = tmp_path / "runs.db"

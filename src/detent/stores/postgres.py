@@ -33,6 +33,7 @@ from detent.stores.postgres_schema import Connection, prepare
 from detent.stores.postgres_session import OF_ALL, OF_CLAIM, RENEW, Holder, Seen, Session
 from detent.stores.postgres_writer import Writer
 from detent.stores.selection import check_query
+from detent.stores.threads import Opening
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode
@@ -78,6 +79,7 @@ class PostgresStore:
         self._lease = (host, lease_s, now)
         self._holder = Holder(host=host, lease_s=lease_s, now=now)
         self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
+        self._opening = Opening()
         self._writer: Writer | None = None
         self._session: Session
         self._follower: Session
@@ -94,17 +96,17 @@ class PostgresStore:
         return await self._open(create=False, upgrade=upgrade)
 
     async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
-        if self._writer is not None:
-            return True
-        writer = await self._begin(create=create, upgrade=upgrade)
-        if writer is None:
-            return False
-        host, lease_s, now = self._lease
-        self._holder = Holder(host=host, lease_s=lease_s, now=now)
-        self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
-        self._follower = Session(self._connections, self._channels[1])
-        await self._connections.open()
-        self._writer = writer
+        async with self._opening:
+            if self._writer is None:
+                writer = await self._begin(create=create, upgrade=upgrade)
+                if writer is None:
+                    return False
+                host, lease_s, now = self._lease
+                self._holder = Holder(host=host, lease_s=lease_s, now=now)
+                self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
+                self._follower = Session(self._connections, self._channels[1])
+                await self._connections.open()
+                self._writer = writer
         return True
 
     async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:

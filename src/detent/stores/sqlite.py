@@ -38,6 +38,7 @@ from detent.stores.sqlite_operations import (
 )
 from detent.stores.sqlite_schema import LAST_KEY, SEQ, SEQ_BITS, Db, is_busy, microseconds, moment, translate
 from detent.stores.sqlite_writer import Checkpointer, Writer, commit, settle_all
+from detent.stores.threads import Opening
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode
@@ -89,6 +90,7 @@ class SqliteStore:
         self.url = f"sqlite:///{path}"
         self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
         self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
+        self._opening = Opening()
         self._db: Db | None = None
         self._writer: Writer
         self._checkpointer: Checkpointer
@@ -113,10 +115,11 @@ class SqliteStore:
         return True
 
     async def _start(self, *, create: bool = True, upgrade: bool = True) -> None:
-        if self._db is None:
-            patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
-            writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
-            self._db, self._writer = await writer.start(), writer
+        async with self._opening:
+            if self._db is None:
+                patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
+                writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
+                self._db, self._writer = await writer.start(), writer
 
     async def close(self) -> None:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""

@@ -65,3 +65,20 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -
             future.set_result(result)
         else:
             future.set_exception(error)
+
+
+class Opening:
+    """Entered by who opens a store: one after another, on one event loop or on another one later."""
+
+    def __init__(self) -> None:
+        self._busy: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        while self._busy is not None:
+            await asyncio.shield(self._busy)
+        self._busy = asyncio.get_running_loop().create_future()
+
+    async def __aexit__(self, *_: object) -> None:
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.set_result(None)

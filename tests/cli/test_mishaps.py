@@ -9,14 +9,18 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli.desk import Desk, ended
+from detent.__main__ import main
+from detent.cli.main import GROUPS, run
 from detent.core.codec import encode, read_log, seal
 from detent.core.events import NoteWritten
 from detent.core.records import Envelope
@@ -214,3 +218,29 @@ def test_a_second_kill_changes_nothing(desk: Desk) -> None:
     (desk.home / "begun").unlink()
     assert desk.detent("resume", "last").code == 0
     assert desk.notes == ["one", "two"]
+
+
+def test_ctrl_c_in_a_command_is_said_and_is_no_silent_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no run catches it, as while a store is listed."""
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    group = next(commands for commands in GROUPS.values() if "list" in commands)
+    monkeypatch.setitem(group, "list", interrupted)
+    assert run(["list"]) == 5
+    assert capsys.readouterr().err.startswith("interrupted; what was recorded stays")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Loading takes a moment, and somebody may have thought better of it."""
+
+    class Interrupting(MetaPathFinder):
+        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+            if fullname == "detent.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "detent.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main() == 5
+    assert capsys.readouterr().err == "interrupted; nothing was begun\n"

@@ -56,6 +56,9 @@ _LIBRARIES = r"(pydantic|pydantic_ai|genai_prices)(\.|$)"
 """What these warn of, such as usage that no reader can read, is on the log, and is no line of a terminal."""
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
+_INTERRUPTED = 130
+"""What typer returns where Ctrl-C ended a command; no command of Detent's returns it."""
+
 
 def make_app() -> typer.Typer:
     """Return the command line with all its commands."""
@@ -104,6 +107,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
         code: Any = make_app()(args, prog_name="detent", standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
         return int(code or 0)
     except (DetentError, OSError) as error:
         return _failed(error, output, debug=debug)

@@ -58,6 +58,21 @@ def returning(value: Any, *, sync: bool = False, **options: Any) -> Tool[..., An
     return tool(blocks if sync else waits, **{"side_effect": "read", **options})
 
 
+def test_what_an_attempt_does_to_its_arguments_is_not_seen_by_the_next() -> None:
+    """Both get what was checked and decided on."""
+    seen: list[list[int]] = []
+
+    @tool(side_effect="read")
+    async def sort(numbers: list[int]) -> int:
+        seen.append(list(numbers))
+        numbers.clear()
+        return 0
+
+    args = sort.check({"numbers": [2, 1]})
+    assert [attempt(sort, args).kind for _ in range(2)] == ["ok", "ok"]
+    assert seen == [[2, 1], [2, 1]]
+
+
 both = pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 
 

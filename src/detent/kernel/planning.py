@@ -120,7 +120,13 @@ def recorded(event: Planned, context: KernelContext) -> str:
     """Put a plan on record; return the problem in words where it cannot be, because it holds what is no JSON data."""
     try:
         context.run.record(context.scope, event)
-    except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # the encoder's; the first: a foreign object
         return f"it is not JSON data: {error}"
     return ""
 

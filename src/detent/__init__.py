@@ -1,34 +1,42 @@
-"""Detent: a durable agent kernel. A run is a log of what happened; its state is a fold of that log."""
+"""Detent: a durable agent kernel. A run is a log of what happened; its state is a fold of that log.
+
+The names below are loaded when they are first asked for, so that `detent` and `python -m detent` can hear Ctrl-C before they load the rest.
+"""
 
 from __future__ import annotations
 
-from detent.comparing import Diff, Parting
-from detent.config import Agent
-from detent.core.actions import (
-    Abstain,
-    AskUser,
-    CancelSubagent,
-    CompleteGoal,
-    FinalAnswer,
-    JoinSubagent,
-    PushGoal,
-    Schedule,
-    SpawnSubagent,
-    Stop,
-    Thought,
-    ToolCall,
-)
-from detent.core.agent import Host
-from detent.core.budget import Budget, Usage
-from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
-from detent.engine import Engine
-from detent.ports import Plan, ToolContext, View
-from detent.receipts import Receipt
-from detent.results import Result
-from detent.tenants import TenantBudget
-from detent.tools.function import Tool, tool
-from detent.tools.mcp.settings import McpServer, ToolPins
-from detent.upgrading import Upgrade, Upgraded
+from importlib import import_module
+
+TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, and loading that takes longer than all of this
+
+if TYPE_CHECKING:
+    from detent.comparing import Diff, Parting
+    from detent.config import Agent
+    from detent.core.actions import (
+        Abstain,
+        AskUser,
+        CancelSubagent,
+        CompleteGoal,
+        FinalAnswer,
+        JoinSubagent,
+        PushGoal,
+        Schedule,
+        SpawnSubagent,
+        Stop,
+        Thought,
+        ToolCall,
+    )
+    from detent.core.agent import Host
+    from detent.core.budget import Budget, Usage
+    from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
+    from detent.engine import Engine
+    from detent.ports import Plan, ToolContext, View
+    from detent.receipts import Receipt
+    from detent.results import Result
+    from detent.tenants import TenantBudget
+    from detent.tools.function import Tool, tool
+    from detent.tools.mcp.settings import McpServer, ToolPins
+    from detent.upgrading import Upgrade, Upgraded
 
 __version__ = "0.1.0"
 
@@ -70,3 +78,35 @@ __all__ = [
     "View",
     "tool",
 ]
+
+_WHERE = {
+    "comparing": "Diff Parting",
+    "config": "Agent",
+    "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
+    "core.agent": "Host",
+    "core.budget": "Budget Usage",
+    "core.errors": "DetentError FatalToolError NotExecuted Suspended ToolFailed",
+    "engine": "Engine",
+    "ports": "Plan ToolContext View",
+    "receipts": "Receipt",
+    "results": "Result",
+    "tenants": "TenantBudget",
+    "tools.function": "Tool tool",
+    "tools.mcp.settings": "McpServer ToolPins",
+    "upgrading": "Upgrade Upgraded",
+}
+"""The modules of the public names."""
+_MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'detent' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"detent.{_MODULES[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from detent import admission
+from detent.alike import Alike
+from detent.attempts import tries_of
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import DetentError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -28,10 +30,11 @@ from detent.healing import heal
 from detent.kernel.context import Run, World
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.lifecycle_hooks import fire, patience_of
+from detent.lifecycle_hooks import fire
 from detent.live import GRACE_S, Control, LiveWorld
 from detent.names import Names
 from detent.passes import drive
+from detent.patience import patience_of
 from detent.phase_hooks import apart
 from detent.ports import (
     PATIENCE,
@@ -51,6 +54,7 @@ from detent.ports import (
     Tool,
     Toolbox,
     ToolSpec,
+    awaited,
     noop_hooks,
 )
 from detent.profile import compression_for, make_profile
@@ -58,7 +62,7 @@ from detent.scheduling import ScheduledWorld
 from detent.snapshots import SnapshotJournal, load_run
 from detent.tenants import Tenants
 from detent.titles import Titling
-from detent.watcher import Watcher
+from detent.watcher import LOST, Watcher
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
+    alike: Alike = msgspec.field(default_factory=Alike)
 
 
 def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
@@ -147,7 +152,8 @@ class Advancing:
         if self.parts.watcher.control(self.run_id) is not None:
             raise RunBusy(self.run_id, "this engine")
         self.control.attach()
-        PATIENCE.set(patience_of(self.control))
+        if self._sinks or self.parts.hooks is not noop_hooks:
+            PATIENCE.set(patience_of(self.control))
         self.parts.watcher.add(self.run_id, self.control)
         try:
             await self.parts.store.claim(self.run_id)
@@ -158,13 +164,31 @@ class Advancing:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Give the claim back; turn what only stops the worker into `Suspended`."""
-        PATIENCE.set(nullcontext)  # what was set holds the control, which holds the task, whose context holds it
-        self.parts.watcher.remove(self.run_id)
-        await asyncio.shield(self.parts.store.release(self.run_id))
+        try:
+            if isinstance(error, asyncio.CancelledError) and self.control.stop:
+                await self._say_stopped()
+        finally:
+            if self._sinks or self.parts.hooks is not noop_hooks:
+                PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
+            self.parts.watcher.remove(self.run_id)
+            await asyncio.shield(self.parts.store.release(self.run_id))
         if isinstance(error, asyncio.CancelledError) and self.control.stop:
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
+
+    async def _say_stopped(self) -> None:
+        """Record that the run was taken up and put down again in good order, where nothing came of that: it is no failed attempt.
+
+        Nothing is recorded of a run that somebody else has taken up since.
+        """
+        with suppress(DetentError):  # it counts as one then
+            tries, _ = await tries_of(self.parts.store, self.run_id)
+            if tries.count and tries.worker == self.parts.worker and self.control.stop != LOST:
+                state = await load_run(self.parts.store, self.run_id)
+                journal = self.journal(state)
+                journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
+                await journal.commit()
 
     def journal(self, state: RunState) -> Journal:
         """Return a journal that goes on after `state`."""
@@ -178,6 +202,15 @@ class Advancing:
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
+        parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
+        run = self._run(journal)
+        await drive(run, *ways_of(journal.state, parts), turns=turns)
+        if parts.tenants:
+            await parts.tenants.give_back(journal.state)
+        return journal.state
+
+    def _run(self, journal: Journal) -> Run:
+        """Put together what the run works with; raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
         parts = self.parts
         planner = self._planner_for(journal.state.agent)
         begin = getattr(planner, "begin_run", None)
@@ -187,7 +220,7 @@ class Advancing:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
         world = make_world(
-            run=lambda: journal.state,
+            journal=journal,
             planner=planner,
             store=parts.store,
             clock=parts.clock,
@@ -198,12 +231,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
         )
-        tools = tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled))
-        strategy, kernels = ways_of(journal.state, parts)
-        await drive(make_run(journal, world, parts, tools), strategy, kernels, turns=turns)
-        if parts.tenants:
-            await parts.tenants.give_back(journal.state)
-        return journal.state
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
@@ -259,7 +287,12 @@ def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
     """Return the strategy that the run began with and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
     usual = kernel_of(state.agent, parts)
-    return parts.strategies.get(state.agent.strategy), lambda name: parts.kernels.get(name) if name else usual
+    return parts.strategies.get(state.agent.strategy), partial(kernel_named, usual, parts.kernels)
+
+
+def kernel_named(usual: Kernel, kernels: Names[Kernel], name: str) -> Kernel:
+    """Return the kernel of this name, "": the usual one; raise `UnknownName`."""
+    return kernels.get(name) if name else usual
 
 
 def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
@@ -269,22 +302,27 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
 
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
     """Put together what the passes of a run share."""
-    state: RunState = journal.state
-    profile = make_profile(state.agent.profile)
-    guards = kernel_of(state.agent, parts).guards
+    agent: AgentSpec = journal.state.agent
+    profile = make_profile(agent.profile)
+    guards = kernel_of(agent, parts).guards
     return Run(
         journal=journal,
         world=world,
         tools=tools,
-        policy=parts.policy_of(state.agent),
-        guards=tuple(parts.guards_of(state.agent, guards, tools)),
+        policy=parts.policy_of(agent),
+        guards=tuple(parts.guards_of(agent, guards, tools)),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
-        guard_named=lambda name: parts.guards_of(msgspec.structs.replace(state.agent, guards=(name,)), (), tools)[-1],
+        guard_named=partial(guard_named, agent, parts, tools),
         objection=objection,
-        heal=heal if state.agent.healing else None,
+        heal=heal if agent.healing else None,
     )
+
+
+def guard_named(agent: AgentSpec, parts: Parts, tools: dict[str, Tool], name: str) -> Guard:
+    """Return a guard of the agent by its name; raise `UnknownName`."""
+    return parts.guards_of(msgspec.structs.replace(agent, guards=(name,)), (), tools)[-1]
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:

@@ -12,6 +12,7 @@ from typing import Any
 from detent.admission import fitting_reply
 from detent.core.budget import Budget, Exhausted, checked, exhausted
 from detent.core.errors import NotAllowedNow
+from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.kernel.inbox import person
 from detent.ports import Signal
@@ -104,7 +105,7 @@ def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling:
         why = f"run {run_id!r} is {state.status}; only a failed or stopped run, or one that its workers gave up, is opened again"
         raise NotAllowedNow(run_id, why, reason_code="not_reopenable")
     merged = checked(budget, ceiling=ceiling).over(state.budget)
-    total_s = max(state.total_s, (now - state.started_at).total_seconds() if state.started_at else 0.0)  # as the reopened run counts it
+    total_s = (state.running_ms + away_ms(state, now)) / 1000  # as the reopened run counts it
     bound = exhausted(merged, state.usage, goal_depth=len(state.goals), running_s=state.running_ms / 1000, total_s=total_s)
     tool = state.dimension.partition(":")[2]
     if bound is None and tool and (most := merged.calls_of(tool)) is not None and state.calls_of.get(tool, 0) >= most:

@@ -63,6 +63,7 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         calls_of={},
         running_ms=0.0,
         away_ms=0.0,
+        read_at=None,
         openings=1,
         reserved={},
         approvals={},

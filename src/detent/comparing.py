@@ -299,7 +299,7 @@ def _ends(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: 
 _SILENT = (e.RunResumed, e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.RunWaiting)
 """Records that tell how a run was taken on, not what it did."""
 _MEASURED = ("key", "signal", "by", "usage", "reserved", "policy", "facts", "requested_at", "expires_at", "due", "digest", "digests", "host",
-             "source", "text", "thinking", "provider_data", "model", "reason", "strategy_version", "parent")  # fmt: skip
+             "source", "text", "thinking", "provider_data", "model", "reason", "strategy_version", "parent", "trust", "untold")  # fmt: skip
 """Fields that may differ between runs that do the same; of the end of a run, the reason counts."""
 
 
@@ -365,6 +365,8 @@ def _said(event: Any) -> Any:
         return None
     data = cast("dict[str, Any]", _plain(event))
     match event:
+        case e.ToolStarted(attempt=1, side_effect="none" | "read"):  # which has a record of its own only where passes go on beside it
+            return None
         case e.Forked():
             return {"type": data["type"], "edits": event.edits} if event.edits else None
         case e.Planned():

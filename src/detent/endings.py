@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from detent.core.actions import Abstain, FinalAnswer
+from detent.core.actions import Abstain, FinalAnswer, is_blank
 from detent.core.settle import REASONS, Settled
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
@@ -135,7 +135,7 @@ def objection(action: Any, context: KernelContext) -> str:
     run, state, agent = context.run.state, context.state, context.agent
     if not isinstance(action, (FinalAnswer, Abstain)):
         return ""
-    blank = isinstance(action, FinalAnswer) and isinstance(action.content, str) and not clean(action.content).strip()
+    blank = isinstance(action, FinalAnswer) and isinstance(action.content, str) and is_blank(clean(action.content))
     if not blank and (not (agent.required_tools or agent.deliverables) or not answers_goal(context)):
         return ""
     if state.wrapping_up or _last_turn(run, state) or refusals((state,)):

@@ -46,7 +46,7 @@ from detent.core.records import Record, RunHead
 from detent.core.state import WAITING, RunState
 from detent.gateway import Traffic
 from detent.interrupts import on_signals
-from detent.kernel.journal import Sink
+from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.lineage import history, preserve
 from detent.live import GRACE_S, KEY_BLOB, blob_of
@@ -92,6 +92,9 @@ T = TypeVar("T")
 log = logging.getLogger("detent")
 
 Approver = Callable[[Approval], Any]
+Begin = Callable[[Advancing], Coroutine[Any, Any, Journal | RunState]]
+"""What is done first with a run under its claim; returns the journal to take it on with, or the state that it has come to."""
+UNLIMITED = contextlib.nullcontext()
 
 
 class Engine:
@@ -177,7 +180,7 @@ class Engine:
         self.servers = Servers(self.tools, mcp, workspace=workspace)
         self.budget = checked(budget or Budget(), ceiling=ceiling)
         self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock or SystemClock())
-        self._observers: tuple[Observer, ...] = (fan_out(observers),) if observers else ()
+        self._observers = one_of(observers)
         self._limit = asyncio.Semaphore(max_concurrent_runs) if max_concurrent_runs else None
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
         check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
@@ -350,25 +353,31 @@ class Engine:
         await self.tenants.refuse_start(started.host.tenant)
         hidden = Redactor((*self._parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
         run_id = run_id or new_run_id(hidden, self._parts.clock.now(), self._parts.ids.token(6))
-        return await self._advance(run_id, lambda a: self._start(a, started, turns), observers, turns=turns, slot=turns != 0)
+        observers = one_of(observers)
+        task = self._take_on(run_id, partial(self._start, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
+        del agent, spec, started  # a run in progress needs its state, not what it was made of
+        try:
+            state = await task
+        finally:
+            self._advancing.discard(task)
+        return await self._answered(state, observers, turns=turns)
 
-    async def _start(self, advancing: Advancing, started: RunStarted, turns: int | None) -> RunState:
-        """Record `started` and take the run on."""
-        state = RunState(run_id=advancing.run_id)
+    async def _start(self, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
+        """Record `started`; return the journal to take the run on with, or its state where it is not to be taken on."""
         patterns = (*self._parts.redact, *started.agent.redact)
-        tools = tools_of(msgspec.structs.replace(state, agent=started.agent), self._parts)
+        tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), self._parts)
         usable = admission.usable(started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities)
-        journal = advancing.journal(state)
+        journal = advancing.journal(RunState(run_id=advancing.run_id))
         async with self.tenants.starting(started.host.tenant) as counted:
             if patterns:
                 started = await self._redacted(started, advancing.run_id, patterns)
             journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
             if counted:
                 await journal.commit()
-        if turns == 0:
-            await journal.commit(durable=True)
-            return journal.state
-        return await advancing.go(journal, turns=turns)
+        if turns != 0:
+            return journal
+        await journal.commit(durable=True)
+        return journal.state
 
     async def _redacted(self, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
         there = await self.store.head(run_id)
@@ -483,8 +492,7 @@ class Engine:
 
     def hand(self, observers: Sequence[Observer] = ()) -> Hand:
         """Return what a worker takes runs on with, told to these observers too; raise `TypeError` for one that is none."""
-        told = (fan_out(observers),) if observers else ()
-        return Hand(parts=self._parts, resume=partial(self._resume, observers=told, planner_for=self._planners.needed))
+        return Hand(parts=self._parts, resume=partial(self._resume, observers=one_of(observers), planner_for=self._planners.needed))
 
     def _hold(self, task: asyncio.Task[Any]) -> None:
         """Keep a task until it is done; closing the engine waits for it."""
@@ -616,38 +624,45 @@ class Engine:
         def work(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
             return advancing.resume(*events, turns=turns, advance=advance)
 
-        return await self._advance(run_id, work, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
+        observers = one_of(observers)
+        task = self._take_on(run_id, work, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
+        try:
+            state = await task
+        finally:
+            self._advancing.discard(task)
+        return await self._answered(state, observers, turns=turns)
 
-    async def _advance(
+    def _take_on(
         self,
         run_id: str,
-        work: Callable[[Advancing], Coroutine[Any, Any, RunState]],
+        begin: Begin,
         observers: Sequence[Observer],
         *,
         turns: int | None = None,
         slot: bool = True,
         planner_for: Callable[[AgentSpec], Planner] | None = None,
-    ) -> Result:
-        """Do `work` on a run under its claim, in a task of its own, with this engine's observers and its limit."""
-        if observers:
-            observers = (fan_out(observers),)
-        told = fan_out((*self._observers, *observers)) if observers or self._observers else None
-        sinks: list[Sink] = [told.on_record] if told else []
-        chunk = told.on_chunk if told else None
-
+    ) -> asyncio.Task[RunState]:
+        """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
         if self._parts.watcher.control(run_id) is not None:
             raise RunBusy(run_id, "this engine")
+        told = fan_out((*self._observers, *observers)) if observers or self._observers else None
+        sinks: list[Sink] = [told.on_record] if told else []
+        advancing = Advancing(self._parts, run_id, planner_for or self._planners.of, sinks=sinks, chunk=told.on_chunk if told else None)
+        task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
+        self._advancing.add(task)
+        return task
 
-        async def main() -> RunState:
-            async with (
-                self._limit if self._limit and slot else contextlib.nullcontext(),
-                Advancing(self._parts, run_id, planner_for or self._planners.of, sinks=sinks, chunk=chunk) as advancing,
-            ):
-                return await work(advancing)
+    @staticmethod
+    async def _under_claim(
+        advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
+    ) -> RunState:
+        async with limit, advancing:
+            begun = await begin(advancing)
+            del begin  # it holds what the run was made of
+            return begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
 
-        task = asyncio.create_task(main())
-        self._hold(task)
-        state = await task
+    async def _answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:
+        """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
         return result_of(state)
@@ -998,6 +1013,11 @@ class Engine:
             return
         if news or left or state.status == "running" or due(state, self._parts.clock):
             await self.servers.prepare(state.agent.tools, resuming=True)
+
+
+def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
+    """Return the observer that tells them all, alone; nothing where there are none."""
+    return (fan_out(observers),) if observers else ()
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:

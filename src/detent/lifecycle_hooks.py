@@ -1,50 +1,54 @@
 """Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14).
 
-A hook is a plain or a coroutine function; what it raises is reported and never fails the run. One that is awaited, as an observer that is,
-holds the run until it returns; after a cancellation only for the grace that a call of a tool has.
+A hook is a plain or a coroutine function; what it raises is reported and never fails the run. How long one is awaited is said in `patience`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
-from detent.live import Control
+from detent.patience import from_inside
 from detent.ports import PATIENCE, KernelHooks
-
-IMPATIENT = 10
-"""By how much less time is given, in a run that is cancelled, after each hook or observer that has used up its time."""
 
 
 def fire(hooks: KernelHooks, record: Record, state: RunState) -> Any:
-    """Call the hook that `record` stands for, if any; return what it returned."""
+    """Call the hook that `record` stands for, if any; return what must be awaited, if anything."""
     event = record.event
     pass_state = state.passes.get(record.envelope.scope)
     match event:
         case e.Planned(text=text):
-            return _held(hooks.on_thought(pass_state, text))
+            return asked(hooks.on_thought, pass_state, text)
         case e.ToolStarted():
             return _begun(hooks, event, pass_state)
         case e.ToolFinished() | e.ToolReconciled():
             return _observed(hooks, event, pass_state, state.call(event.call))
         case e.PassFinished(status="done"):
-            return _held(hooks.on_done(pass_state))
+            return asked(hooks.on_done, pass_state)
         case e.PassFinished(error=error):
-            return _held(hooks.on_error(pass_state, error))
+            return asked(hooks.on_error, pass_state, error)
         case _:
             return None
+
+
+def asked(hook: Callable[..., Any], *args: Any) -> Any:
+    """Call a hook; return what it returned, which is to be awaited where it can be. A cancellation of its own is an ordinary error."""
+    try:
+        answer = hook(*args)
+    except asyncio.CancelledError as error:
+        raise from_inside(hook) from error
+    return PATIENCE.get()(answer) if inspect.isawaitable(answer) else answer
 
 
 async def _begun(hooks: KernelHooks, event: e.ToolStarted, pass_state: KernelState | None) -> None:
     """Tell of an attempt, and before it of one that has no record."""
     for _ in range(1 + event.untold):
-        await _done(hooks.on_action(pass_state, event.tool, event.call))
+        await _done(hooks.on_action, pass_state, event.tool, event.call)
 
 
 async def _observed(
@@ -57,50 +61,15 @@ async def _observed(
     shown = item.error.message if item.error else bytes(item.result).decode()
     try:
         if isinstance(event, e.ToolFinished) and event.digest:  # its begin has no record
-            await _done(hooks.on_action(pass_state, call.tool, call.call_id))
+            await _done(hooks.on_action, pass_state, call.tool, call.call_id)
     finally:
-        await _done(hooks.on_observation(pass_state, shown, item.error is None, call))
+        await _done(hooks.on_observation, pass_state, shown, item.error is None, call)
 
 
-def _held(answer: Any) -> Any:
-    return _done(answer) if inspect.isawaitable(answer) else answer
-
-
-async def _done(answer: Any) -> None:
+async def _done(hook: Callable[..., Any], *args: Any) -> None:
+    answer = asked(hook, *args)
     if inspect.isawaitable(answer):
-        async with PATIENCE.get()():
-            await answer
-
-
-def patience_of(control: Control) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Return what a run enters around each hook or observer that it awaits (`ports.PATIENCE`); it raises `TimeoutError`."""
-    given_s = control.grace_s
-
-    @asynccontextmanager
-    async def patience() -> AsyncGenerator[None]:
-        nonlocal given_s
-        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
-
-        def hurry() -> None:
-            if limit.when() is None:
-                limit.reschedule(loop.time() + given_s)
-
-        try:
-            async with limit:
-                if control.cancelled:
-                    hurry()
-                control.told.add(hurry)
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            said = f"it did not return within {given_s:g} s after the run was cancelled"
-            given_s /= IMPATIENT
-            raise TimeoutError(said) from None
-        finally:
-            control.told.discard(hurry)
-
-    return patience
+        await answer
 
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,16 +19,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, PlannerFailed, StoreError, ToolFailed
-from detent.core.events import ArtifactRef
+from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
+from detent.core.events import FAILED, ArtifactRef
 from detent.core.state import CallState, Item, RunState
 from detent.gateway import Gateway, Room, Traffic
 from detent.kernel.context import KernelContext
 from detent.kernel.execution import key_of
-from detent.kernel.outside import Begin, Interrupted
-from detent.kernel.planning import calls_in
+from detent.kernel.journal import Journal
+from detent.kernel.outside import Begin, BoundReached, Interrupted
 from detent.lineage import Recorded, find_blob, recorded, stub
 from detent.ports import (
     Cancellation,
@@ -43,12 +44,16 @@ from detent.ports import (
     ToolOutcome,
     ToolSpec,
     View,
+    calls_in,
     json_problem,
     refuse_failed,
+    written,
 )
 from detent.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
 from detent.tenants import Tenants
 from detent.vault import Vault
+
+log = logging.getLogger("detent")
 
 GRACE_S = 5.0
 KEY_BLOB = "redaction-key"
@@ -70,6 +75,9 @@ def refuse_inside_effect(what: str) -> None:
         )
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 class Control:
     """One run's line to the outside while it is being advanced in this process."""
 
@@ -81,10 +89,10 @@ class Control:
         self.stop: str = ""
         self._grace = grace_s
         self._signals: dict[str, Signal] = {}
-        self._taken: frozenset[str] = frozenset()
+        self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = 0
-        self.told: set[Callable[[], None]] = set()
+        self.told: dict[Callable[[], None], None] = {}
 
     def attach(self) -> None:
         """Make the current task the one that an interruption cancels."""
@@ -165,12 +173,13 @@ class LiveWorld:
         "_base_ms",
         "_chunk",
         "_clock",
+        "_journal",
+        "_nothing_hidden",
         "_patterns",
         "_planner",
         "_recorded",
         "_redactor",
         "_room",
-        "_run",
         "_secrets",
         "_since",
         "_sleep",
@@ -185,7 +194,7 @@ class LiveWorld:
     def __init__(
         self,
         *,
-        run: Callable[[], RunState],
+        journal: Journal,
         planner: Planner,
         store: EventStore,
         clock: Clock,
@@ -199,16 +208,20 @@ class LiveWorld:
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         self._source = secrets
         self._vault: Vault | None = None
-        self._run, self._planner, self._store, self._clock = run, planner, store, clock
+        self._journal, self._planner, self._store, self._clock = journal, planner, store, clock
         self.control = control
         self._patterns = tuple(redact)
         self._chunk = chunk
-        self._base_ms = run().running_ms
+        self._base_ms = journal.state.running_ms
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         self._redactor: Redactor | None = None
+        self._nothing_hidden: dict[str, ToolSpec] | None = None
         self._recorded: Recorded | None = None
         self._secrets: dict[str, Any] = {}
+
+    def _run(self) -> RunState:
+        return self._journal.state
 
     @property
     def cancelled(self) -> Cancellation:
@@ -226,10 +239,10 @@ class LiveWorld:
 
     def running_ms(self) -> float:
         """How long the run has been advanced, here and before, without waits and downtime."""
-        return round(self._base_ms + (self._clock.monotonic() - self._since) * 1000, 3)
+        return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Make a value that the log cannot give; a cancellation ends that.
+        """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`kernel.outside.made`).
 
         Raise `ConfigError` for one that is no JSON data, and inside of another effect: a replay takes that as it was recorded, makes nothing,
         and so does not come by here.
@@ -244,6 +257,12 @@ class LiveWorld:
                     if self.control.interrupted():
                         raise Interrupted from None
                     raise
+                except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
+                    raise
+                except Exception as error:  # foreign code: what makes an effect may raise anything
+                    log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
+                    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+                    return {FAILED: await self.scrub(said)}
         finally:
             MAKING.reset(token)
         if problem := json_problem(value, escaping=True):
@@ -292,7 +311,6 @@ class LiveWorld:
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""
         started = self._clock.monotonic()
-        task = asyncio.current_task()
         with self.control.during(0):
             try:
                 return await (self._asked(view) if deadline_s is None else _within(deadline_s, self._asked(view)))
@@ -303,7 +321,7 @@ class LiveWorld:
             except asyncio.CancelledError:
                 if self.control.interrupted():
                     raise Interrupted from None
-                if task is not None and not task.cancelling():
+                if (task := asyncio.current_task()) is not None and not task.cancelling():
                     raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None
                 if isinstance(view.models, Gateway):
                     with contextlib.suppress(StoreError):
@@ -311,12 +329,15 @@ class LiveWorld:
                 raise
 
     async def _asked(self, view: View) -> Plan:
-        """Ask the planner; what it leaves open of its model calls is closed with its answer."""
+        """Ask the planner; what it leaves open of its model calls is closed with its answer. Raise `MalformedPlan` for what no JSON can say."""
         try:
-            return await self._planner.plan(view)
+            answer = await self._planner.plan(view)
         finally:
             if isinstance(view.models, Gateway):
                 view.models.close()
+        if problem := _unsayable(answer):
+            raise MalformedPlan(problem, raw=written(answer), usage=answer.usage)
+        return answer
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
         """Run calls at the same time; a cancellation of the run, which each of them has put on record, ends here."""
@@ -420,7 +441,8 @@ class LiveWorld:
         """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
-        if not self._patterns and not any(spec.sensitive for spec in specs.values()):
+        if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
+            self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
             return plan
         redactor = await self.redactor()
         actions: list[Any] = []
@@ -505,6 +527,17 @@ class LiveWorld:
                     self._secrets[name] = msgspec.json.decode(data)
             args = resolve(args, self._secrets)
         return args
+
+
+def _unsayable(answer: Any) -> str:
+    """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
+    for action in answer.actions if isinstance(answer, Plan) else ():
+        if isinstance(action, FinalAnswer):
+            if not isinstance(action.content, str) and (problem := json_problem(action.content, escaping=True)):
+                return f"the final answer is not JSON data: {problem}"
+        elif isinstance(action, Action) and (problem := json_problem(action)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"{action.tool if isinstance(action, ToolCall) else type(action).__name__} is not JSON data: {problem}"
+    return ""
 
 
 def blob_of(placeholder: str) -> str:

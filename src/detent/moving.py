@@ -343,10 +343,14 @@ def _manifest(path: Path, line: bytes) -> Manifest:
 
 
 def _check_entry(path: Path, head: RunHead, lines: Sequence[bytes]) -> None:
-    """Raise `CorruptLog` unless the listing entry says what the envelopes do: no digest covers it, and by its tenant a run is seen."""
+    """Raise `CorruptLog` unless the listing entry says what the envelopes do: no digest covers it, and by its tenant a run is seen.
+
+    By its times it is sorted and archived. What it says in words (goal, title, reason) is for reading.
+    """
     first, last = read_record(lines[0]).envelope, read_record(lines[-1]).envelope
-    there = (first.tenant, first.agent, first.goal or first.run, last.seq, last.status or "running")
-    if (head.tenant, head.agent, head.goal_id, head.records, head.status) != there:
+    there = (first.tenant, first.agent, first.goal or first.run, first.parent, last.seq, last.status or "running", first.at, last.at)
+    said = (head.tenant, head.agent, head.goal_id, head.parent, head.records, head.status, head.created_at, head.updated_at)
+    if said != there or not 0 <= head.iterations <= head.records:
         raise CorruptLog(head.run_id, 0, f"the listing entry in {str(path)!r} is not that of the records beside it")
 
 
@@ -364,8 +368,18 @@ def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, 
 
 
 async def bring_back(store: EventStore, path: Path) -> Moved:
-    """Write the run in an archive into a store; raise `RunBusy`, `NotAllowedNow` when another log is there, and what `read_archive` raises."""
+    """Write the run in an archive into a store; raise `RunBusy`, and what `read_archive` raises.
+
+    Raise `NotAllowedNow` when another log is there, or the run is not finished: it may still go on where the file was made of it.
+    """
     held = read_archive(path)
+    if held.head.status not in TERMINAL:
+        raise NotAllowedNow(
+            held.run_id,
+            f"{str(path)!r} holds run {held.run_id!r}, which is {held.head.status}: an archive is of a finished run, and two of this one "
+            "would each have their effects. Nothing was imported; move it from its store (`detent copy --move`)",
+            reason_code="not_finished",
+        )
     async with _claimed(held.run_id, store):
         return await put(store, held)
 

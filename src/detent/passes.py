@@ -14,12 +14,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
+from types import CoroutineType
 from typing import Any
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, remaining, shared
 from detent.core.codec import digest_of
@@ -31,7 +32,7 @@ from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Pass, Run, make_context
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.outside import BRANCH, Interrupted
+from detent.kernel.outside import BRANCH, Interrupted, made
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.live import refuse_inside_effect
@@ -91,6 +92,7 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
     """Run the strategy from its top; return what its end means for the run."""
     try:
         returned = await strategy(passes)
+        passes.went_on()
     except PassFailed as failed:
         return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
     except (StoreError, Divergence):
@@ -129,9 +131,12 @@ def _end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
+    __slots__ = ("_failed", "_kernel_of", "_parent", "_run", "_seen", "_turns")
+
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns, *, parent: str = "") -> None:
         self._run, self._kernel_of, self._turns, self._parent = run, kernel_of, turns, parent
         self._seen: dict[str, int] = {}
+        self._failed: e.EffectRecorded | None = None
 
     # What is known --------------------------------------------------------------------------------------------------------------
 
@@ -173,10 +178,9 @@ class StrategyPasses:
 
     # Passes ---------------------------------------------------------------------------------------------------------------------
 
-    async def kernel(self, label: str, **options: Any) -> Passed:
+    def kernel(self, label: str, **options: Any) -> CoroutineType[Any, Any, Passed]:
         """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
-        branch = Branch(label=label, **options)
-        return await self._pass(branch, self._scope(label), branch.limits)
+        return self._pass(Branch(label=label, **options))
 
     async def ask(
         self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
@@ -212,7 +216,7 @@ class StrategyPasses:
 
     async def _branch(self, branch: Branch, scope: str) -> Passed:
         BRANCH.set(scope)  # of this task alone
-        return await self._pass(branch, scope, branch.limits)
+        return await self._pass(branch, scope)
 
     @staticmethod
     def _together(ended: Sequence[Passed | BaseException]) -> tuple[Passed, ...]:
@@ -229,11 +233,12 @@ class StrategyPasses:
                 raise one
         return tuple([one for one in ended if isinstance(one, Passed)])
 
-    async def _pass(self, branch: Branch, scope: str, limits: Budget) -> Passed:
+    async def _pass(self, branch: Branch, scope: str = "", limits: Budget | None = None) -> Passed:
+        scope = scope or self._scope(branch.label)
         refuse_inside_effect(f"the pass {scope!r}")
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
-            self._begin(branch, scope, limits, kernel=kernel)
+            self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
         state = run.state.passes[scope]
         if state.digest and state.digest != (digest := self._digest(branch, kernel)):
             raise Divergence(
@@ -245,6 +250,7 @@ class StrategyPasses:
             )
         if state.status in CLOSED:
             return passed(state, branch.label)
+        del state  # soon it is long ago
         await run.journal.commit()
         context = make_context(run, scope, _given(branch))
         verdict = await run_kernel(kernel, context, self._turns)
@@ -265,6 +271,9 @@ class StrategyPasses:
         for name in branch.tools or ():
             if name not in self._run.tools:
                 raise UnknownName("tool", name, self._run.tools)
+        if problem := json_problem(branch, escaping=True):
+            raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
+        self.went_on()
         digest = self._digest(branch, kernel)
         self._run.record(
             scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
@@ -291,15 +300,23 @@ class StrategyPasses:
     # Values ---------------------------------------------------------------------------------------------------------------------
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the JSON value recorded under the label and its occurrence, or make and record it now."""
+        """Return the JSON value recorded under the label and its occurrence, or make and record it now; raise `EffectFailed`."""
         run, count = self._run, self._seen.get(f"effect {label}", 0)
         self._seen[f"effect {label}"] = count + 1
         key = f"-1:{label}:{count}"
         if key not in run.state.effects:
-            value = await self._made(make, label, count)
-            run.journal.record(e.EffectRecorded(label=label, occurrence=count, value=value))
+            self.went_on()
+            event = self._failed = e.EffectRecorded(label=label, occurrence=count, value=await self._made(make, label, count))
+            made(event.value)
+            self.went_on()
             await run.journal.commit()
-        return run.state.effects[key]
+        return made(run.state.effects[key])
+
+    def went_on(self) -> None:
+        """Record the last effect where that is still to be done: it failed, which a strategy that asks for something else has caught."""
+        if self._failed is not None:
+            self._run.journal.record(self._failed)
+            self._failed = None
 
     async def _made(self, make: Callable[[], Awaitable[Any]], label: str, count: int) -> Any:
         """Return what was made; the run is known before, and where a cancellation ended it, no strategy goes on."""
@@ -339,6 +356,7 @@ class StrategyPasses:
         self._seen["sleep"] = count + 1
         timer = f"sleep#{count + 1}"
         if f"-1:{timer}:0" not in run.state.effects:
+            self.went_on()
             due = await self._made(lambda: self._due(seconds), timer, 0)
             run.journal.record(e.EffectRecorded(label=timer, value=due))
             run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
@@ -353,6 +371,7 @@ class StrategyPasses:
         run, count = self._run, self._seen.get("switch", 0)
         self._seen["switch"] = count + 1
         if f"-1:switch:{count}" not in run.state.effects:
+            self.went_on()
             run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
             run.journal.record(e.EffectRecorded(label="switch", occurrence=count, value=name))
 
@@ -373,7 +392,7 @@ def _given(branch: Branch) -> Pass:
 def _finished(settled: Settled) -> e.PassFinished:
     """Return the end of a pass that does not end the run; a blank answer is no answer."""
     output = settled.output
-    done = REASONS[settled.reason] == "completed" and output is not None and not (isinstance(output, str) and not output.strip())
+    done = REASONS[settled.reason] == "completed" and not is_blank(output)
     reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
     error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
     bound = settled.bound
@@ -430,10 +449,11 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
 
 
 def check_options(strategy: Strategy, agent: AgentSpec) -> None:
-    """Raise `ConfigError` for an option that the strategy does not have, or a value that does not fit it."""
+    """Raise `ConfigError` for an option that the strategy does not have, a value that does not fit it, an agent that it cannot serve."""
     kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
     if kind is not None:
-        _options(agent, kind)
+        check: Callable[[AgentSpec], None] = getattr(_options(agent, kind), "check", lambda agent: None)
+        check(agent)
     elif agent.strategy_options:
         raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
 

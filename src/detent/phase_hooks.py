@@ -22,6 +22,7 @@ from detent.kernel.context import KernelContext
 from detent.kernel.execution import give_up
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
+from detent.lifecycle_hooks import asked
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
 
 log = logging.getLogger("detent")
@@ -87,7 +88,7 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     async def ask() -> list[str]:
         answer: Any = None
         try:
-            answer = hook(_copied(context.state))
+            answer = asked(hook, _copied(context.state))
             if inspect.isawaitable(answer):
                 answer = await answer
         except Exception as error:  # foreign code: a hook that fails is reported, and fails no run

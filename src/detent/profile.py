@@ -24,6 +24,8 @@ PROFILES: dict[str, ContextProfile] = {
 
 def make_profile(given: dict[str, Any]) -> ContextProfile:
     """Return `given` merged over its `tier`, or over mid; raise `UnknownName` for an unknown tier or field."""
+    if not given:
+        return PROFILES["mid"]
     tier = given.get("tier", "mid")
     if tier not in PROFILES:
         raise UnknownName("context profile", tier, PROFILES)

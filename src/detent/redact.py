@@ -20,8 +20,7 @@ from detent.core.codec import walk
 from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
 from detent.kernel.outside import PLACEHOLDER
-from detent.kernel.planning import calls_in
-from detent.ports import ToolSpec
+from detent.ports import ToolSpec, calls_in
 
 REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
 """What stands in the arguments of a planned call for a value that is not there yet."""
@@ -30,8 +29,10 @@ HIDDEN = "<secret>"
 MOST_HELD = 1_000
 _NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
 """Under what a planned call has its tool, and its arguments."""
-_QUOTE = re.compile(r"""\\{0,15}["']|(?<!\\)\\+$""")
-_BARE = re.compile(r"""[{,]\s*([^\s{},:"']*)$""")
+_ENDS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u201d": "\u201d", "\u2018": "\u2019", "\u2019": "\u2019"}
+"""By the quote that opens a text, the one that ends it; models write typographic ones, too."""
+_QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|(?<!\\)\\+$""")
+_BARE = re.compile(r"""[{(,]\s*([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
 """Where a name without quotes may be about to come."""
 _OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
 MOST_TRIED = 100
@@ -204,8 +205,8 @@ class Streamed:
 class StreamedFields:
     """Text that is shown while it comes, with the value of each JSON field of `names` in it replaced by `HIDDEN`, however it is cut.
 
-    JSON in a text of JSON, whose quotes are escaped, is looked at alike, and so are names in single quotes or none, which models write and
-    which are read. Only what may become such a field's name is held back.
+    JSON in a text of JSON, whose quotes are escaped, is looked at alike, and so are names in other quotes or none, which models write and
+    which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
     """
 
     __slots__ = ("_begun", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
@@ -213,7 +214,9 @@ class StreamedFields:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
         names = "|".join(map(re.escape, self._names))
-        self._find = re.compile(rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[{{,]\s*(?:{names})(?=[\s:])""")
+        self._find = re.compile(
+            rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[\u201c\u201d\u2018\u2019](?:{names})[\u201c\u201d\u2018\u2019]|[{{(,]\s*(?:{names})(?=[\s:=])"""
+        )
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes stand before a quote where the field is
         self._depth, self._in_text, self._begun, self._run = 0, "", False, 0  # where in the value: brackets, a text, its first character
@@ -246,17 +249,17 @@ class StreamedFields:
         end = bare.start() if bare is not None and any(name.startswith(bare[1]) for name in self._names) else len(self._held)
         for quote in _QUOTE.finditer(self._held, 0, end):
             begun = self._held[quote.end() :].rstrip("\\")
-            if quote[0].endswith("\\") or any(name.startswith(begun) for name in self._names):
+            if any(name.startswith(begun) for name in self._names):
                 return self._taken(quote.start())
         return self._taken(end)
 
     def _colon(self) -> str:
-        """Look for the colon that makes a text a name."""
+        """Look for the colon, or the sign of equality, that makes a text a name."""
         after = self._held.lstrip()
         if after:
-            self._state = "value" if after[0] == ":" else "text"
+            self._state = "value" if after[0] in ":=" else "text"
             self._depth, self._in_text, self._begun, self._run = 0, "", False, 0
-        return self._taken(len(self._held) - len(after) + after.startswith(":"))
+        return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
 
     def _value(self) -> str:
         """Skip what there is of the value; return what stands for it where it begins."""
@@ -277,12 +280,12 @@ class StreamedFields:
             closes = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
             self._in_text = "" if sign == self._in_text and closes else self._in_text
             return 1 if not self._in_text and not self._depth else None
-        if not self._depth and (sign in ",}]" or (self._begun and (sign == '"' or sign.isspace()))):
+        if not self._depth and (sign in ",}])" or (self._begun and (sign == '"' or sign.isspace()))):
             return 0
-        self._in_text = sign if sign == '"' or (sign == "'" and (self._depth or not self._begun)) else ""
-        self._begun = self._begun or not sign.isspace()
-        self._depth += (sign in "{[") - (sign in "}]")
-        return 1 if sign in "}]" and not self._depth else None
+        self._in_text = _ENDS.get(sign, "") if sign == '"' or self._depth or not self._begun else ""
+        self._begun = self._begun or not (sign.isspace() or sign in "=>")
+        self._depth += (sign in "{[(") - (sign in "}])")
+        return 1 if sign in "}])" and not self._depth else None
 
 
 def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:

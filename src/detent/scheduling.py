@@ -87,7 +87,7 @@ class Group:
         jobs = [msgspec.structs.replace(job, start=partial(self._begin, job)) for job in self.left.values()]
         loop = asyncio.get_running_loop()
         timer = None if time_left_s is None else loop.call_later(time_left_s, self._give_up, TIME_UP)
-        self._control.told.add(self._look)
+        self._control.told[self._look] = None
         self._task = loop.create_task(_run(scheduler, jobs))
         self._look()  # a cancellation that came before is told to nobody again
         try:
@@ -97,7 +97,7 @@ class Group:
             if not self.why or (task is not None and task.cancelling()):
                 raise
         finally:
-            self._control.told.discard(self._look)
+            self._control.told.pop(self._look, None)
             if timer is not None:
                 timer.cancel()
             while self._running:  # left behind by a scheduler that did not wait for them

@@ -11,6 +11,8 @@ from detent.ports import EventStore, wait_for_news
 
 POLL_S = 0.25
 RENEW_S = 5.0
+LOST = "its claim was lost to another worker"
+"""Why a run is suspended that is somebody else's now."""
 
 log = logging.getLogger("detent")
 
@@ -69,6 +71,6 @@ class Watcher:
                     for run_id in await self._store.renew():
                         control = self._controls.get(run_id)
                         if control is not None:
-                            control.suspend("its claim was lost to another worker")
+                            control.suspend(LOST)
             except DetentError as error:
                 log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)

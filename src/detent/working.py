@@ -1,7 +1,7 @@
 """An engine's side of a worker host: what is due in its store, and how one run is taken on, noted as failed, or given up.
 
-Everything that workers must agree on stands in the logs: a run that was started is due, `RunResumed` says that it was taken up, and how many
-of these stand at the end of a log without anything that came of them is how often it was taken up in vain, by all workers together.
+Everything that workers must agree on stands in the logs: a run that was started is due, and how often it was taken up in vain, by all
+workers together, is counted there (see `attempts`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 
 from detent.admission import NoPlanner
 from detent.advancing import Advancing, Parts
+from detent.attempts import tries_of
 from detent.core import events as e
-from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, NewerVersion, RunErased, RunError, RunNotFound, StoreBusy, StoreFull, Suspended
 from detent.core.records import RunHead
 from detent.core.state import WAITING
@@ -29,11 +29,6 @@ from detent.results import Result
 from detent.snapshots import load_run
 
 log = logging.getLogger("detent")
-
-TAIL = 64
-"""How many records at the end of a log are looked at for earlier attempts."""
-NOTHING_CAME_OF_IT = (e.RunResumed, e.ToolStarted, e.ModelCallStarted, e.ToolReconciled)
-"""What a worker records that gets no further than the one before it."""
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,25 +132,9 @@ class StoreBacklog:
     async def look(self, run_id: str) -> Tries:
         """Return how often the run was taken up in vain; raise `RunBusy`, also where this engine has it."""
         async with Advancing(self._parts, run_id, NoPlanner):
-            tries, records = await self._tries(run_id)
+            tries, records = await tries_of(self._parts.store, run_id)
         self._looked[run_id] = records
         return tries
-
-    async def _tries(self, run_id: str) -> tuple[Tries, int]:
-        head = await self._parts.store.head(run_id)
-        records = head.records if head is not None else 0
-        lines = await self._parts.store.read(run_id, after=max(1, records - TAIL)) if records > 1 else []
-        count, last = 0, None
-        for line in reversed(lines):
-            try:
-                record = read_record(line)
-            except ValueError:  # msgspec's errors are ValueErrors; whoever advances the run says what is wrong with it
-                break
-            if not isinstance(record.event, NOTHING_CAME_OF_IT):
-                break
-            if isinstance(record.event, e.RunResumed):
-                count, last = count + 1, last or record.envelope.at
-        return Tries(count=count, last=last), records
 
     async def advance(self, run_id: str) -> str:
         """Take the run on, and keep count of what it came to."""
@@ -184,11 +163,11 @@ class StoreBacklog:
     async def failed(self, run_id: str, error: Exception) -> Tries:
         """Record that the run was taken up, where the attempt came to nothing before it said so itself."""
         self._failed[run_id] = f"{type(error).__name__}: {error}"
-        tries, records = await self._tries(run_id)
+        tries, records = await tries_of(self._parts.store, run_id)
         if not tries.count or records == self._looked.get(run_id):
             hand = await self._hand_for(run_id)
             await hand.resume(run_id, advance=False)
-            tries, _ = await self._tries(run_id)
+            tries, _ = await tries_of(self._parts.store, run_id)
         return tries
 
     async def give_up(self, run_id: str, why: str, attempts: int) -> None:

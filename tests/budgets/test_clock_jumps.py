@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, AskUser, Budget, FinalAnswer, Schedule, View, tool
+from detent import Agent, AskUser, Budget, FinalAnswer, Schedule, Stop, View, tool
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
 from detent.stores.ram import RamStore
@@ -75,6 +75,27 @@ def test_what_is_left_for_a_call_is_what_the_monotonic_clock_leaves(by: timedelt
 
     run_async(main)
     assert [round(one or 0) for one in left] == [100, 90, 80, 70]
+
+
+def test_a_jump_while_the_run_was_advanced_is_no_downtime_of_the_next_opening() -> None:
+    """An hour forth inside a call, ten minutes away: 630 s of the total time have gone, and a reopening counts no more than a resume does."""
+    clock, left = FakeClock(), list[float | None]()
+
+    def plan(view: View) -> Any:
+        left.append(view.budget_remaining.max_total_s)
+        return call("wait", n=view.iteration) if view.iteration < 4 else Stop(reason="enough")
+
+    async def main() -> None:
+        wait, agent = jumping(clock, HOUR, seconds=10), Agent(name="w", tools=["wait"])
+        engine = engine_for(PurePlanner(plan), wait, clock=clock, store=RamStore())
+        await engine.run(agent, "go", run_id="run", budget=Budget(max_total_s=1800.0), turns=2)
+        clock.advance(600.0)
+        assert (await engine.resume("run")).reason == "stop_action"
+        assert left == [1800.0, 1790.0, 1180.0, 1170.0]
+        assert (await engine.reopen("run")).reason == "stop_action"
+        assert left[4:] == [1170.0] and (await engine.replay("run")).identical
+
+    run_async(main)
 
 
 @pytest.mark.parametrize("by", JUMPS, ids=str)

@@ -6,22 +6,24 @@ import asyncio
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from detent import Agent, Engine, Host, Result, TenantBudget, ToolCall, tool
+from detent import Agent, Engine, Host, Result, TenantBudget, Thought, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
-from detent.core.errors import BudgetRefused, StoreBusy
+from detent.core.errors import BudgetRefused, ModelCallFailure, StoreBusy
 from detent.holds import LAPSES_S, Accounts
 from detent.ports import ModelAnswer
 from detent.stores.ram import RamStore
 from detent.stores.urls import open_store
 from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
+from detent.testing.faults import Crash, CrashingStore
 from forked import fork
-from gateway.providers import AGENT, Caller, Planning, Provider, answer, engine, events_of, used
+from gateway.providers import AGENT, MODEL, Caller, Planning, Provider, answer, engine, events_of, failure, used
 from kernel.runs import END, Desk, Script, call, engine_for
 from laws.places import KINDS, Place
 
@@ -141,6 +143,41 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
         spent = await one.tenants.spent("acme")
         assert spent.tokens == 30
         assert await store.list_blobs(next(iter(store._shelf.blobs), "")) == [], "nothing stays reserved"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ended", "left"), [(answer(usage=used(10, 5)), 60 - 15), (failure("refused"), 60)], ids=["answered", "failed"])
+def test_a_call_that_has_ended_holds_nothing_while_its_run_goes_on(ended: Any, left: int) -> None:
+    """Others are given what it left, although the run is still at work with a tool."""
+
+    async def main() -> None:
+        store, busy, done = RamStore(), asyncio.Event(), asyncio.Event()
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_total_tokens=60)}}
+
+        @tool(side_effect="read")
+        async def dig() -> str:
+            """Dig until told."""
+            busy.set()
+            await done.wait()
+            return "dug"
+
+        async def plan(view: Any) -> Any:
+            if view.results:
+                return END
+            with suppress(ModelCallFailure):
+                await view.models.call(MODEL, Provider(ended).send, input_tokens=10, max_output_tokens=20)
+            return call("dig")
+
+        one = engine(Planning(plan), dig, store=store, **options)
+        then = Provider(answer())
+        two = engine(Caller(then, input_tokens=10, max_output_tokens=99), store=store.sibling(), ids=SequentialIds(700), **options)
+        running = asyncio.create_task(one.run(Agent(name="digger", tools=["dig"]), "go", host=ACME, run_id="one"))
+        await busy.wait()
+        assert (await two.run(AGENT, "go", host=ACME, run_id="two")).status == "completed"
+        assert then.limits == [left - 10]
+        done.set()
+        assert (await running).status == "completed"
 
     asyncio.run(main())
 
@@ -278,6 +315,54 @@ def test_a_run_that_is_taken_on_gives_back_what_it_had_reserved() -> None:
         assert (result.status, provider.limits) == ("completed", [60]), "nothing counts twice"
         assert (await other.tenants.spent("acme")).tokens == 45
         assert (await other.replay("r")).identical
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that_was_open(when: Any, tmp_path: Path) -> None:
+    """What was really used is charged or reserved, too much at most by one reservation; once the run has gone on, nothing is held."""
+    sent: list[int] = []
+
+    async def plan(view: Any) -> Any:
+        async def send(limit: int | None) -> ModelAnswer:
+            sent.append(15)
+            return answer(usage=used(10, 5))
+
+        await view.models.call(MODEL, send, input_tokens=10, max_output_tokens=20)
+        return END if view.iteration > 2 else Thought(content=str(view.iteration))
+
+    def made_on(store: Any, first: int) -> Engine:
+        return engine(Planning(plan), store=store, ids=SequentialIds(first), tenant_budgets={"acme": TenantBudget(max_total_tokens=1000)})
+
+    async def account(store: Any) -> tuple[int, int]:
+        """Return what the tenant has used, and what is reserved beside it."""
+        entered = await Accounts(store, FakeClock()).enter("acme")
+        held = await entered.others("another", ())
+        await entered.leave()
+        return (await store.spent("acme", "2026-01-01")).tokens, held.total_tokens
+
+    async def main() -> None:
+        for at in range(1, 99):
+            sent.clear()
+            place = Place("ram", tmp_path)
+            operations = ("append", "claim", "put_blob", "delete_blob", "release")
+            store = CrashingStore(place.store(), at=at, when=when, operations=operations)
+            with suppress(Crash):
+                await made_on(store, 1).run(AGENT, "go", host=ACME, run_id="r")
+            await place.close()
+            then = place.store()
+            spent, held = await account(then)
+            assert sum(sent) <= spent + held <= sum(sent) + 30, f"died {when} {at}: {store.done}"
+            made, there = made_on(then, 500), await then.head("r") is not None
+            result = await (made.resume("r") if there else made.run(AGENT, "go", host=ACME, run_id="r"))
+            assert (result.status, await account(then)) == ("completed", (result.usage.total_tokens, 0))
+            assert sum(sent) <= result.usage.total_tokens <= sum(sent) + 30
+            await place.close()
+            if not store.crashed:
+                assert at > 20
+                return
+        raise AssertionError("the run never ended by itself")
 
     asyncio.run(main())
 

@@ -71,6 +71,26 @@ def test_each_bound_of_a_tenant_stops_the_run_that_reaches_it(limits: Any, dimen
     assert (late.state.dimension, late.views, late.items) == (f"tenant_{dimension}", [], ()), "nothing was planned or run"
 
 
+@pytest.mark.parametrize("window", ["day", "month"])
+@pytest.mark.parametrize(
+    "bound", [{"max_tool_calls": 6}, {"max_model_calls": 3}, {"max_total_tokens": 30}, {"max_cost_usd": 0.03}, {"max_runs": 1}]
+)
+def test_what_was_used_on_an_earlier_day_counts_in_a_month_and_not_in_a_day(bound: dict[str, Any], window: Any) -> None:
+    """Each bound looks at its window of the calendar: used up yesterday, it is used up for the month and not for today."""
+    store, budgets = RamStore(), {"acme": TenantBudget(window=window, **bound)}
+    assert go(store, budgets=budgets, iterations=3).why[1] in ("max_iterations", "budget_exhausted")
+    today: dict[str, Any] = {"clock": FakeClock(datetime(2026, 1, 2, tzinfo=UTC)), "run": {"run_id": "then"}}
+    dimension = next(iter(bound)).replace("max_", "tenant_")
+    if window == "day":
+        assert go(store, budgets=budgets, iterations=1, **today).why == ("stopped", "max_iterations")
+    elif dimension == "tenant_runs":
+        with pytest.raises(BudgetRefused, match=r"max_runs=1 a month .*2026-01-01"):
+            go(store, budgets=budgets, **today)
+    else:
+        then = go(store, budgets=budgets, **today)
+        assert (then.state.dimension, then.views, then.items) == (dimension, [], ())
+
+
 class Starting:
     """Waits for another run of the same tenant at every record of the run `run`."""
 

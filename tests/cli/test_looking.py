@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 import pytest
 
 from cli.desk import Desk, Done, ended
+from detent import Agent, Engine, Thought
+from detent.cli import looking
+from detent.cli.progress import Progress
+from detent.cli.session import Session
+from detent.testing import ScriptedPlanner
 
 
 @pytest.fixture
@@ -62,7 +68,7 @@ def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
         "decision  call note",
         'input   {"text": "one"}',
         "output  written",
-        "state     running · 1 calls",
+        "state     running · 1 call",
         "approved by ann",
     ):
         assert piece in out
@@ -136,6 +142,27 @@ def test_tail_follows_a_run_of_another_process_to_its_end(desk: Desk) -> None:
     done = ended(tail)
     assert (done.code, done.out) == (0, "all done\n")
     assert "completed" in done.err
+
+
+def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, of a run that is not waiting: a killed process leaves nobody who could say so; `tail` goes on following."""
+    monkeypatch.chdir(desk.home)
+    monkeypatch.setattr(looking, "QUIET_S", 0.0)
+    session, said = Session(), list[str]()
+    monkeypatch.setattr(session.output, "say", lambda text="", _style="": said.append(text))
+
+    async def main() -> None:
+        async with Engine(store="ram:", planner=ScriptedPlanner([Thought(content="hm")] * 9), approver="caller") as engine:
+            await engine.run(Agent(name="a", tools=[]), "go", run_id="r", turns=1)
+            progress = Progress(session.output, verbosity=0, shown=True)
+            following = asyncio.ensure_future(looking._follow(engine, "r", session, progress))
+            while not any("detent resume r takes it on" in line for line in said):
+                await asyncio.sleep(0)
+            await engine.cancel("r")
+            assert (await following).reason == "cancelled"
+
+    asyncio.run(main())
+    assert [line.strip()[:15] for line in said].count("nothing new for") == 1
 
 
 def test_ctrl_c_in_tail_stops_looking_and_not_the_run(desk: Desk) -> None:

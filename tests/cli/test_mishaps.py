@@ -12,14 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli.desk import Desk, ended
-from detent.__main__ import main
 from detent.cli.main import GROUPS, run
 from detent.core.codec import encode, read_log, seal
 from detent.core.events import NoteWritten
@@ -232,15 +230,32 @@ def test_ctrl_c_in_a_command_is_said_and_is_no_silent_end(monkeypatch: pytest.Mo
     assert capsys.readouterr().err.startswith("interrupted; what was recorded stays")
 
 
-def test_ctrl_c_while_the_command_line_is_loaded_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Loading takes a moment, and somebody may have thought better of it."""
+INTERRUPTING = """
+import os, signal, sys
+MODULE = sys.argv[1]
 
-    class Interrupting(MetaPathFinder):
-        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-            if fullname == "detent.cli.main":
-                raise KeyboardInterrupt
+class Interrupting:
+    def find_spec(self, fullname, path, target=None):
+        if fullname == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.delitem(sys.modules, "detent.cli.main")
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    assert main() == 5
-    assert capsys.readouterr().err == "interrupted; nothing was begun\n"
+sys.meta_path.insert(0, Interrupting())
+{start}
+"""
+STARTS = {
+    "the script": "from detent.__main__ import main; sys.argv[1:] = ['--version']; sys.exit(main())",
+    "the module": "import runpy; sys.argv[1:] = ['--version']; runpy.run_module('detent', run_name='__main__')",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ctrl_c_while_the_command_line_is_loaded_is_said(start: str) -> None:
+    """Loading takes a moment, and somebody may have thought better of it: one line from its first module on, unless Ctrl-C is to be ignored."""
+    code = INTERRUPTING.format(start=STARTS[start])
+    for module in ("detent.cli", "msgspec", "detent.cli.output"):
+        done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (5, "", "interrupted; nothing was begun\n"), module
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    words = [sys.executable, "-c", ignoring, sys.executable, "-c", code, "msgspec"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout[:7], done.stderr) == (0, "detent ", "")

@@ -200,7 +200,7 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
         lines[1],
         "   1  model call failed (server): model 'served': the provider failed (HTTP 503): no",
         "   1  note ok N  one",
-        "completed (final_answer) · 2 iterations, 1 calls · 3 model calls: 200 in (80 cached), 20 out · run N",
+        "completed (final_answer) · 2 iterations, 1 call · 3 model calls: 200 in (80 cached), 20 out · run N",
     ]
     assert lines[1].startswith("no price is known for model 'served'")
     assert "\x1b" not in done.err

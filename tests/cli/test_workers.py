@@ -167,5 +167,5 @@ def test_on_a_terminal_each_run_in_progress_is_shown_with_what_it_does(tmp_path:
     desk.steps("pause", "answer")
     run = submitted(desk, "one")
     shown = on_a_terminal(desk, "worker", "--until-idle", when={f"{run} · iteration 1 · pause": lambda: desk.write("go", "")})
-    assert f"run {run} completed (final_answer) · 2 iterations, 1 calls" in shown
+    assert f"run {run} completed (final_answer) · 2 iterations, 1 call" in shown
     assert "the worker has nothing left to do: 1 completed" in shown.rsplit("\x1b[2K", 1)[-1]

@@ -90,6 +90,7 @@ class RemoteStore:
         self._pipe: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._lock = asyncio.Lock()
         self._closed = True
+        self._owed: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         if self._closed:
@@ -97,6 +98,8 @@ class RemoteStore:
             await self._call("open")
 
     async def close(self) -> None:
+        if self._owed is not None:
+            self._owed.cancel()
         if not self._closed:
             with contextlib.suppress(StoreError):
                 await self._call("close")
@@ -143,6 +146,18 @@ class RemoteStore:
 
     async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
         await self._call("append", run_id, expected_seq, list(records), **options)
+
+    async def release(self, run_id: str) -> None:
+        try:
+            await self._call("release", run_id)
+        except StoreBusy:
+            self._owed = asyncio.create_task(self._release_later(run_id))
+            raise
+
+    async def _release_later(self, run_id: str) -> None:
+        while True:
+            with contextlib.suppress(StoreBusy):
+                return await self._call("release", run_id)
 
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
         lines = await self._call("read", run_id)

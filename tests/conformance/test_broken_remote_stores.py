@@ -146,27 +146,36 @@ class ClaimsWithoutAsking(RemoteStore):
             return
 
 
+class ForgetsWhatItHolds(RemoteStore):
+    """A release that is cut off is not tried again."""
+
+    async def release(self, run_id: str) -> None:
+        await self._call("release", run_id)
+
+
 APPEND = "test_an_append_that_is_cut_off_happened_once_or_not_at_all"
 AGAIN = "test_what_is_cut_off_can_be_done_again"
 TOMB = "test_erasing_that_is_cut_off_makes_no_tombstone_of_a_tombstone"
 CLAIM = "test_a_claim_that_is_cut_off_is_held_once"
+RELEASE = "test_a_release_that_is_cut_off_keeps_nobody_from_the_run"
 CUT: dict[type[RemoteStore], set[str]] = {
     RemoteStore: set(),
     AppendsInParts: {APPEND},
     TriesAgainBlindly: {APPEND},
     AppendsWhereverTheEndIs: {APPEND},
     ChargesApart: {APPEND},
-    SaysThatItWentWell: {APPEND, CLAIM, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
-    LetsConnectionErrorsOut: {APPEND, CLAIM, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
-    NeverConnectsAgain: {APPEND, CLAIM, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
-    WaitsForEver: {APPEND, CLAIM, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
+    SaysThatItWentWell: {APPEND, CLAIM, RELEASE, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
+    LetsConnectionErrorsOut: {APPEND, CLAIM, RELEASE, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
+    NeverConnectsAgain: {APPEND, CLAIM, RELEASE, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
+    WaitsForEver: {APPEND, CLAIM, RELEASE, TOMB, *(f"{AGAIN}[{name}]" for name in OPERATIONS)},
     ErasesTwice: {TOMB},
     ErasesInParts: {TOMB, f"{AGAIN}[erase]"},
     DeletesInParts: {f"{AGAIN}[delete]"},
     PutsBlobsInParts: {f"{AGAIN}[put_blob]"},
     PostsTwice: {f"{AGAIN}[post]"},
-    IsAnotherHolderEachTime: {CLAIM},
+    IsAnotherHolderEachTime: {CLAIM, RELEASE},
     ClaimsWithoutAsking: {CLAIM},
+    ForgetsWhatItHolds: {RELEASE},
 }
 
 
@@ -185,7 +194,7 @@ def failed(check: Callable[..., None], *args: Any) -> bool:
 def test_the_suite_rejects_a_store_that_breaks_when_it_is_cut(kind: type[RemoteStore]) -> None:
     """The checks about the broken promise fail, and no other; the sound one fails none."""
     found = set[str]()
-    for name in (APPEND, TOMB, CLAIM):
+    for name in (APPEND, TOMB, CLAIM, RELEASE):
         with Server() as server:
             if failed(getattr(FaultContract(), name), _place(server, kind)):
                 found.add(name)
@@ -198,7 +207,7 @@ def test_the_suite_rejects_a_store_that_breaks_when_it_is_cut(kind: type[RemoteS
 
 def _place(server: Server, kind: type[RemoteStore]) -> RemotePlace:
     place = RemotePlace(server, kind)
-    place.patience_s = 0.3 if kind is WaitsForEver else 5.0
+    place.patience_s = 0.3 if kind in (WaitsForEver, ForgetsWhatItHolds, IsAnotherHolderEachTime) else 5.0
     return place
 
 

@@ -15,7 +15,7 @@ from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, View, too
 from detent.core import events as e
 from detent.core.agent import AgentSpec
 from detent.core.budget import DEFAULT
-from detent.core.codec import decode_event, encode, read_log, read_record, seal
+from detent.core.codec import STATE_VERSION, decode_event, encode, read_log, read_record, seal
 from detent.core.errors import CorruptLog
 from detent.core.events import AnyEvent, TurnStarted
 from detent.core.fold import evolve, fold
@@ -176,8 +176,8 @@ def test_a_snapshot_that_does_not_fit_is_not_used() -> None:
     full = states_of(lines)[-1]
     state = states_of(lines)[seq - 1]
     wrong = [
-        (seq, data.replace(b'{"v":1,', b'{"v":2,', 1)),
-        (seq, data.replace(b'{"v":1,', b'{"v":0,', 1)),
+        (seq, data.replace(b'{"v":%d,' % STATE_VERSION, b'{"v":%d,' % (STATE_VERSION + 1), 1)),
+        (seq, data.replace(b'{"v":%d,' % STATE_VERSION, b'{"v":%d,' % (STATE_VERSION - 1), 1)),
         (seq, data[:-9]),
         (seq, dump_snapshot(msgspec.structs.replace(state, digest="0" * 64))),
         (seq, dump_snapshot(msgspec.structs.replace(state, run_id="other"))),

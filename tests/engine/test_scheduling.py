@@ -251,6 +251,38 @@ def test_a_tool_that_runs_an_agent_on_the_same_engine_needs_one_place() -> None:
     run_async(main)
 
 
+def test_a_call_that_outlives_the_one_around_it_keeps_the_place() -> None:
+    """Its task was left behind; nobody else gets the place until it has ended, and the one beside it takes its turn like any other."""
+
+    async def main() -> None:
+        scheduler, gate, ran, left = Bounded(1, per_tool={"look": 1}), asyncio.Event(), [], []
+
+        def job(name: str, inside: Any = None) -> Job:
+            async def start() -> None:
+                ran.append(name)
+                await (gate.wait() if inside is None else inside())
+                ran.append(f"{name} over")
+
+            return Job(run_id="r", call_id=name, tool=ToolSpec(name="look"), start=start)
+
+        async def leaves() -> None:
+            left.append(asyncio.create_task(scheduler.run([job("inner"), job("beside")])))
+            while "inner" not in ran:
+                await asyncio.sleep(0)
+
+        await scheduler.run([job("outer", leaves)])
+        left.append(asyncio.create_task(scheduler.run([job("other")])))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert ran == ["outer", "inner", "outer over"]
+        gate.set()
+        await asyncio.gather(*left)
+        assert ran[3:] == ["inner over", "beside", "beside over", "other", "other over"]
+        assert not +scheduler._used
+
+    run_async(main)
+
+
 def test_places_of_two_engines_are_told_apart() -> None:
     """A call of one, inside a call of another, inside a call of the first: each engine counts what is its own, and nothing stands still."""
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent import Agent, AskUser, Engine, FinalAnswer, Host
+from detent import Agent, AskUser, Engine, FinalAnswer, Host, Plan, Schedule, ToolCall, View
 from detent.cli.main import run
 from detent.core.errors import ConfigError, RunNotFound
-from detent.core.events import EffectRecorded, NoteWritten
+from detent.core.events import EffectRecorded, NoteWritten, PlanRejected
 from detent.core.state import KernelState, transition
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
@@ -21,7 +21,8 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import RunQuery, Signal, StrategyRun, json_problem, strategy
 from detent.testing import ScriptedPlanner
-from kernel.runs import END, ran, run_async
+from kernel.runs import END, Desk, ran, run_async
+from laws.places import PurePlanner
 
 HALF = "half \ud800"
 NAN = float("nan")
@@ -174,6 +175,69 @@ def test_an_answer_with_no_number_is_no_plan() -> None:
     assert (done.state.status, done.state.output) == ("completed", {"rate": None})
     problems = [r.event.problem for r in done.records if type(r.event).__name__ == "PlanRejected"]
     assert ["rate[1] is nan" in problems[0], "it is nan" in problems[1]] == [True, True]
+
+
+def nested(depth: int) -> Any:
+    """Return lists in lists."""
+    inside: Any = 1
+    for _ in range(depth):
+        inside = [inside]
+    return inside
+
+
+UNSAYABLE: dict[str, Any] = {
+    r"^look is not JSON data: args\.n is nan": ToolCall(tool="look", args={"n": NAN}),
+    r"args\.n\[1\] is -inf": ToolCall(tool="look", args={"n": [None, float("-inf")]}),
+    "^Schedule .* delay_s is nan": Schedule(delay_s=NAN),
+    "look .* nested too deeply": ToolCall(tool="look", args={"n": nested(3_000)}),
+    "answer .* nested too deeply": FinalAnswer(content=nested(3_000)),
+    "look .*4300 digits": ToolCall(tool="look", args={"n": 10**5_000}),
+    "answer .*4300 digits": FinalAnswer(content=[10**5_000]),
+}
+
+
+@pytest.mark.parametrize("redact", [(), ("secret-\\d+",)], ids=["", "redacting"])
+@pytest.mark.parametrize("said", UNSAYABLE)
+def test_a_plan_that_cannot_be_kept_as_it_is_said_is_rejected_by_name(said: str, redact: tuple[str, ...]) -> None:
+    """Never null in place of a number, never the end of the run: the planner is told what is wrong with its plan, and asked again."""
+    done = ran([UNSAYABLE[said], END], *Desk().all, agent={"redact": redact})
+    assert (done.why, done.items) == (("completed", "final_answer"), ()), done.state.error
+    assert [bool(re.search(said, event.problem)) for event in done.all(PlanRejected)] == [True], done.all(PlanRejected)
+
+
+def test_what_a_planner_answers_is_shown_whatever_it_is() -> None:
+    """Data without an end, and an object that cannot even be printed: no plan, and the run goes on."""
+
+    class Shy:
+        def __repr__(self) -> str:
+            raise OSError("not today")
+
+    class Odd(PurePlanner):
+        async def plan(self, view: View) -> Any:
+            return (await super().plan(view)).actions[0].content
+
+    async def main() -> None:
+        odd = [nested(3_000), Shy()]
+        planner = Odd(lambda _: FinalAnswer(content=odd.pop() if odd else Plan(actions=(END,))))
+        async with Engine(store="ram:", planner=planner) as engine:
+            result = await engine.run(Agent(name="a", tools=[]), "go")
+            assert result.output == "the end"
+            raw = [r.event.raw for r in await engine.records(result.run_id) if isinstance(r.event, PlanRejected)]
+            assert raw == ["a Shy that cannot be written", "a list that cannot be written"]
+
+    run_async(main)
+
+
+def test_a_pass_that_a_strategy_begins_with_no_number_is_named() -> None:
+    """Calls that a strategy brings are no plan of a planner's; `kernel_error` names the place, and no tool has run with null."""
+
+    @strategy(version=1)
+    async def bringing(run: StrategyRun) -> Any:
+        await run.kernel("work", calls=(ToolCall(tool="look", args={"n": NAN}),))
+
+    done = ran([END], *Desk().all, strategies={"own": bringing}, agent={"strategy": "own"})
+    assert (done.why, done.items) == (("failed", "kernel_error"), ())
+    assert "'work'" in done.state.error and "calls[0].args.n is nan" in done.state.error
 
 
 def test_bytes_of_a_command_line_that_are_no_text_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.config import Config, LimitsConfig, StoreConfig, WorkerConfig
 from detent.core.actions import Schedule
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull
+from detent.core.events import RunResumed
 from detent.ports import WorkerHost
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
@@ -143,6 +144,42 @@ def test_attempts_are_counted_in_the_log_until_something_comes_of_one() -> None:
                 assert (tries.count, tries.last) == (count, (await engine.records(run_id))[-1].envelope.at)
             assert (await engine.resume(run_id)).status == "waiting_for_user"
             assert (await backlog.look(run_id)).count == 0
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_stopped_in_good_order_has_not_failed_however_often() -> None:
+    """Each restart finds the run in the same call; none counts as an attempt, one that died between two of them does, until something comes of it."""
+
+    async def main() -> None:
+        held: list[int] = []
+        gate = asyncio.Event()
+
+        @tool(side_effect="write", idempotent=True)
+        async def put(text: str, context: ToolContext) -> str:
+            """Put it down, when the gate is open."""
+            held.append(context.attempt)
+            await gate.wait()
+            return text
+
+        host = InProcessHost(max_attempts=2, poll_s=0.005)
+        store, made = RamStore(), {"planner": Clerk(), "tools": [put], "approver": "caller", "worker_host": host}
+        async with Engine(store=store, **made) as engine:
+            run_id = await engine.submit(CLERK, "one")
+            for restart in range(1, 5):
+                working = asyncio.create_task(engine.work())
+                while len(held) < restart:
+                    await asyncio.sleep(0)
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+                assert (await StoreBacklog(engine.hand()).look(run_id)).count == (restart > 2)
+                if restart == 2:  # a worker that dies says nothing
+                    await engine.hand().resume(run_id, advance=False)
+            stopped = [r.event.stopped for r in await engine.records(run_id) if isinstance(r.event, RunResumed)]
+            assert [bool(why) for why in stopped] == [False, False, True, False, False, True, False, True]
+            gate.set()
+            assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
+            assert (await engine.replay(run_id)).identical
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -172,6 +173,38 @@ def test_the_first_step_apart_is_the_earliest_of_all_passes() -> None:
                     assert parting is not None and (parting.scope, parting.iteration) == ("right", 3)
                     assert parting.a["actions"][0]["content"] == "a"
                     assert set(by_what((await engine.diff("a", "b")).differences)) == {"decision", "output"}
+
+    run_async(main)
+
+
+def test_passes_that_went_on_side_by_side_in_another_order_part_nowhere() -> None:
+    """A reading that begins while other passes are open has a record of its own, the last one's has none; that is no step apart."""
+
+    async def main() -> None:
+        from detent.ports import Branch
+
+        class Late:
+            """Comes late with the plans of one pass."""
+
+            def __init__(self, late: str) -> None:
+                self.late = late
+
+            async def plan(self, view: View) -> Plan:
+                for _ in range(200 if view.scope == self.late else 0):
+                    await asyncio.sleep(0)
+                return Plan(actions=(ToolCall(tool="look", args={"n": 1}) if view.iteration == 1 else FinalAnswer(content="seen"),))
+
+        async def both(run: Any) -> Any:
+            return (await run.parallel(Branch(label="left"), Branch(label="right")))[0]
+
+        store, tools, began = RamStore(), Tools(), list[list[str]]()
+        for name in ("left", "right"):
+            async with make_engine(store, tools, Late(name), strategies={"both": both}) as engine:
+                await engine.run(agent_of("look", strategy="both"), "go", run_id=name)
+                began.append([r.event.call for r in await engine.records(name) if isinstance(r.event, e.ToolStarted)])
+                if name == "right":
+                    assert (await engine.bisect("left", "right"), (await engine.diff("left", "right")).differences) == (None, ())
+        assert began == [["right.1.0"], ["left.1.0"]]
 
     run_async(main)
 

@@ -142,6 +142,14 @@ def test_a_model_that_costs_nothing_is_not_clamped_by_money() -> None:
     assert found is not None and found.limit == 100 and found.reserved.cost_usd == 0
 
 
+def test_a_bound_that_is_used_up_refuses_also_a_call_that_would_use_nothing_of_it() -> None:
+    """A prompt that is estimated at nothing, a model that costs nothing: the run is at its bound all the same."""
+    prices = Prices({"free": ModelPrice(input_usd=0, output_usd=0)})
+    assert limit(state_with(Budget(max_input_tokens=1000), used(1000, 0)), asked(input_tokens=0)) == "input_tokens"
+    with pytest.raises(BoundReached, match="max_cost_usd"):
+        allowed(asked(model="free"), state_with(Budget(max_cost_usd=1.0), Usage(cost_usd=1.0)), "main", prices)
+
+
 @pytest.mark.parametrize(
     ("budget", "dimension"),
     [

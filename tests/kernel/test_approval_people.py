@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
@@ -97,15 +98,16 @@ def test_two_different_people_must_approve_and_each_only_once() -> None:
     asyncio.run(main())
 
 
-def test_one_of_two_may_deny_and_that_is_final() -> None:
-    """The reason is told to the planner; nothing ran."""
+@pytest.mark.parametrize("who", ["bob", "ann"])
+def test_one_of_two_may_deny_and_that_is_final(who: str) -> None:
+    """Also who has approved, and thinks better of it; the reason is told to the planner, nothing ran."""
 
     async def main() -> None:
         bank = Bank()
         engine = engine_of(bank, Asking(approvers=2))
         await engine.run(AGENT, "pay", run_id="r")
         await engine.approve("r", CALL, by="ann")
-        result = await engine.deny("r", CALL, by="bob", reason="too much")
+        result = await engine.deny("r", CALL, by=who, reason="too much")
         assert (result.status, bank.paid) == ("completed", [])
         assert result.tool_calls[0].error.code == "approval_rejected" and "too much" in result.tool_calls[0].error.message
         assert (await engine.replay("r")).identical
@@ -215,12 +217,63 @@ def test_an_approval_of_arguments_that_were_edited_meanwhile_is_dropped() -> Non
         await engine.approve("r", CALL, by="bob", resume=False)
         left = (await engine.store.signals(["r"]))["r"]
         await engine.approve("r", CALL, by="ann", args={"amount": 3})
-        await engine.signal("r", left[0])
+        await engine.signal("r", msgspec.structs.replace(left[0], id="late"))
         result = await engine.resume("r")
         assert (result.status, bank.paid) == ("waiting_for_approval", [])
         assert (await engine.approvals(run_id="r"))[0].approved_by == ("ann",)
 
     asyncio.run(main())
+
+
+def test_one_person_who_answers_in_two_places_at_once_counts_once() -> None:
+    """Both answers were in the inbox before either was taken up: the second is dropped, under whatever spelling it came."""
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Asking(approvers=2))
+        await engine.run(AGENT, "pay", run_id="r")
+        await engine.approve("r", CALL, by="ann", resume=False)
+        (mine,) = (await engine.store.signals(["r"]))["r"]
+        await engine.store.post("r", msgspec.structs.replace(mine, id="again", by="ANN"))
+        result = await engine.resume("r")
+        assert (result.status, bank.paid) == ("waiting_for_approval", [])
+        assert (await engine.approvals(run_id="r"))[0].approved_by == ("ann",)
+
+    asyncio.run(main())
+
+
+def test_a_request_can_be_answered_while_what_stands_before_it_still_runs() -> None:
+    """It is in the store as soon as the batch is decided; the answer that came meanwhile is taken up without a wait."""
+
+    async def main() -> None:
+        bank, store, busy, go = Bank(), RamStore(), asyncio.Event(), asyncio.Event()
+
+        @tool(side_effect="read")
+        async def look() -> str:
+            """Look until told."""
+            busy.set()
+            await go.wait()
+            return "seen"
+
+        class Both(Once):
+            async def plan(self, view: View) -> Plan:
+                return Plan(actions=(FinalAnswer(content="done"),) if view.results else (ToolCall(tool="look", args={}), *self.calls))
+
+        class Careful(Asking):
+            def decide(self, call: Call, state: RunState) -> Verdict:
+                return Verdict(decision="allow") if call.tool.read_only else super().decide(call, state)
+
+        engine = Engine(store=store, planner=Both((5,)), tools=[look, bank.tool()], policy=Careful(), approver="caller")
+        running = asyncio.create_task(engine.run(Agent(name="clerk", tools=["look", "pay"]), "pay", run_id="r"))
+        await busy.wait()
+        person = Engine(store=store.sibling(), planner=None, tools=[], approver="caller")
+        assert [(asked.call_id, asked.args) for asked in await person.approvals(run_id="r")] == [("main.1.1", {"amount": 5})]
+        await person.approve("r", "main.1.1", by="ann", resume=False)
+        go.set()
+        result = await running
+        assert (result.status, bank.paid) == ("completed", [5])
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
@@ -245,7 +298,7 @@ def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
     "verdict",
     [
         {"decision": "maybe"}, {"rule": None}, {"reason": 5}, {"facts": {"x": object()}}, {"sources": (1,)}, {"approvers": "2"}, {"approvers": 0},
-        {"expires_s": float("nan")}, {"expires_s": 1e15}, {"on_reject": "explode"}, {"decision": "allow", "rule": None}, {"reason": "\ud800"},
+        {"expires_s": 0}, {"expires_s": 1e15}, {"on_reject": "explode"}, {"decision": "allow", "rule": None}, {"reason": "\ud800"},
     ],
     ids="-".join,
 )  # fmt: skip
@@ -256,10 +309,48 @@ def test_a_verdict_that_cannot_be_used_denies_and_is_recorded(verdict: dict[str,
         bank = Bank()
         engine = engine_of(bank, Asking(**verdict))
         result = await engine.run(AGENT, "pay", run_id="r")
-        assert bank.paid == [] and result.status in ("completed", "waiting_for_approval")
-        if result.status == "completed":
-            assert [r.event.rule for r in await engine.records("r") if isinstance(r.event, e.PolicyDecided)] == ["policy_error"]
+        assert (bank.paid, result.status) == ([], "completed")
+        assert [r.event.rule for r in await engine.records("r") if isinstance(r.event, e.PolicyDecided)] == ["policy_error"]
         assert (await engine.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_an_answer_of_a_policy_that_is_no_verdict_denies() -> None:
+    """Not even the word for an allowance is one; the reason names what it answered."""
+
+    class Careless(Asking):
+        def decide(self, call: Call, state: RunState) -> Any:
+            return "allow"
+
+    async def main() -> None:
+        bank = Bank()
+        engine = engine_of(bank, Careless())
+        result = await engine.run(AGENT, "pay", run_id="r")
+        assert (result.status, bank.paid) == ("completed", [])
+        (decided,) = [r.event for r in await engine.records("r") if isinstance(r.event, e.PolicyDecided)]
+        assert (decided.decision, decided.rule) == ("deny", "policy_error") and "answered str" in decided.reason
+
+    asyncio.run(main())
+
+
+def test_an_approval_is_of_the_arguments_that_people_saw_also_where_the_tool_has_changed_since() -> None:
+    """A tool that now makes others of them is asked about again; with nothing but the old approvals it does not run."""
+
+    async def main() -> None:
+        bank, store = Bank(), RamStore()
+        await engine_of(bank, Asking(), store=store).run(AGENT, "pay", run_id="r")
+
+        @tool(side_effect="write", sanitize=lambda args: {"amount": args["amount"] * 10})
+        async def pay(amount: int) -> str:
+            """Pay the amount."""
+            bank.paid.append(amount)
+            return "paid"
+
+        changed = Engine(store=store, planner=Once((5,)), tools=[pay], policy=Asking(), approver="caller")
+        result = await changed.approve("r", CALL, by="ann")
+        assert (result.status, bank.paid) == ("waiting_for_approval", [])
+        assert [asked.args for asked in await changed.approvals(run_id="r")] == [{"amount": 50}]
 
     asyncio.run(main())
 

@@ -198,7 +198,7 @@ def test_done_ends_the_run_with_its_answer(answer: Any) -> None:
     assert [n for n in done.names if "Policy" in n or "Tool" in n] == ["PolicyDecided", "ToolStarted", "ToolFinished"]
 
 
-@pytest.mark.parametrize("answer", ["", "  ", None])
+@pytest.mark.parametrize("answer", ["", "  ", None, "\u200b\u200d\ufeff"])
 def test_a_blank_answer_of_done_is_a_failed_observation(answer: Any) -> None:
     """Law 6: never completed with nothing."""
     done = ran([ToolCall(tool="done", args={"answer": answer}), END], done_tool())

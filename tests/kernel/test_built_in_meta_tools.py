@@ -188,12 +188,13 @@ def test_final_answer_ends_the_run_as_an_answer_does() -> None:
     """The calls behind it are not run; a blank or unfit one is refused."""
     script = [
         call("final_answer", answer=" "),
+        call("final_answer", answer="\u200b"),
         call("final_answer", answer="{", format="json"),
         (call("final_answer", answer="42"), call(n=1)),
     ]
     done = ran(script, *Desk().all, agent=asked("final_answer"))
     assert done.why == ("completed", "final_answer") and done.result.output == "42" and done.codes[-1] == "not_run"
-    assert [ok for ok, _ in answers(done)] == [False, False, True]
+    assert [ok for ok, _ in answers(done)] == [False, False, False, True]
 
 
 def test_final_answer_must_fit_the_schema() -> None:

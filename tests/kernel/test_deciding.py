@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Host, NotExecuted, Tool, ToolCall, ToolContext, ToolFailed, tool
+from detent import Agent, Budget, Host, NotExecuted, Plan, Tool, ToolCall, ToolContext, ToolFailed, View, tool
 from detent.core import events as e
 from detent.core.state import KernelState, RunState
 from detent.kernel.guards import default_guards
 from detent.kernel.kernel import make_kernel
-from detent.ports import Block, Call, Verdict
+from detent.ports import Block, Branch, Call, StrategyRun, Verdict
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
 
 CLOSED: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -198,8 +198,42 @@ def test_blocked_calls_are_failed_turns() -> None:
     assert done.why == ("stopped", "failure_threshold") and done.result.iterations == 3
 
 
-def test_a_call_equal_to_one_in_doubt_is_blocked_until_that_is_settled() -> None:
-    """DESIGN 5: the default guard; other arguments pass."""
+def test_no_pass_repeats_the_call_that_is_in_doubt_in_another_whatever_guards_a_kernel_has() -> None:
+    """DESIGN 5: a call equal (tool, arguments) is blocked until that is settled; other arguments pass."""
+    paid: list[int] = []
+
+    @tool(side_effect="write")
+    async def pay(n: int) -> str:
+        """Pay n; the first time nobody knows."""
+        paid.append(n)
+        if len(paid) == 1:
+            raise ValueError("connection lost")
+        return "paid"
+
+    async def both(run: StrategyRun) -> Any:
+        return [passed.output for passed in await run.parallel(Branch(label="a"), Branch(label="b"))]
+
+    class Paying:
+        async def plan(self, view: View) -> Plan:
+            while view.scope == "b" and not (await engine.load("r")).in_doubt:
+                await asyncio.sleep(0)
+            calls = (call("pay", n=1), call("pay", n=2)) if view.scope == "b" else (call("pay", n=1),)
+            return Plan(actions=(END,) if view.results else calls)
+
+    kernel = make_kernel(guards=(guard_of("own", [], None),))
+    engine = engine_for(Paying(), pay, strategies={"both": both}, kernel=kernel)
+
+    async def main() -> None:
+        result = await engine.run(Agent(name="w", strategy="both", tools=["pay"]), "go", run_id="r")
+        assert (result.status, paid) == ("waiting_for_reconciliation", [1, 2])
+        (blocked,) = [r.event for r in await engine.records("r") if isinstance(r.event, e.GuardBlocked)]
+        assert (blocked.call, blocked.guard) == ("b.1.0", "in_doubt_guard") and "a.1.0" in blocked.reason
+
+    run_async(main)
+
+
+def test_a_call_in_doubt_holds_back_what_follows_and_a_settlement_is_taken_up_by_resuming() -> None:
+    """The next call of the batch does not run meanwhile."""
     broke: list[int] = []
 
     @tool(side_effect="write")
@@ -255,12 +289,13 @@ def test_an_agent_may_end_on_denial() -> None:
 
 
 def test_a_policy_may_stop_the_run() -> None:
-    """Nothing of the batch runs: all calls are decided before any is executed."""
+    """Nothing of the batch runs: all calls are decided before any is executed, and nobody is asked about those after the stop."""
     desk = Desk()
-    done = ran(
-        [(call("look", n=1), call("put", n=2)), END], *desk.all, policy=Decide(lambda c: "stop" if c.tool.name == "put" else "allow")
-    )
+    verdicts = {1: "allow", 2: "stop", 3: "require_approval"}
+    batch = (call("look", n=1), call("put", n=2), call("put", n=3))
+    done = ran([batch, END], *desk.all, policy=Decide(lambda c: verdicts[c.args["n"]]))
     assert done.why == ("stopped", "policy_stopped") and done.result.error == "stop by rule" and desk.ran == []
+    assert (len(done.all(e.PolicyDecided)), done.state.approvals) == (2, {})
 
 
 def test_a_policy_that_fails_denies() -> None:
@@ -405,6 +440,18 @@ def test_a_policy_and_a_guard_are_handed_arguments_of_their_own() -> None:
     script = [call("send", to="ann", body={"n": [1]}), END]
     done = ran(script, send, policy=Decide(spoil), kernel=make_kernel(guards=(guard,)))
     assert got == [("ann", {"n": [1]})] and done.items[0].args == {"to": "ann", "body": {"n": [1]}} and done.codes == [""]
+
+
+def test_what_a_guard_wrote_to_its_arguments_is_not_what_a_policy_decides_about() -> None:
+    """The policy is asked about the call that would run: a guard that makes it look harmless lets nothing pass."""
+
+    def flatter(one: Call, state: Any, run: Any) -> None:
+        one.args["n"] = 0
+
+    desk = Desk()
+    policy = Decide(lambda one: "deny" if one.args["n"] else "allow")
+    done = ran([call("put", n=1), END], *desk.all, policy=policy, kernel=make_kernel(guards=(flatter,)))
+    assert done.codes == ["policy_denied"] and desk.ran == []
 
 
 def test_what_is_executed_is_what_was_decided() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent import Abstain, Agent, AskUser, Budget, FinalAnswer, tool
+from detent import Abstain, Agent, AskUser, Budget, Engine, FinalAnswer, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
 from detent.endings import has_section, same_file
@@ -189,10 +190,21 @@ def test_an_answer_that_is_nothing_but_markup_is_not_accepted() -> None:
     assert "holds only markup" in done.all(e.Planned)[0].refused
 
 
-def test_an_answer_that_is_nothing_but_markup_is_no_answer() -> None:
-    """No false success: the second one fails the run."""
-    done = ran([MARKUP, MARKUP])
+@pytest.mark.parametrize("said", [MARKUP, FinalAnswer(content="<think>x</think>\u200b")])
+def test_an_answer_that_is_nothing_but_markup_is_no_answer(said: FinalAnswer) -> None:
+    """No false success, also where what is left cannot be seen: the second one fails the run."""
+    done = ran([said, said])
     assert done.why == ("failed", "planner_error") and done.result.output is None
+
+
+def test_a_strategy_that_returns_what_cannot_be_seen_has_no_answer() -> None:
+    """The one exit looks at what any strategy gives."""
+
+    async def mute(run: Any) -> str:
+        return "\ufeff\u200b"
+
+    result = asyncio.run(Engine(strategies={"mute": mute}).run(Agent(name="m", strategy="mute"), "go"))
+    assert (result.status, result.reason, result.output) == ("failed", "planner_error", None)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from detent import Agent, Plan, Suspended, Thought, tool
 from detent.core import events as e
 from detent.core.errors import MalformedPlan
-from detent.lifecycle_hooks import patience_of
 from detent.live import Control
 from detent.observers import EventBus
+from detent.patience import patience_of
 from detent.ports import KernelHooks, Signal, noop_hooks
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
@@ -279,17 +280,137 @@ def test_what_is_slow_is_waited_for_where_nobody_cancelled() -> None:
 
     async def main() -> None:
         control = Control(grace_s=0.01)
-        patience = patience_of(control)
-        async with patience():
-            await asyncio.sleep(0.02)
+        patient = patience_of(control)
+        assert await patient(asyncio.sleep(0.02, "slow")) == "slow"
         control.deliver([Signal(id="1", kind="cancel", payload={})])
         for said in ("within 0.01 s", "within 0.001 s"):
             with pytest.raises(TimeoutError, match=said):
-                async with patience():
-                    await asyncio.Event().wait()
+                await patient(asyncio.Event().wait())
         assert not control.told
         with pytest.raises(TimeoutError, match="its own"):
-            async with patience():
-                raise TimeoutError("its own")
+            await patient(fails(TimeoutError("its own")))
+
+    run_async(main)
+
+
+async def fails(error: BaseException) -> None:
+    """Raise it."""
+    raise error
+
+
+@pytest.mark.parametrize("kind", ["hook", "observer", "handler"])
+@pytest.mark.parametrize("stop", ["cancel", "suspend"])
+def test_what_swallows_its_cancellation_is_closed_after_the_grace_once_more(kind: str, stop: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The run goes on without it, on record or to its suspension; it is reported by name; nothing of it is left running."""
+
+    class Deaf(Stuck):
+        open = 0
+
+        async def hang(self, *_: Any) -> None:
+            self.begun.set()
+            self.open += 1
+            try:
+                while True:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.Event().wait()
+            finally:
+                self.open -= 1
+
+    async def main() -> None:
+        deaf, store = Deaf(kind), RamStore()
+        engine = engine_for(Script([call("put", n=1), END]), *Desk().all, store=store, **deaf.options)
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["put"]), "go", run_id="r"))
+        await deaf.begun.wait()
+        if stop == "cancel":
+            await engine.cancel("r")
+            assert (await running).reason == "cancelled"
+            assert deaf.heard == list(range(1, len(await store.read("r")) + 1))
+        else:
+            engine.suspend("SIGTERM")
+            with pytest.raises(Suspended, match="SIGTERM"):
+                await running
+        assert deaf.open == 0
+
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        run_async(main)
+    assert stop == "suspend" or ("swallowed its cancellation" in caplog.text and ("hang" in caplog.text or "on_record" in caplog.text))
+
+
+def test_a_hook_that_tidies_up_has_the_time_for_it_and_timeouts_of_its_own_are_its_own() -> None:
+    """What it awaits after its cancellation comes to its end; an inner timeout is no wish of the run's, however long it then goes on."""
+
+    async def main() -> None:
+        control, did = Control(grace_s=0.02), list[str]()
+        patient = patience_of(control)
+
+        async def tidy() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.001)
+                did.append("tidied")
+
+        async def falls_back() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await asyncio.Event().wait()
+            await asyncio.sleep(0.05)
+            did.append("fell back")
+
+        await patient(falls_back())
+        control.deliver([Signal(id="1", kind="cancel", payload={})])
+        with pytest.raises(TimeoutError, match="did not return within"):
+            await patient(tidy())
+        assert did == ["fell back", "tidied"]
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("name", ["on_thought", "on_action", "on_observation", "on_done", "before", "after"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_hook_that_is_cancelled_from_inside_stops_no_run(name: str, awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """`CancelledError` of its own is a failure as any other: reported, and the run goes on."""
+
+    def plain(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def inside(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    hook = inside if awaited else plain
+    given: Any = {"think": hook} if name in ("before", "after") else hook
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        done = ran([call("put", n=1), END], *Desk().all, hooks=KernelHooks(**{name: given}))
+    assert done.why == ("completed", "final_answer")
+    assert "cancelled from inside" in caplog.text
+
+
+@pytest.mark.parametrize("stop", ["cancel", "suspend"])
+def test_a_hook_before_a_phase_that_swallows_its_cancellation_holds_no_run(stop: str) -> None:
+    """It is given the grace and closed; what it would have decided is not on record."""
+
+    async def main() -> None:
+        begun, store = asyncio.Event(), RamStore()
+
+        async def deaf(state: Any) -> None:
+            begun.set()
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+
+        desk = Desk()
+        engine = engine_for(Script([call("put", n=1), END]), *desk.all, store=store, hooks=KernelHooks(before={"act": deaf}), grace_s=0.01)
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["put"]), "go", run_id="r"))
+        await begun.wait()
+        if stop == "cancel":
+            await engine.cancel("r")
+            assert (await running).reason == "cancelled"
+        else:
+            engine.suspend("SIGTERM")
+            with pytest.raises(Suspended):
+                await running
+        assert desk.ran == [] and not any(isinstance(x.event, e.EffectRecorded) for x in await engine.records("r"))
 
     run_async(main)

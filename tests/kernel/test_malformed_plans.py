@@ -66,8 +66,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "no tool": (Plan(actions=(ToolCall(tool="  "),)), "a tool call names no tool"),
     "two controls": (Plan(actions=(Thought(content="a"), FinalAnswer(content="b"))), "it holds 2 control actions (Thought, FinalAnswer)"),
     "blank answer": (Plan(actions=(FinalAnswer(content=" \n"),)), "the final answer is blank"),
+    "invisible answer": (Plan(actions=(FinalAnswer(content="\u200b\ufeff \u2060\u00ad\u3164\U000e0041"),)), "the final answer is blank"),
     "no answer": (Plan(actions=(FinalAnswer(content=None),)), "the final answer is blank"),
-    "no data": (Plan(actions=(ToolCall(tool="look", args={"n": object()}),)), "it is not JSON data"),
+    "no data": (Plan(actions=(ToolCall(tool="look", args={"n": object()}),)), "look is not JSON data"),
 }
 
 

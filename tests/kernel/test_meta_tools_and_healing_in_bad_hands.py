@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from typing import Any
@@ -185,6 +186,35 @@ def test_find_looks_in_memory_too() -> None:
     script = [call(n=1), call("find", query="ann"), call("find", query="ann", scope="results"), END]
     done = ran(script, *Desk().all, agent=asked("find"), run={"seed_memory": ["Ann is ann@example.org"]})
     assert [said.partition(":")[0] for _, said in answers(done)] == ["memory 1", "nothing here has 'ann'"]
+
+
+def test_documents_and_memory_are_found_and_read_by_their_keys() -> None:
+    """Attachments that hold text, also in base64, whole: a model may have been shown a beginning; a picture is none; no note takes their keys."""
+    page = base64.b64encode(("line\n" * 5000 + "the zebra clause").encode()).decode()
+    attachments = [
+        {"type": "image", "media_type": "image/png", "data": page},
+        {"type": "file", "media_type": "text/markdown", "name": "terms.md", "data": page},
+        {"type": "text", "text": "a zebra"},
+        "plain zebra",
+    ]
+    script = [
+        call("find", query="zebra"),
+        call("find", query="terms", scope="documents"),
+        call("find", query="zebra", scope="memory"),
+        call("recall", key="document 2", query="clause"),
+        call("recall", key="memory 1"),
+        call("recall", key="document 3", content="mine"),
+        call("recall"),
+        call("recall", key="document 1"),
+        END,
+    ]
+    run = {"attachments": attachments, "seed_memory": ["Ann keeps a zebra"]}
+    done = ran(script, *Desk().all, agent=asked("find", "recall"), run=run)
+    every, terms, remembered, line, memory, taken, listed, picture = answers(done)
+    assert [hit.partition(":")[0] for hit in every[1].splitlines()] == ["document 2", "document 3", "document 4", "memory 1"]
+    assert (terms[1].partition(":")[0], remembered[1]) == ("document 2", "memory 1: Ann keeps a zebra")
+    assert (line[1], memory[1], taken[0]) == ("the zebra clause", "Ann keeps a zebra", False)
+    assert listed[1] == "document 2, document 3, document 4, memory 1" and picture[0] is False
 
 
 def test_what_a_meta_tool_says_is_redacted() -> None:

@@ -11,6 +11,10 @@ from detent import Agent, FinalAnswer
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.state import KernelState
+from detent.kernel.act import act
+from detent.kernel.context import KernelContext
+from detent.kernel.kernel import make_kernel
+from detent.kernel.think import think
 from detent.ports import Abort, KernelHooks, Skip
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, look, ran, run_async
@@ -27,6 +31,18 @@ def test_the_hook_before_act_runs_before_any_effect_and_can_refuse_it() -> None:
     done = ran([(call("put", n=1), call("look")), END], *desk.all, hooks=KernelHooks(before={"act": before}))
     assert desk.ran == [] and done.codes == ["hook_refused", "hook_refused"] and done.why == ("completed", "final_answer")
     assert asked == [([], ["put", "look"])] and "not on fridays" in (done.items[0].error.message if done.items[0].error else "")
+
+
+def test_a_phase_that_is_left_out_between_think_and_act_refuses_no_call() -> None:
+    """Only the calls of a skipped `act` are refused."""
+
+    async def review(state: KernelState, context: KernelContext) -> KernelState:
+        raise AssertionError("it is left out")
+
+    desk = Desk()
+    hooks = KernelHooks(before={"review": lambda state: Skip("not today")})
+    done = ran([call("put", n=1), END], *desk.all, hooks=hooks, kernel=make_kernel((think, review, act)))
+    assert done.why == ("completed", "final_answer") and desk.ran == [("put", 1)]
 
 
 def test_hooks_fire_around_each_phase_in_order() -> None:

@@ -222,7 +222,16 @@ def test_a_phase_that_rejects_plans_in_a_loop_lifts_no_bound() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("option", "limit", "asked"), [("max_model_calls", 2, 2), ("max_total_tokens", 16, 2), ("max_cost_usd", 0.25, 1)])
+@pytest.mark.parametrize(
+    ("option", "limit", "asked"),
+    [
+        ("max_model_calls", 2, 2),
+        ("max_input_tokens", 11, 2),
+        ("max_output_tokens", 6, 2),
+        ("max_total_tokens", 16, 2),
+        ("max_cost_usd", 0.25, 1),
+    ],
+)
 def test_a_plan_that_is_asked_for_again_counts_against_the_bounds(option: str, limit: Any, asked: int) -> None:
     """The attempts of one turn stop at the bound, not at the end of the turn."""
     planner = PurePlanner(broken)

@@ -12,6 +12,7 @@ from crash.workload import EXPECTED, RUN, make_tools, work, worker
 from detent import FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
+from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, agent_of, engine_on
@@ -118,6 +119,26 @@ def test_an_unknown_outcome_is_never_retried_and_waits_for_a_person(way: str, ha
         await place.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", ["handler_error", "timeout"])
+def test_a_failed_effect_is_not_tried_again_whatever_its_failure_is_called(code: str) -> None:
+    """Retries are for tools that only read or are idempotent, and for `NotExecuted`: what says that it failed may have changed something."""
+    ran: list[int] = []
+
+    @tool(side_effect="write", retries=2)
+    async def act() -> dict[str, Any]:
+        """Fail half way."""
+        ran.append(1)
+        return {"success": False, "error": code}
+
+    done = asyncio.run(_finished([ToolCall(tool="act"), FinalAnswer(content="end")], act))
+    assert (ran, [item.error.code for item in done.tool_calls]) == ([1], [code])
+
+
+async def _finished(script: list[Any], one: Any) -> Any:
+    async with engine_on(RamStore(), ScriptedPlanner(script), [one]) as engine:
+        return await engine.run(agent_of(one), "act")
 
 
 def test_a_call_equal_to_one_in_doubt_is_blocked_until_that_is_settled(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from crash.workload import RUN, work, worker
 from detent.core import events as e
-from detent.core.codec import decode_event, dump_state, encode, load_state, read_log, read_record, seal
+from detent.core.codec import STATE_VERSION, decode_event, dump_state, encode, load_state, read_log, read_record, seal
 from detent.core.errors import NewerVersion
 from detent.core.fold import evolve, fold
 from detent.core.state import KernelState, RunState
@@ -90,6 +90,6 @@ def test_a_state_of_a_newer_version_is_refused() -> None:
     """It is not read as if it were ours."""
     data = dump_state(RunState(run_id="run"))
     with pytest.raises(NewerVersion, match="newer Detent"):
-        load_state(data.replace(b'"v":1', b'"v":99'), RunState)
+        load_state(data.replace(b'"v":%d,' % STATE_VERSION, b'"v":99,'), RunState)
     with pytest.raises(ValueError, match="not a serialised RunState"):
         load_state(b"{}", RunState)

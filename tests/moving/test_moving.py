@@ -307,9 +307,10 @@ def test_archiving_that_was_interrupted_before_the_removal_is_done_again(tmp_pat
     async def body(store: EventStore, other: EventStore) -> None:
         await finished(store, "run")
         held = await moving.take(store, "run")
-        last = list(read_log("run", held.lines[:-2]))[-1]
-        head = msgspec.structs.replace(held.head, records=last.envelope.seq, status=last.envelope.status or "running")
-        early = msgspec.structs.replace(held, head=head, lines=held.lines[:-2], digest=last.digest)
+        end = list(read_log("run", held.lines[:-2]))[-1]
+        last = end.envelope
+        head = msgspec.structs.replace(held.head, records=last.seq, status=last.status or "running", updated_at=last.at)
+        early = msgspec.structs.replace(held, head=head, lines=held.lines[:-2], digest=end.digest)
         moving.write_archive(tmp_path / "run.jsonl.gz", early)
         await moving.archive(store, tmp_path, "run")
         assert moving.read_archive(tmp_path / "run.jsonl.gz") == held
@@ -333,6 +334,20 @@ def test_an_unfinished_run_is_not_archived() -> None:
         assert not (HERE / "nowhere").exists()
 
     with_stores(body, "ram:")
+
+
+def test_an_archive_of_a_run_that_is_not_finished_is_not_imported(tmp_path: Path) -> None:
+    """Nobody made it by archiving, and the run may still go on elsewhere: there would be two of it."""
+
+    async def body(store: EventStore, other: EventStore) -> None:
+        await finished(store, "run", turns=1)
+        path = moving.archive_path(tmp_path, "run")
+        moving.write_archive(path, await moving.take(store, "run"))
+        with pytest.raises(NotAllowedNow, match=r"which is running.*copy --move"):
+            await moving.bring_back(other, path)
+        assert await other.head("run") is None
+
+    with_stores(body, "ram:", "ram:")
 
 
 def test_what_does_not_arrive_as_it_left_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +439,8 @@ def test_a_fork_that_is_moved_takes_along_what_it_refers_to(tmp_path: Path) -> N
 
 def _changed(manifest: dict[str, Any], field: str) -> dict[str, Any]:
     """Return a manifest in whose listing entry one thing is another."""
-    return {**manifest, "head": {**manifest["head"], field: "failed" if field == "status" else "other"}}
+    changed = {"status": "failed", "iterations": 10**30, "created_at": "2026-01-01T00:00:00", "updated_at": "0001-01-01T00:00:00Z"}
+    return {**manifest, "head": {**manifest["head"], field: changed.get(field, "other")}}
 
 
 def _damaged(data: bytes, how: str) -> bytes:
@@ -442,7 +458,7 @@ def _damaged(data: bytes, how: str) -> bytes:
             lines[2] = lines[2].replace(b"run", b"ruN", 1)
         case "missing record":
             del lines[2]
-        case "tenant" | "goal_id" | "status":
+        case "tenant" | "goal_id" | "status" | "parent" | "iterations" | "created_at" | "updated_at":
             lines[0] = msgspec.json.encode(_changed(msgspec.json.decode(lines[0]), how))
         case "nothing":
             manifest = {**msgspec.json.decode(lines[0]), "records": 0, "records_sha256": sha256(b"").hexdigest(), "digest": "", "blobs": {}}
@@ -472,6 +488,10 @@ def _damaged(data: bytes, how: str) -> bytes:
         ("tenant", CorruptLog),
         ("goal_id", CorruptLog),
         ("status", CorruptLog),
+        ("parent", CorruptLog),
+        ("iterations", CorruptLog),
+        ("created_at", CorruptLog),
+        ("updated_at", CorruptLog),
         ("nothing", CorruptLog),
         ("digest", CorruptLog),
         ("version 0", ConfigError),

@@ -42,6 +42,30 @@ def test_any_cut_into_pieces_shows_what_the_whole_would(text: str, cuts: list[in
     assert streamed.rest() == "" and streamed.add("") == ""
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "shown"),
+    [
+        (CARDS, f"a {CARD} and {CARD}", "a <secret> and <secret>"),
+        (PATTERNS[1], "key=hunter key=ab yek=hunter", "key=<secret> key=ab yek=hunter"),
+        (PATTERNS[2], "abbbbb abc cab abb", "<secret> <secret> cab <secret>"),
+        (PATTERNS[3], "xyyyyz, xyyyyy, xyz", "<secret>yyyyz, xyyyyy, <secret>yz"),
+        (PATTERNS[4], "qq\nqqqqq\nqqqq\n q", "<secret>\nqqqqq\n<secret>\n q"),
+        (r"\d{0,4}", "ab 1234 c", "ab <secret> c"),
+    ],
+)
+def test_what_stands_around_a_match_is_waited_for_in_pieces_of_every_size(pattern: str, text: str, shown: str) -> None:
+    """What a pattern looks at before and behind itself decides; a match of nothing hides nothing."""
+    for size in range(1, len(text) + 1):
+        streamed = Streamed([pattern])
+        assert "".join(streamed.add(text[at : at + size]) for at in range(0, len(text), size)) + streamed.rest() == shown, size
+
+
+def test_the_next_text_begins_anew() -> None:
+    """What was said before is nothing that a match in it could rest on."""
+    streamed = Streamed([PATTERNS[1]])
+    assert [streamed.add(text) + streamed.rest() for text in ("key=", "hunter", "key=hunter")] == ["key=", "hunter", "key=<secret>"]
+
+
 @given(st.text(alphabet="sk-a1 \n", max_size=60), st.lists(st.integers(0, 60), max_size=8))
 def test_a_match_without_a_bound_holds_all_back_until_the_text_ends(text: str, cuts: list[int]) -> None:
     """Nothing is shown before, and then the text with each match replaced."""
@@ -103,10 +127,21 @@ def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cut
         ("{'pass': 'it\\'s, s3cret', 'passport': 'mine'}", "{'pass':\"<secret>\", 'passport': 'mine'}"),
         ('{user: "it\'s me", pass : ["s3cret", {}]}', '{user: "it\'s me", pass :"<secret>"}'),
         ("Say, pass please: don't", "Say, pass please: don't"),
+        (
+            '{\u201cpass\u201d: \u201cs3"cret\u201d, \u201cpassport\u201d: \u201cmine\u201d}',
+            '{\u201cpass\u201d:"<secret>", \u201cpassport\u201d: \u201cmine\u201d}',
+        ),
+        ("{\u2018pass\u2019: \u2019s3cret\u2019, \u2018n\u2019: 1}", '{\u2018pass\u2019:"<secret>", \u2018n\u2019: 1}'),
+        ("log_in(pass='s3, cret', user='ann')", "log_in(pass=\"<secret>\", user='ann')"),
+        ("log_in(user=ann, pass = s3cret) now", 'log_in(user=ann, pass ="<secret>") now'),
+        ('if (pass == "s3cret") it(pass=f("s3", cret)), on', 'if (pass ="<secret>") it(pass="<secret>"), on'),
+        ("it takes (user, pass) and (pass by)", "it takes (user, pass) and (pass by)"),
+        ("{'pass': ['s3], cret'], 'n': 1}", "{'pass':\"<secret>\", 'n': 1}"),
+        ("{pass: it's, n: 1}", '{pass:"<secret>", n: 1}'),
     ],
 )
-def test_json_with_other_quotes_or_none_is_hidden_too(said: str, shown: str) -> None:
-    """Models write it and calls are read from it; however it is cut, and prose stays."""
+def test_json_with_other_quotes_or_none_and_keywords_of_a_call_are_hidden_too(said: str, shown: str) -> None:
+    """Models write them, and calls are read from such JSON; however it is cut, and prose stays."""
     for size in range(1, len(said) + 1):
         streamed = StreamedFields(["pass"])
         assert "".join(streamed.add(said[at : at + size]) for at in range(0, len(said), size)) + streamed.rest() == shown

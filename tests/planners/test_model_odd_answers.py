@@ -220,7 +220,7 @@ def test_unreadable_arguments_of_a_tool_with_secrets_run_nothing(args: str) -> N
 @both
 def test_an_answer_that_only_thinks_aloud_is_empty(*, stream: bool) -> None:
     """Local models write their thinking into the text; with nothing after it there is no answer, and the model is asked again."""
-    result, server = run([says("<think>hm, what now</think>\n"), DONE], stream=stream)
+    result, server = run([says("<think>hm, what now</think>\n\u200b"), DONE], stream=stream)
     assert result.output == "done" and len(server.requests) == 2
     assert "Your last answer was empty" in json.dumps(server.requests[1])
 

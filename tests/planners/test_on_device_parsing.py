@@ -164,6 +164,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "read_file", "path": "\\ud800"}', "cannot keep"),
         ('{"type": "final_answer", "content": "  "}', "blank"),
         ('{"type": "final_answer", "content": "<think>no</think>"}', "blank"),
+        ('{"type": "final_answer", "content": "\\u200b\\u2060"}', "blank"),
         ("[[1]] or so</think>", "only markup"),
         ('{"tool_call": {"path": "a"}}', 'no "type"'),
         ('{"action": "tool_call"}', "no tool 'tool_call'"),

@@ -179,7 +179,7 @@ def test_without_an_engines_policy_the_agents_decides_alone() -> None:
 
 def test_beside_an_engines_policy_an_agents_only_tightens() -> None:
     """The strongest wins; its default and its silence change nothing."""
-    from detent.policies import TieredPolicy
+    from detent.policies import Rule, RulePolicy, TieredPolicy
 
     house = governance(TieredPolicy())
     loose = house(spec_of([{"id": "wipes", "tool": "*", "decision": "allow"}]))
@@ -189,6 +189,15 @@ def test_beside_an_engines_policy_an_agents_only_tightens() -> None:
     assert tight.offers(spec("put"), state()) and tight.version != TieredPolicy().version  # type: ignore[attr-defined]
     barred = house(spec_of([{"id": "no", "tool": "put", "decision": "deny"}]))
     assert not barred.offers(spec("put"), state()) and barred.offers(spec("get"), state())  # type: ignore[attr-defined]
+    silent = governance(RulePolicy([Rule(id="reads", tool=("get",), decision="allow")]))
+    for decision in (
+        "allow",
+        "require_approval",
+    ):  # what the house does not name it denies: no agent lets it pass, and none has people asked
+        own = silent(spec_of([{"id": "own", "tool": "put", "decision": decision}]))
+        assert said(own, call("put"), state()) == ("deny", "no_policy_rule_matched")
+        assert not own.offers(spec("put"), state()) and not own.may_ask(spec("get"))  # type: ignore[attr-defined]
+    assert said(silent(spec_of([{"id": "own", "tool": "put", "decision": "stop"}])), call("put"), state()) == ("stop", "own")
 
 
 def test_a_combined_policy_is_made_once_for_an_agent() -> None:

@@ -117,6 +117,9 @@ def test_steps_count_the_calls_of_this_turn_that_are_to_run() -> None:
         ({"agents": ("help*",)}, {}, {"agent": "boss"}, ("deny", "delegation_agent_not_allowed")),
         ({"agents": ("help*",)}, {}, {}, ("deny", "delegation_agent_not_allowed")),
         ({"tools": ("look",)}, {}, {"agent": "a", "tools": ["look", "rm", "mv"]}, ("deny", "delegation_tool_not_allowed")),
+        ({"tools": ("look",)}, {}, {"agent": "a", "tools": ["look"]}, ("allow", "delegation_allowed")),
+        ({"tools": ("look",)}, {}, {"agent": "a", "tools": "look, rm"}, ("deny", "delegation_tool_not_allowed")),
+        ({"tools": ("look",)}, {}, {"agent": "a"}, ("deny", "delegation_tool_not_allowed")),
         ({"max_budget": Budget(max_tool_calls=5)}, {}, {"agent": "a", "budget": {"max_tool_calls": 5}}, ("allow", "delegation_allowed")),
         (
             {"max_budget": Budget(max_tool_calls=5)},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
+import os
 import stat
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, 
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
 from detent.stores.file import FileStore
+from detent.stores.locks import lock_file
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -290,6 +293,35 @@ def test_a_file_that_another_process_keeps_locked_is_waited_for_and_then_busy(tm
             asyncio.run(test())
         finally:
             locker.kill()
+
+
+def test_a_claim_that_could_not_be_given_up_is_when_it_can_be(tmp_path: Path) -> None:
+    """Who released it is told, once; a process that lives on does not hold it for ever. One that was taken again stays."""
+
+    async def main(*, again: bool) -> None:
+        store, other = FileStore(tmp_path, busy_timeout_s=0.01), FileStore(tmp_path)
+        for one in (store, other):
+            await one.open()
+        await store.claim("run")
+        held = lock_file(tmp_path / ".claims" / "run.claim")
+        with pytest.raises(StoreBusy):
+            await store.release("run")
+        os.close(held)
+        if again:
+            await store.claim("run")
+            await asyncio.gather(*store._owed._tasks)
+            with pytest.raises(RunBusy):
+                await other.claim("run")
+        while not again:
+            with contextlib.suppress(RunBusy):
+                await other.claim("run")
+                break
+            await asyncio.sleep(0)
+        for one in (other, store):
+            await one.close()
+
+    for again in (False, True):
+        asyncio.run(asyncio.wait_for(main(again=again), 60))
 
 
 def test_a_forked_child_holds_none_of_its_parents_claims(tmp_path: Path) -> None:

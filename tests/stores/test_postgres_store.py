@@ -17,7 +17,7 @@ import pytest
 
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
-from detent.stores import open_store
+from detent.stores import open_store, postgres_connections
 from detent.stores.postgres import PostgresStore
 from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
 from detent.stores.postgres_session import Seen, process_began
@@ -25,6 +25,7 @@ from detent.stores.urls import without_password
 from detent.testing.conformance.store import head_of, line
 from detent.testing.conformance.store_places import write
 from postgres.cluster import Cluster
+from postgres.pooler import Pooler
 from postgres.proxy import Loss, Proxy
 
 
@@ -380,6 +381,49 @@ def test_a_claim_that_was_cancelled_keeps_nobody_out(postgres_url: str) -> None:
             await one.close()
 
     asyncio.run(main())
+
+
+def test_a_claim_that_could_not_be_given_up_is_when_the_server_answers(postgres: Cluster, postgres_url: str) -> None:
+    """Who released it is told, once, or has gone meanwhile; a process that lives on does not hold it for ever. One that was taken again stays."""
+
+    async def main(proxy: Proxy) -> None:
+        store, other = PostgresStore(proxy.url(postgres_url), busy_timeout_s=0.3), PostgresStore(postgres_url)
+        for one in (store, other):
+            await one.open()
+        for run in ("told", "gone", "again"):
+            await store.claim(run)
+        proxy.refuse()
+        leaving = asyncio.ensure_future(store.release("gone"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        for run in ("told", "again"):
+            with pytest.raises(StoreBusy):
+                await store.release(run)
+        proxy.heal()
+        await store.claim("again")
+        for run in ("told", "gone"):
+            while True:
+                with contextlib.suppress(RunBusy):
+                    await other.claim(run)
+                    break
+        with pytest.raises(RunBusy):
+            await other.claim("again")
+        for one in (store, other):
+            await one.close()
+
+    with Proxy(socket_of(postgres)) as proxy:
+        asyncio.run(asyncio.wait_for(main(proxy), 60))
+
+
+def test_claims_and_releases_of_one_turn_of_the_loop_happen_in_their_order(postgres_url: str) -> None:
+    """Whoever takes a run in the moment in which it is given up has it, whatever else is committed with that."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run")
+        await asyncio.gather(store.claim("other"), store.release("run"), store.claim("run"))
+        assert ask(postgres_url, "SELECT run_id FROM detent.claims ORDER BY 1") == [("other",), ("run",)]
+
+    on(postgres_url, body)
 
 
 def test_nothing_of_a_deleted_run_stays_in_any_table(postgres_url: str) -> None:
@@ -939,6 +983,36 @@ def test_a_session_that_was_reset_under_the_store_is_begun_again(postgres_url: s
         assert await store.signals(["run"]) == {}
 
     on(f"{postgres_url}&schema=apart", body, connections=1)
+
+
+@pytest.mark.parametrize("sessions", [10, 1])
+def test_a_pooler_that_gives_each_transaction_another_session_is_refused_by_name(
+    postgres: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch, sessions: int
+) -> None:
+    """Claims and notifications would be lost in it, silently; also where it has one session, so that the same comes back."""
+    monkeypatch.setattr(postgres_connections, "_POOLED_S", 0.2)
+    with (
+        Pooler(socket_of(postgres), "tests", mode="transaction", sessions=sessions) as pooler,
+        pytest.raises(ConfigError, match=r"a pooler that gives each transaction another session.*pool_mode = session"),
+    ):
+        on(pooler.url, _nothing)
+    assert ask(postgres_url, "SELECT count(*) FROM pg_namespace WHERE nspname='detent'") == [(0,)]
+
+
+def test_a_pooler_whose_sessions_stay_will_do(postgres: Cluster, postgres_url: str) -> None:
+    """Claims keep others out through it, and records are there."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run")
+        await write(store, "run", range(1, 4))
+        assert len(await store.read("run")) == 3
+
+    with Pooler(socket_of(postgres), "tests", mode="session") as pooler:
+        on(pooler.url, body)
+
+
+async def _nothing(store: PostgresStore) -> None:
+    return
 
 
 def test_whoever_opens_a_store_at_the_same_moment_opens_it_once(postgres_url: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from detent import Abstain, Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
 from detent.core import events as e
+from detent.core.errors import ConfigError
 from detent.strategies import heuristics
 from detent.strategies.plan_then_execute import listed
 from detent.strategies.plans import Unresolved, read_plan, resolved
@@ -69,6 +70,21 @@ def test_direct_may_take_up_to_three_turns() -> None:
     assert (result.output, result.usage.model_calls, [t.name for t in model.views[0].tools]) == ("seen it", 2, ["look"])
     result, _, _ = go("direct", {"main": [ToolCall(tool="look")] * 3}, look, options={"turns": 2})
     assert (result.status, result.reason, result.usage.model_calls) == ("stopped", "max_iterations", 2)
+
+
+def test_direct_with_one_turn_refuses_an_agent_that_requires_tools_before_anything_is_paid() -> None:
+    """Nobody could call them; with a second turn they can be called."""
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    model, fields = Model({"main": [ToolCall(tool="look"), "seen it"]}), {"required_tools": {"look": 1}}
+    with pytest.raises(ConfigError, match=r"requires look.*turns = 2"):
+        go("direct", model, look, fields=fields)
+    assert model.views == []
+    assert go("direct", model, look, fields=fields, options={"turns": 2})[0].output == "seen it"
 
 
 # Reflexion ----------------------------------------------------------------------------------------------------------------------
@@ -244,6 +260,26 @@ def test_a_failed_step_is_tried_once_more_then_patched_and_what_is_done_stays_do
         "good: content of up" in patched and "bad: handler_error" in patched and "shut: closed" in patched and "use: not begun" in patched
     )
     assert next(view.task for view in model.views if view.scope == "step-use2").startswith("content of up content of mirror")
+
+
+def test_a_step_of_a_patch_has_its_own_tries_also_under_the_id_of_one_that_failed() -> None:
+    """Its first failure is not its last: what the step before it used up is not taken off."""
+    tried: list[str] = []
+
+    @tool(side_effect="read")
+    async def fetch(url: str) -> str:
+        """Fetch; a mirror answers the second time."""
+        tried.append(url)
+        if url == "down" or tried.count(url) == 1:
+            raise RuntimeError("no route")
+        return f"content of {url}"
+
+    def step(url: str) -> dict[str, Any]:
+        return {"steps": [{"id": "a", "kind": "tool", "tool": "fetch", "args": {"url": url}}]}
+
+    answers = {"plan": step("down"), "patch": step("mirror"), "reflect": "SATISFIED", "answer": "ok"}
+    result, _, _ = go("plan-execute", answers, fetch)
+    assert (result.output, tried) == ("ok", ["down", "down", "mirror", "mirror"])
 
 
 def test_a_plan_that_cannot_be_carried_out_is_asked_for_again_with_the_reason() -> None:

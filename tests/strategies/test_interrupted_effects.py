@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, FinalAnswer, Plan, View
+from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.codec import read_log
+from detent.core.errors import EffectFailed
 from detent.core.fold import fold
-from detent.core.state import KernelState
+from detent.core.state import KernelState, transition
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import head_of
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
-from detent.ports import ModelAnswer, Passed, StrategyRun
+from detent.ports import Branch, KernelHooks, ModelAnswer, Passed, StrategyRun
 from detent.stores.ram import RamStore
 from gateway.providers import END, Planning, answer, engine, events_of, of
 
@@ -44,6 +45,10 @@ class Stuck:
 
 async def never(view: View) -> Plan:
     raise AssertionError("nothing is planned after a cancellation")
+
+
+async def answers(view: View) -> Any:
+    return FinalAnswer(content="an answer")
 
 
 async def cancelled(stuck: Stuck, **options: Any) -> Any:
@@ -260,7 +265,7 @@ def test_effects_one_after_the_other_are_as_they_were() -> None:
     """Also where one of them failed and was caught: what comes after it is inside of none."""
 
     async def mine(run: StrategyRun) -> Any:
-        with contextlib.suppress(ZeroDivisionError):
+        with contextlib.suppress(EffectFailed):
             await run.effect("bad", broken)
         return [await run.effect("a", seven), await run.effect("b", seven)]
 
@@ -271,5 +276,180 @@ def test_effects_one_after_the_other_are_as_they_were() -> None:
         async with engine(Planning(never), strategies={"mine": mine}) as made:
             result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
             assert result.output == [7, 7]
+
+    asyncio.run(main())
+
+
+# What fails and is caught -------------------------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """What fails the first time it is asked, and never again."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        if self.asked == 1:
+            raise TimeoutError("no answer from sk-1234567")
+        return "an answer"
+
+
+@pytest.mark.parametrize("goes_on", ["return", "effect", "pass", "parallel", "sleep", "switch"])
+def test_the_failure_of_an_effect_that_a_strategy_catches_is_on_record_whatever_it_does_next(goes_on: str) -> None:
+    """The same way is taken after a restart and in a replay, and what failed is not asked for again; secrets in the words are hidden."""
+    flaky, ways = Flaky(), []
+
+    async def mine(run: StrategyRun) -> Any:
+        try:
+            way = await run.effect("ask", flaky)
+        except EffectFailed as error:
+            way = f"caught {error}"
+        match goes_on:
+            case "effect":
+                await run.effect("next", seven)
+            case "pass":
+                await run.kernel("main")
+            case "parallel":
+                await run.parallel(Branch(label="main"))
+            case "sleep":
+                await run.sleep(0)
+            case "switch":
+                await run.switch("another")
+            case _:
+                pass
+        ways.append(way)
+        return way
+
+    async def main() -> None:
+        store, planner = RamStore(), Planning(answers)
+        async with engine(planner, store=store, strategies={"mine": mine}) as made:
+            agent = Agent(name="a", strategy="mine", redact=[r"sk-\d+"])
+            result = await made.run(agent, "go", run_id="r")
+            while result.status == "waiting_for_schedule":
+                result = await made.resume("r")
+            assert result.output.startswith("caught TimeoutError: no answer from <secret:") and flaky.asked == 1
+            assert of(await events_of(store, "r"), e.EffectRecorded)[0].label == "ask"
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+        assert len(set(ways)) == 1
+
+    asyncio.run(main())
+
+
+def test_the_failure_of_an_effect_that_a_phase_catches_is_on_record() -> None:
+    """The phase goes the same way in a replay."""
+    flaky = Flaky()
+
+    async def careful(state: KernelState, context: KernelContext) -> KernelState:
+        try:
+            said = await context.effect(0, "ask", flaky)
+        except EffectFailed as error:
+            said = str(error)
+        return transition(context.state, scratchpad={**context.state.scratchpad, "said": said})
+
+    async def main() -> None:
+        planner = Planning(answers)
+        async with engine(planner, kernel=make_kernel((careful, think, act))) as made:
+            result = await made.run(Agent(name="a"), "go", run_id="r")
+            assert result.state.passes["main"].scratchpad["said"] == "TimeoutError: no answer from sk-1234567" and flaky.asked == 1
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["phase", "strategy"])
+def test_an_effect_whose_failure_nobody_catches_ends_the_run_and_is_asked_for_again_when_that_is_reopened(where: str) -> None:
+    """As `kernel_error`, with what it raised; the record of it stands in nobody's way."""
+    flaky = Flaky()
+
+    async def phase(state: KernelState, context: KernelContext) -> KernelState:
+        await context.effect(0, "ask", flaky)
+        return context.state
+
+    async def mine(run: StrategyRun) -> Any:
+        return await run.effect("ask", flaky)
+
+    async def main() -> None:
+        planner = Planning(answers)
+        options: dict[str, Any] = {"kernel": make_kernel((phase, think, act))} if where == "phase" else {"strategies": {"reactive": mine}}
+        async with engine(planner, **options) as made:
+            result = await made.run(Agent(name="a"), "go", run_id="r")
+            assert (result.reason, result.error) == ("kernel_error", "TimeoutError: no answer from sk-1234567")
+            assert (await made.replay("r")).identical
+            assert (await made.reopen("r", by="ann")).output == "an answer" and flaky.asked >= 2
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+
+    asyncio.run(main())
+
+
+# Passes side by side, and phases behind a cancellation ---------------------------------------------------------------------------
+
+
+def test_hooks_of_passes_side_by_side_replay_in_whatever_order_they_answered() -> None:
+    """Who is asked first may answer last: each pass finds its own answers."""
+    asked: list[str] = []
+
+    async def slower_first(state: KernelState) -> None:
+        asked.append(state.scope)
+        for _ in range(20 - 4 * len(asked)):
+            await asyncio.sleep(0)
+
+    async def wide(run: StrategyRun) -> Any:
+        return [passed.output for passed in await run.parallel(*(Branch(label=f"b{n}") for n in range(4)))]
+
+    async def main() -> None:
+        hooks = KernelHooks(before={"think": slower_first})
+        async with engine(Planning(answers), strategies={"wide": wide}, hooks=hooks) as made:
+            result = await made.run(Agent(name="a", strategy="wide"), "go", run_id="r")
+            assert result.output == ["an answer"] * 4
+            log = await made.records("r")
+            decided = [record.envelope.scope for record in log if isinstance(record.event, e.EffectRecorded)]
+            assert decided == list(reversed(asked)) == ["b3", "b2", "b1", "b0"]
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("behind", ["phase", "hook"])
+def test_nothing_behind_a_cancelled_act_goes_on_from_calls_that_were_not_begun(behind: str) -> None:
+    """A replay could not tell why they were not: no later phase and no hook makes a record before the cancellation has one."""
+    begun, later = asyncio.Event(), list[str]()
+
+    @tool(side_effect="read")
+    async def slow() -> str:
+        """Take a while."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool(side_effect="write")
+    async def then() -> str:
+        """Come after it."""
+        raise AssertionError("the run is cancelled")
+
+    async def both(view: View) -> Any:
+        return Plan(actions=(ToolCall(tool="slow"), ToolCall(tool="then")))
+
+    async def count(state: KernelState, context: KernelContext) -> KernelState:
+        later.append("phase")
+        return transition(context.state, scratchpad={"turns": "1"})
+
+    options: dict[str, Any] = {"kernel": make_kernel((think, act, count))}
+    if behind == "hook":
+        options = {"hooks": KernelHooks(after={"act": lambda state: later.append("hook")})}
+
+    async def main() -> None:
+        async with engine(Planning(both), slow, then, grace_s=0.01, **options) as made:
+            task = asyncio.create_task(made.run(Agent(name="a", tools=["slow", "then"]), "go", run_id="r"))
+            await begun.wait()
+            await made.cancel("r", by="ann")
+            assert (await task).reason == "cancelled" and later == []
+            again = await made.replay("r")
+            assert again.identical, again.divergence
 
     asyncio.run(main())

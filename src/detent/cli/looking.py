@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 import sys
@@ -30,6 +31,8 @@ from detent.snapshots import base_of
 
 STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2
+QUIET_S = 10.0
+"""After how many seconds without a record `tail` says what may be the matter."""
 
 
 def list_runs(
@@ -129,8 +132,11 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
     """Show the records of a run as they are committed; return its state when it has ended."""
     base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
     state, told = base or RunState(run_id=run_id), ""
+    clock = asyncio.get_running_loop().time
+    quiet_from: float | None = clock()  # None: it was said
     while True:
         lines = await engine.store.read(run_id, after=state.seq)
+        quiet_from = clock() if lines else quiet_from
         for record in read_log(run_id, lines, previous=state.digest, after=state.seq):
             state = evolve(state, record)
             progress.on_record(record, state)
@@ -139,6 +145,12 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
         if state.status != told and state.status.startswith("waiting"):
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
                 session.output.say(f"  {line}", "magenta")
+        if state.status == "running" and quiet_from is not None and clock() - quiet_from >= QUIET_S:
+            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is taking its time, or the process that advanced the run is gone;")
+            session.output.say(
+                f"  then {session.command('resume', run_id)} takes it on (where one still works on it, that says so, and does nothing)"
+            )
+            quiet_from = None
         told = state.status
         await wait_for_news(engine.store, POLL_S, records=True)
 

@@ -71,6 +71,11 @@ def shortened(text: str, limit: int | None) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def counted(number: int, what: str) -> str:
+    """Return so many of something in words: "1 call", "2 calls"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 class Output:
     """Writes for one command; `json` says whether a document is wanted."""
 

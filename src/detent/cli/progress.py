@@ -11,7 +11,7 @@ import sys
 from typing import Any, cast
 
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import Output, as_text, clean, coloured, fault, shortened
+from detent.cli.output import Output, as_text, clean, coloured, counted, fault, shortened
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.records import Record
@@ -57,7 +57,7 @@ class Progress:
         match event:
             case e.RunStarted():
                 self._announce(state.run_id)
-            case e.RunResumed():
+            case e.RunResumed(stopped=""):
                 self._known.add(state.run_id)
                 self._line(
                     f"run {state.run_id} goes on after {_steps(state)}"
@@ -173,7 +173,7 @@ def _fields(event: Any) -> str:
 
 
 def _steps(state: RunState) -> str:
-    return f"{state.usage.iterations} iterations, {state.usage.tool_calls} calls"
+    return f"{counted(state.usage.iterations, 'iteration')}, {counted(state.usage.tool_calls, 'call')}"
 
 
 def _args(state: RunState, call_id: str) -> Any:

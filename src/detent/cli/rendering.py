@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.cli.model_calls import told
-from detent.cli.output import Output, as_text, clean, shortened, style_of
+from detent.cli.output import Output, as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.cli.standing import next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
@@ -64,7 +64,7 @@ def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
     tokens = f" · {figures['tokens']} tokens" if figures["tokens"] else ""
     cost = f" · {figures['cost_usd']:.4f} USD" if figures["cost_usd"] else ""
     out.show(
-        f"  state     {figures['status']} · {figures['tool_calls']} calls, {figures['failures']} failed · failed turns {figures['failed_turns']}"
+        f"  state     {figures['status']} · {counted(figures['tool_calls'], 'call')}, {figures['failures']} failed · failed turns {figures['failed_turns']}"
         f" · without progress {figures['without_progress']}{tokens}{cost}",
         "dim",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.cli.model_calls import spent
-from detent.cli.output import as_text, clean, shortened, style_of
+from detent.cli.output import as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
@@ -46,10 +46,11 @@ def report(result: Result, session: Session) -> None:
     if result.output is not None:
         output.show(as_text(result.output).rstrip("\n"))
     usage = result.usage
-    counts = f"{usage.iterations} iterations, {usage.tool_calls} calls" + (f", {usage.failures} failed" if usage.failures else "")
+    failed = f", {usage.failures} failed" if usage.failures else ""
+    counts = f"{counted(usage.iterations, 'iteration')}, {counted(usage.tool_calls, 'call')}{failed}"
     if usage.model_calls:
         told = f": {spent(usage)}" if usage.total_tokens else ", no tokens reported"
-        counts += f" · {usage.model_calls} model call{'s' if usage.model_calls > 1 else ''}{told}"
+        counts += f" · {counted(usage.model_calls, 'model call')}{told}"
     output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(clean(result.partial), 200)}")

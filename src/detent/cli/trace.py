@@ -234,7 +234,7 @@ class _Reader:
 
     def _other(self, event: Any, at: datetime, scope: str) -> None:
         match event:
-            case e.RunResumed():
+            case e.RunResumed(stopped=""):
                 self.resumptions.append({"at": at, "worker": event.worker, "changed": event.changed})
             case e.RunReopened():
                 budget = {} if event.budget is None else {f: v for f in FIELDS if (v := getattr(event.budget, f)) is not None}
@@ -250,6 +250,8 @@ class _Reader:
 def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an event
     """Return an event that is about no call in words; None for what is shown elsewhere."""
     match event:
+        case e.RunResumed(stopped=why) if why:
+            return f"stopped: {why}"
         case e.RunResumed():
             return f"resumed by {event.worker}" + (f"; changed since: {', '.join(event.changed)}" if event.changed else "")
         case e.RunReopened():

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import clean, shortened, style_of
+from detent.cli.output import clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.cli.standing import headline, waits_for
 from detent.core import events as e
@@ -50,7 +50,7 @@ class WorkerLines:
         if verbosity > 1:
             self._line(f"{run}  {record.envelope.seq:>5}  {type(event).__name__}", "dim")
         match event:
-            case e.RunResumed():
+            case e.RunResumed(stopped=""):
                 self._line(f"run {run} is taken up: {shortened(clean(state.goal), 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
@@ -77,7 +77,7 @@ class WorkerLines:
         if self._live is not None:
             self._live.end(state.run_id)
         usage = state.usage
-        counts = f"{usage.iterations} iterations, {usage.tool_calls} calls"
+        counts = f"{counted(usage.iterations, 'iteration')}, {counted(usage.tool_calls, 'call')}"
         self._line(f"run {state.run_id} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
         for line in waits_for(state):
             self._line(f"  {shortened(line, WIDTH)}")

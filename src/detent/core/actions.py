@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,18 @@ type_tag = "type"
 def snake(name: str) -> str:
     """Return the wire tag of a class name: `ToolCall` becomes `tool_call`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+_SEEN = re.compile(
+    "[^\\s\\x00-\\x1f\\x7f-\\x9f\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u2800\\u3164"
+    "\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
+)
+"""A character that leaves a mark; the others are spaces, controls and what Unicode calls default ignorable, the same list on every Python."""
+
+
+def is_blank(answer: Any) -> bool:
+    """Whether an answer is none: None, or a text in which there is nothing to be seen (also of zero-width and other invisible characters)."""
+    return answer is None or (isinstance(answer, str) and _SEEN.search(answer) is None)
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field=type_tag, tag=snake):

@@ -20,7 +20,7 @@ from detent.core.state import KernelState, RunState
 
 StateT = TypeVar("StateT", KernelState, RunState)
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """The version of the fold: a snapshot or serialised state of another version is not used."""
 
 UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}

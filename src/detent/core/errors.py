@@ -22,6 +22,7 @@ DetentError
 │   ├── NewerVersion       written by a newer Detent
 │   ├── StoreBusy          locked for too long
 │   └── StoreFull          no room
+├── EffectFailed           a recorded value could not be made
 ├── PlannerFailed          a planner could not give a plan
 │   ├── MalformedPlan      it answered, but not with a plan
 │   └── ModelCallFailure   a model call gave no answer; `kind` says of which class the failure is
@@ -212,6 +213,12 @@ class StoreBusy(StoreError):
 class StoreFull(StoreError):
     code = "store_full"
     retryable = True
+
+
+class EffectFailed(DetentError):
+    """What was to make the value of an `effect` raised; the message says what. Who catches it finds it again after a crash and in a replay."""
+
+    code = "effect_failed"
 
 
 class PlannerFailed(DetentError):

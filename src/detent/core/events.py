@@ -7,7 +7,7 @@ what the kernel decides or observes. Fields ending in `_ms` are measurements: re
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -65,11 +65,15 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
-    """A worker took the run up again; `changed` names what differs in code since it was opened."""
+    """A worker took the run up again; `changed` names what differs in code since it was opened.
+
+    `stopped`: it was stopped in good order before anything came of that, and why. This record is then the second about the same taking up.
+    """
 
     worker: str = ""
     running_ms: float = 0.0
     changed: tuple[str, ...] = ()
+    stopped: str = ""
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
@@ -198,13 +202,24 @@ TITLE = f"{ASIDE}:title:0"
 
 
 class EffectRecorded(Event, frozen=True, kw_only=True):
-    """A value that cannot be computed again (a clock, a random number, a call of `ask`) was recorded under its label."""
+    """A value that cannot be computed again (a clock, a random number, a call of `ask`) was recorded under its label.
+
+    The value `{"effect_failed": "TimeoutError: ..."}` says what was raised instead of making one.
+    """
 
     label: str
     occurrence: int = 0
     phase: int = -1
     value: Any = None
     usage: Usage = NOTHING
+
+
+FAILED = "effect_failed"
+
+
+def failure_of(value: Any) -> str | None:
+    """Return what was raised instead of making the value of an effect, None where it was made."""
+    return cast("dict[str, str]", value)[FAILED] if isinstance(value, dict) and cast("dict[str, Any]", value).keys() == {FAILED} else None
 
 
 # Planning ---------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ completion: an outcome waits in its `CallState` until all calls before it have t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from hashlib import sha256
 from itertools import islice
 from typing import Any, assert_never, cast
@@ -38,7 +39,7 @@ from detent.core.state import (
     transition,
 )
 
-replace = msgspec.structs.replace
+replace, _set = msgspec.structs.replace, msgspec.structs.force_setattr
 
 
 def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
@@ -64,7 +65,12 @@ def evolve(state: RunState, record: Record) -> RunState:
     after = _apply(state, event, record)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
-    return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
+    if after is state:
+        return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
+    _set(after, "seq", envelope.seq)  # nobody has this state yet, so it need not be copied once more
+    _set(after, "digest", record.digest)
+    _set(after, "updated_at", envelope.at)
+    return after
 
 
 _AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
@@ -98,7 +104,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
         case e.Planned():
             return _planned(state, scope, event)
         case e.TurnStarted(iteration=iteration):
-            state = _turn_started(state, scope, iteration, event.running_ms)
+            state = _turn_started(state, scope, iteration, event.running_ms, record.envelope.at)
             return _with(state, replace(_pass(state, scope), wrapping_up=True, guidance=(event.wrap_up,))) if event.wrap_up else state
         case e.GuardBlocked(call=call):
             return _call(state, call, refused="guard_blocked", why=event.reason)
@@ -204,15 +210,14 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
-            passes = {scope: replace(known, balance=None) for scope, known in state.passes.items()}
-            resumed = replace(state, running_ms=max(ms, state.running_ms), away_ms=_away_ms(state, record), passes=passes)
-            return _charge_open_calls(resumed)
+            opened = replace(_charge_open_calls(state), running_ms=max(ms, state.running_ms), away_ms=away_ms(state, record.envelope.at))
+            return replace(opened, read_at=record.envelope.at, passes={s: replace(p, balance=None) for s, p in opened.passes.items()})
         case e.RunReopened():
-            return replace(_reopened(state, event), away_ms=_away_ms(state, record))
+            return replace(_reopened(state, event), away_ms=away_ms(state, record.envelope.at), read_at=record.envelope.at)
         case e.RunWaiting(status=status, running_ms=ms):
             if status not in WAITING:
                 raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
-            return move(state, status, running_ms=ms)  # type: ignore[arg-type]
+            return move(state, status, running_ms=ms, read_at=record.envelope.at)  # type: ignore[arg-type]
         case e.RunFinished(status=status):
             return _finished(_charge_open_calls(state), event)
         case e.DeadLettered(why=why):
@@ -318,10 +323,13 @@ def _run_started(state: RunState, event: e.RunStarted, record: Record) -> RunSta
     )
 
 
-def _away_ms(state: RunState, record: Record) -> float:
-    """Return how long the run has not been advanced, by the wall clocks of its start and of this opening; a clock put back takes nothing off."""
-    wall_s = (record.envelope.at - state.started_at).total_seconds() if state.started_at else 0.0
-    return max(state.away_ms, round(wall_s * 1000 - state.running_ms, 3))
+def away_ms(state: RunState, now: datetime) -> float:
+    """Return for how long nobody has advanced the run that is opened `now`: by the wall clock, since the last reading of `running_ms`.
+
+    What the wall clock did while the run was advanced counts for nothing, and a clock put back takes nothing off.
+    """
+    since = state.read_at or state.started_at or now
+    return round(state.away_ms + max(0.0, (now - since).total_seconds()) * 1000, 3)
 
 
 def _finished(state: RunState, event: e.RunFinished) -> RunState:
@@ -362,6 +370,7 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             turn_ok=0,
             turn_bad=0,
             rejected=0,
+            effects={key: value for key, value in before.effects.items() if e.failure_of(value) is None},
             metered=False,
             progressed=False,
             polled=True,  # the turn that is over no longer counts
@@ -451,7 +460,10 @@ def _note(state: RunState, scope: str, text: str) -> RunState:
     return state
 
 
-def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float) -> RunState:
+_NO_PHASES: frozenset[int] = frozenset()
+
+
+def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float, at: datetime) -> RunState:
     before = _pass(state, scope)
     if iteration != before.iteration + 1:
         raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
@@ -475,11 +487,11 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         metered=False,
         progressed=False,
         polled=False,
-        phases_done=frozenset(),
+        phases_done=_NO_PHASES,
         effects={},
     )
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
-    return replace(state, usage=usage, running_ms=running_ms, passes={**state.passes, scope: now})
+    return replace(state, usage=usage, running_ms=running_ms, read_at=at, passes={**state.passes, scope: now})
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -514,7 +526,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
     iteration = before.iteration
     steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
-    wanted: tuple[ToolCall, ...] = (event.embedded,) if event.embedded else tuple([a for a in event.actions if isinstance(a, ToolCall)])
+    wanted: tuple[Any, ...] = (event.embedded,) if event.embedded else event.actions if isinstance(event.actions[0], ToolCall) else ()
     provenance = "text" if event.embedded else "planner"
     calls: dict[str, CallState] = {}
     for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):

@@ -76,37 +76,39 @@ class Seq(Sequence[T]):
 class Map(Mapping[K, V], Generic[K, V]):
     """An immutable mapping with O(1) `put` of keys that are not there yet; entries are never replaced."""
 
-    __slots__ = ("_index", "_length")
+    __slots__ = ("_index", "_length", "_values")
 
     def __init__(self) -> None:
-        self._index: dict[K, tuple[int, V]] = {}
+        self._index: dict[K, int] = {}
+        self._values: list[V] = []
         self._length = 0
 
     def put(self, key: K, value: V) -> Map[K, V]:
         """Return a mapping in which `key` has `value`; raise `KeyError` when the key is there already."""
         if key in self:
             raise KeyError(f"{key!r} is set already")
-        index = self._index
-        if len(index) != self._length:
-            index = {k: entry for k, entry in index.items() if entry[0] < self._length}
-        index[key] = (self._length, value)
+        index, values, length = self._index, self._values, self._length
+        if len(values) != length or not length:  # also the first: what is empty may be shared by all
+            index, values = {k: at for k, at in index.items() if at < length}, values[:length]
+        index[key] = length
+        values.append(value)
         larger: Map[K, V] = _new(Map)
-        larger._index, larger._length = index, self._length + 1
+        larger._index, larger._values, larger._length = index, values, length + 1
         return larger
 
     def __getitem__(self, key: K) -> V:
-        entry = self._index.get(key)
-        if entry is None or entry[0] >= self._length:
+        at = self._index.get(key)
+        if at is None or at >= self._length:
             raise KeyError(key)
-        return entry[1]
+        return self._values[at]
 
     def __contains__(self, key: object) -> bool:
-        entry = self._index.get(key)  # type: ignore[call-overload]
-        return entry is not None and entry[0] < self._length
+        at = self._index.get(key)  # type: ignore[call-overload]
+        return at is not None and at < self._length
 
     def __iter__(self) -> Iterator[K]:
-        for key, (position, _) in list(self._index.items()):
-            if position >= self._length:
+        for key, at in list(self._index.items()):
+            if at >= self._length:
                 return
             yield key
 
@@ -117,7 +119,7 @@ class Map(Mapping[K, V], Generic[K, V]):
         if not isinstance(other, Map):
             return NotImplemented
         theirs = cast("Map[Any, Any]", other)
-        return len(self) == len(theirs) and all(theirs.get(k, _MISSING) == v for k, v in self.items())
+        return len(self) == len(theirs) and all(k in theirs and theirs[k] == v for k, v in self.items())
 
     def __hash__(self) -> int:
         return hash((Map, self._length))
@@ -126,4 +128,5 @@ class Map(Mapping[K, V], Generic[K, V]):
         return f"Map({dict(self)!r})"
 
 
-_MISSING: Any = object()
+NO_ENTRIES: Map[Any, Any] = Map()
+"""The empty mapping, one for all."""

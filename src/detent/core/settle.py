@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.actions import is_blank
 from detent.core.budget import UNBOUNDED, Budget, Exhausted, Usage, exhausted
 from detent.core.events import RunFinished, TenantBalance
 from detent.core.state import KernelState, RunState
@@ -199,7 +200,7 @@ def finish(run: RunState, settled: Settled) -> RunFinished:
     """Return the one exit event; a blank output never counts as completed."""
     status = REASONS[settled.reason]
     output, reason, error = settled.output, settled.reason, settled.error
-    if status == "completed" and (output is None or (isinstance(output, str) and not output.strip())):
+    if status == "completed" and is_blank(output):
         status, reason, error, output = "failed", "planner_error", "the answer is empty", None
     partial = "" if status == "completed" else next((p.partial for p in reversed(tuple(run.passes.values())) if p.partial), "")
     bound = settled.bound

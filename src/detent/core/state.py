@@ -16,7 +16,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
 from detent.core.errors import IllegalEvent
 from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, TenantBalance, ToolError, Trust
-from detent.core.history import Map, Seq
+from detent.core.history import NO_ENTRIES, Map, Seq
 
 RunStatus = Literal[
     "running",
@@ -185,7 +185,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     failed_turns: int = 0
     since_progress: int = 0
     reflections: int = 0
-    seen: Map[str, bool] = msgspec.field(default_factory=Map[str, bool])
+    seen: Map[str, bool] = msgspec.field(default_factory=lambda: NO_ENTRIES)
 
     @property
     def tokens(self) -> int:
@@ -257,7 +257,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of.
 
     Of a fork, `ancestors` are the runs that it was branched from, the nearest first, and `inherited` is what they had used by then, which
-    is not charged to it; `fork_effects` says what becomes of calls that are not read-only (`Forked`).
+    is not charged to it; `fork_effects` says what becomes of calls that are not read-only (`Forked`). `read_at` is the wall time of the last
+    reading of `running_ms`.
     """
 
     run_id: str
@@ -288,6 +289,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     usage: Usage = NOTHING
     running_ms: float = 0.0
     away_ms: float = 0.0
+    read_at: datetime | None = None
     openings: int = 0
     calls_of: dict[str, int] = {}
     passes: dict[str, KernelState] = {}
@@ -296,7 +298,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     timers: dict[str, datetime] = {}
     children: dict[str, Child] = {}
     goals: tuple[Goal, ...] = ()
-    effects: Map[str, Any] = msgspec.field(default_factory=Map[str, Any])
+    effects: Map[str, Any] = msgspec.field(default_factory=lambda: NO_ENTRIES)
     cancel: str | None = None
     dead_letter: str = ""
     reserved: dict[str, Usage] = {}

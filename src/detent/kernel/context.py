@@ -7,7 +7,6 @@ works with, its methods are the only way to the journal, the planner and the too
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -19,10 +18,10 @@ from detent.core.budget import Budget, Exhausted, Usage, remaining
 from detent.core.errors import UnknownName, UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
-from detent.core.state import Item, KernelState, RunState
+from detent.core.state import CallState, Item, KernelState, RunState
 from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
-from detent.kernel.outside import BoundReached, World
+from detent.kernel.outside import BoundReached, World, made
 from detent.kernel.planning import propose
 from detent.ports import (
     ContextProfile,
@@ -37,6 +36,7 @@ from detent.ports import (
     json_problem,
     offered,
 )
+from detent.ports.gates import Gate
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -108,7 +108,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     specs: tuple[ToolSpec, ...]
     known: dict[str, ToolSpec]
-    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    gate: Gate = msgspec.field(default_factory=Gate)
 
     @property
     def state(self) -> KernelState:
@@ -133,19 +133,19 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def plan(self) -> Planned | None:
         """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
-        await self.lock.acquire()
+        self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
             return await propose(self)
         finally:
-            self.lock.release()
+            self.gate.leave()
 
     async def execute(self) -> None:
         """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
-        await self.lock.acquire()
+        self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
             await carry_out(self)
         finally:
-            self.lock.release()
+            self.gate.leave()
 
     def refuse_past_bound(self, *dimensions: str, begun: int = 0) -> None:
         """Raise `BoundReached` when one of these dimensions is used up; `begun` calls are running and not counted yet."""
@@ -154,32 +154,35 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun)) is not None:
             raise BoundReached(bound)
 
-    def refuse_past_calls_of(self, tool: str, *, begun: int) -> None:
-        """Raise `BoundReached` when the tool has been called as often as it may be; `begun` calls of it are not counted yet."""
+    def refuse_past_calls_of(self, tool: str, *, begun: list[tuple[CallState, str]]) -> None:
+        """Raise `BoundReached` when the tool has been called as often as it may be; those of `begun` with a digest are not counted yet."""
         state = self.run.journal.state
-        limit = state.budget.calls_of(tool) if state.budget.max_calls_of else None
-        if limit is not None and (used := state.calls_of.get(tool, 0) + begun) >= limit:
+        limit = state.budget.calls_of(tool)
+        if (
+            limit is not None
+            and (used := state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)) >= limit
+        ):
             raise BoundReached(Exhausted(f"tool_calls:{tool}", limit, used))
 
     def time_left(self) -> float | None:
         """Seconds of running and total time that are left (the smaller), None without such a bound."""
         state = self.run.journal.state
+        if state.budget.max_running_s is None and state.budget.max_total_s is None:
+            return None
         left: list[float] = []
         if state.budget.max_running_s is not None:
             left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
         if state.budget.max_total_s is not None:
             left.append(state.budget.max_total_s - (self.run.world.running_ms() + state.away_ms) / 1000)
-        return max(0.001, min(left) + 0.001) if left else None
+        return max(0.001, min(left) + 0.001)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
-        """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now."""
+        """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""
         key = f"{phase}:{label}:{occurrence}"
-        known = self.state.effects
-        if key in known:
-            return known[key]
-        value = await self.run.world.effect(make, label, occurrence, phase)
-        self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
-        return self.state.effects[key]
+        if key not in self.state.effects:
+            value = await self.run.world.effect(make, label, occurrence, phase)
+            self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
+        return made(self.state.effects[key])
 
     def shown(self, state: KernelState) -> tuple[ToolSpec, ...]:
         """Return the tools that the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
@@ -192,7 +195,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def view(self) -> View:
         """Build what the planner sees, from state alone."""
-        run, state = self.run.state, self.state
+        run = self.run.journal.state
+        state = run.passes[self.scope]
         used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
         transcript: Sequence[Item] = state.steps
         if state.compacted:
@@ -202,20 +206,20 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             task=self.input.task,
             agent=self.agent,
             iteration=state.iteration,
-            variables=fresh(self.input.variables),
+            variables=fresh(self.input.variables) if self.input.variables else {},
             transcript=transcript,
             results=state.results,
             tools=self.shown(state),
-            memory=tuple(fresh(state.memory)),
+            memory=tuple(fresh(state.memory)) if state.memory else (),
             budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
             scratchpad=dict(state.scratchpad),
             guidance=(*self.input.guidance, *state.guidance) if self.input.guidance else state.guidance,
-            attachments=tuple(fresh(run.attachments)),
-            output_schema=fresh(self.input.output_schema),
+            attachments=tuple(fresh(run.attachments)) if run.attachments else (),
+            output_schema=None if self.input.output_schema is None else fresh(self.input.output_schema),
             small=self.input.small,
             profile=self.profile,
             compression=self.compression,
-            goals=tuple([(g.goal_id, g.goal) for g in run.goals]),
+            goals=tuple([(g.goal_id, g.goal) for g in run.goals]) if run.goals else (),
             host=run.host,
             run_id=run.run_id,
             scope=self.scope,
@@ -227,7 +231,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
 def fresh(value: Any) -> Any:
     """Return a copy of JSON data that shares nothing with the original."""
-    return msgspec.json.decode(msgspec.json.encode(value)) if value else value
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
+from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall, is_blank
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
 from detent.core.state import CallState, RunState
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
-from detent.kernel.outside import BoundReached
-from detent.kernel.planning import UNREADABLE
-from detent.ports import Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.kernel.outside import BoundReached, Interrupted
+from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
 
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
@@ -48,11 +47,12 @@ async def carry_out(context: KernelContext) -> None:
     for call in state.calls.values():
         if call.status == "started":
             await _settle(call, context)
+            state = context.state
     digests: dict[str, str] = {}
-    for call in context.state.calls.values():
+    for call in state.calls.values():
         if call.status == "planned" and not call.refused and not context.state.ended:
             digests[call.call_id] = _decide(call, context)
-    asked = context.run.state.approvals
+    asked = context.run.journal.state.approvals
     if asked and any(c in asked for c in context.state.calls):
         await context.commit(durable=True)
     await _execute(context, digests)
@@ -82,19 +82,20 @@ def _decide(call: CallState, context: KernelContext) -> str:
             )
             _refuse(call, context, "guard_blocked", block.reason)
             return frozen.digest
-    verdict = verdict_on(frozen, call, context.run.policy, context.run.state)
-    context.run.record(
-        context.scope,
-        e.PolicyDecided(
-            call=call.call_id,
-            decision=verdict.decision,
-            rule=verdict.rule,
-            reason=verdict.reason,
-            sources=verdict.sources,
-            facts=verdict.facts,
-            policy=context.run.policy.version,
-        ),
+    run = context.run
+    if context.guards not in ((), (in_doubt_guard,)):  # foreign code has held the arguments: no policy goes by what it wrote to them
+        frozen = msgspec.structs.replace(frozen, args=msgspec.json.decode(msgspec.json.encode(context.state.calls[call.call_id].args)))
+    verdict = verdict_on(frozen, call, run.policy, run.journal.state)
+    decided = e.PolicyDecided(
+        call=call.call_id,
+        decision=verdict.decision,
+        rule=verdict.rule,
+        reason=verdict.reason,
+        sources=verdict.sources,
+        facts=verdict.facts,
+        policy=run.policy.version,
     )
+    run.journal.put(decided, context.scope)
     if verdict.decision == "deny":
         _refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
     elif verdict.decision == "require_approval":
@@ -109,7 +110,7 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
         known = ", ".join(sorted(context.tools)) or "none"
         raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
     args = _checked(call, tool, context)
-    if missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]:
+    if tool.spec.scopes and (missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]):
         raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
     return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
 
@@ -133,7 +134,8 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
 
 def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
     try:
-        said = guard(call, context.state, context.run.state)
+        run = context.run.journal.state
+        said = guard(call, run.passes[context.scope], run)
     except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
         return Block(f"guard failed: {type(error).__name__}: {error}")
     if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -226,7 +228,9 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
             await _run_group(together, context, digests)
             together = []
             state = context.state
-        if state.ended or context.run.world.cancelled or call.status in ("asked", "in_doubt"):
+        if context.run.world.cancelled:
+            raise Interrupted  # no phase behind this one is to go on from calls that were not begun: a replay could not tell why
+        if state.ended or call.status in ("asked", "in_doubt"):
             break
         call = state.calls[call_id]
         refusal = _refusal(call, tool, context, over=over)
@@ -304,7 +308,8 @@ def _started(
     calls: list[CallState], context: KernelContext, digests: dict[str, str], ready: list[tuple[CallState, str]]
 ) -> BoundReached | None:
     """Put on record that calls begin, and those that do into `ready`; return the bound that refuses the rest of them."""
-    run, account, unrecorded = context.run.state, context.state.balance, 0
+    run, unrecorded = context.run.journal.state, 0
+    account = run.passes[context.scope].balance
     # other passes, and other runs of a tenant, count only what is on record
     alone = len(run.passes) == 1 or len(run.open_passes) == 1
     quietly = alone and (account is None or account.limits.max_tool_calls is None)
@@ -315,7 +320,8 @@ def _started(
         try:
             if call.attempt == 0:
                 context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
-                context.refuse_past_calls_of(call.tool, begun=sum(1 for one, digest in ready if digest and one.tool == call.tool))
+                if run.budget.max_calls_of:
+                    context.refuse_past_calls_of(call.tool, begun=ready)
             else:
                 context.run.world.proceed()
         except BoundReached as error:
@@ -402,7 +408,7 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
         if blank and event.error is None and _is_blank(event.result):
             error = e.ToolError(code="handler_error", message="the answer is empty")
             event = e.ToolFinished(call=call.call_id, digest=digest, error=error, latency_ms=event.latency_ms)
-    context.run.record(context.scope, event)
+    context.run.journal.put(event, context.scope)
     if isinstance(event, e.ToolInDoubt) and context.run.state.agent.on_unknown == "tell":
         context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
     if not effect:
@@ -436,7 +442,7 @@ def _is_blank(result: msgspec.Raw) -> bool:
     value = msgspec.json.decode(result) if result else None
     if isinstance(value, dict):
         value = cast("dict[str, Any]", value).get("answer", value)
-    return value is None or (isinstance(value, str) and not value.strip())
+    return is_blank(value)
 
 
 def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:

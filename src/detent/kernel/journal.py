@@ -40,6 +40,7 @@ from detent.core.fold import evolve, fold
 from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
 from detent.ports import Clock, EventStore, Ids, Spent
+from detent.ports.gates import Gate
 
 replace = msgspec.structs.replace
 
@@ -57,9 +58,9 @@ class Journal:
         "_committed",
         "_consumed",
         "_failed",
+        "_gate",
         "_ids",
         "_lines",
-        "_lock",
         "_sinks",
         "_store",
         "_telling",
@@ -74,8 +75,8 @@ class Journal:
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
-        self._lock, self._telling = asyncio.Lock(), asyncio.Lock()
-        self._failed: frozenset[int] = frozenset()
+        self._gate, self._telling = Gate(), asyncio.Lock()
+        self._failed: tuple[int, ...] = ()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
         """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
@@ -84,15 +85,15 @@ class Journal:
 
     def put(self, event: AnyEvent, scope: str) -> None:
         """Stamp, fold and buffer one event; see `record`. Raise what its encoding raises when it is no JSON data."""
-        before, at = self.state, self._clock.now()
+        before, kind = self.state, type(event)
         body = encode_event(event)
-        event = decode_event(body)  # what is folded is what was encoded
-        run_id, goal_id, known = before.run_id, before.goal_id, before.passes.get(scope)
-        iteration = event.iteration if isinstance(event, TurnStarted) else known.iteration if known is not None else 0
-        goal = "" if goal_id == run_id else goal_id
-        envelope = Envelope(run=run_id, seq=before.seq + 1, at=at, goal=goal, scope=scope, iteration=iteration)
+        if kind is not TurnStarted:  # which holds nothing that could differ
+            event = decode_event(body)  # what is folded is what was encoded
+        iteration = event.iteration if isinstance(event, TurnStarted) else before.passes[scope].iteration if scope in before.passes else 0
+        goal = "" if before.goal_id == before.run_id else before.goal_id
+        envelope = Envelope(run=before.run_id, seq=before.seq + 1, at=self._clock.now(), goal=goal, scope=scope, iteration=iteration)
         salt = self._ids.token(16)
-        if before.status == "running" and type(event) not in _LABELLED:
+        if before.status == "running" and kind not in _LABELLED:
             line, digest = seal(envelope, body, previous=before.digest, salt=salt)
             self.state = evolve(before, Record(envelope, event, digest))
         else:
@@ -110,22 +111,24 @@ class Journal:
 
     async def commit(self, *, durable: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
-        await self._lock.acquire()  # not `async with`: this is done every turn
+        self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
             if not self._lines and not self._consumed:
                 return
             lines, consumed, state = self._lines, self._consumed, self.state
             self._lines, self._consumed = [], []
             spent = self._spent(self._charged, state, lines)
-            options: dict[str, Any] = {"durable": durable, "consumed": consumed} | ({"spent": spent} if spent else {})
+            charged: dict[str, Any] = {"spent": spent} if spent else {}
             try:
-                await self._store.append(state.run_id, self._committed, lines, head=head_of(state), **options)
+                await self._store.append(
+                    state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed, **charged
+                )
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise
             self._committed, self._charged = state.seq, state.usage
         finally:
-            self._lock.release()
+            self._gate.leave()
         if self._sinks and self._told:
             await self._tell()
 
@@ -148,7 +151,7 @@ class Journal:
                         await answer
                 except Exception:  # foreign code: an observer never fails a run (row K9)
                     if id(sink) not in self._failed:
-                        self._failed |= {id(sink)}
+                        self._failed += (id(sink),)
                         log.exception(
                             "an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__
                         )

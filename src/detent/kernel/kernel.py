@@ -47,7 +47,9 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
                 return
             if number in state.phases_done:
                 continue
-            record_changes(number, await phase(state, context), context)
+            returned = await phase(state, context)
+            if returned is not context.run.journal.state.passes[context.scope]:
+                record_changes(number, returned, context)
 
 
 def make_kernel(
@@ -71,8 +73,6 @@ def make_kernel(
 def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     """Put what a phase changed on record; raise `UnrecordedChange` for a change of a kernel fact."""
     now = context.state
-    if returned is now:
-        return
     if not isinstance(returned, KernelState):
         raise UnrecordedChange(
             context.run.state.run_id,

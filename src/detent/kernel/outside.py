@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 from detent.core.budget import Exhausted
-from detent.core.events import AnyEvent
+from detent.core.errors import EffectFailed
+from detent.core.events import AnyEvent, failure_of
 from detent.core.state import CallState, Item
 from detent.ports import Cancellation, Models, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
 
@@ -33,6 +34,13 @@ class BoundReached(Exception):
 
 class Interrupted(Exception):
     """The planner, or what makes an effect, was interrupted, by a cancellation or because the time is up; the turn ends there."""
+
+
+def made(value: Any) -> Any:
+    """Return the value of an effect; raise `EffectFailed` where it could not be made."""
+    if (failure := failure_of(value)) is not None:
+        raise EffectFailed(failure)
+    return value
 
 
 Begin = Callable[[], Awaitable[None]]

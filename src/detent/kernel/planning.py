@@ -6,28 +6,20 @@ Only the form is checked here: it decodes, holds one control action or calls, no
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from detent.core.actions import Action, FinalAnswer, ToolCall
+from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
 from detent.core.budget import NOTHING
 from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.outside import BoundReached, Interrupted
-from detent.ports import MetaTool, Plan, json_problem
+from detent.ports import MetaTool, Plan, calls_in, written
 
 if TYPE_CHECKING:
     from detent.kernel.context import KernelContext
 
 ATTEMPTS = 3
-
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
-"""What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
-
-_CALL = re.compile(r"(?P<tool>[A-Za-z0-9_-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
+_CALLS = {ToolCall}
 
 
 async def propose(context: KernelContext) -> Planned | None:
@@ -56,8 +48,8 @@ async def propose(context: KernelContext) -> Planned | None:
             problem = problem if event is None else recorded(event, context)
             if problem:
                 usage = answer.usage if isinstance(answer, Plan) else NOTHING  # pyright: ignore[reportUnnecessaryIsInstance]
-                await _reject(context, problem, raw=_shown(answer), usage=usage, started=started)
-        if context.run.state.usage.model_calls:
+                await _reject(context, problem, raw=written(answer), usage=usage, started=started)
+        if context.run.journal.state.usage.model_calls:
             await context.commit()
     return context.state.plan
 
@@ -84,21 +76,20 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
     actions = answer.actions
     if not actions:
         return "it holds no action", None
-    strange = [a for a in actions if not isinstance(a, Action)]  # type: ignore[redundant-expr]
-    if strange:
-        return f"{type(strange[0]).__name__} is not an action", None
-    calls = tuple([a for a in actions if isinstance(a, ToolCall)])
-    controls = tuple([a for a in actions if not isinstance(a, ToolCall)]) if len(calls) < len(actions) else ()
+    calls: tuple[Any, ...] = actions
+    controls: tuple[Any, ...] = ()
+    if set(map(type, actions)) != _CALLS:
+        strange = [a for a in actions if not isinstance(a, Action)]  # type: ignore[redundant-expr]
+        if strange:
+            return f"{type(strange[0]).__name__} is not an action", None
+        calls = tuple([a for a in actions if isinstance(a, ToolCall)])
+        controls = tuple([a for a in actions if not isinstance(a, ToolCall)])
     if len(controls) > 1:
         return f"it holds {len(controls)} control actions ({', '.join(type(c).__name__ for c in controls)}); one is allowed", None
     if not all(call.tool.strip() for call in calls):
         return "a tool call names no tool", None
-    if controls and isinstance(controls[0], FinalAnswer):
-        content = controls[0].content
-        if content is None or (isinstance(content, str) and not content.strip()):
-            return "the final answer is blank", None
-        if not isinstance(content, str) and (problem := json_problem(content, escaping=True)):
-            return f"the final answer is not JSON data: {problem}", None
+    if controls and isinstance(controls[0], FinalAnswer) and is_blank(controls[0].content):
+        return "the final answer is blank", None
     embedded = embedded_call(controls[0], context) if controls else None
     event = Planned(
         actions=controls or calls,
@@ -119,7 +110,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
 def recorded(event: Planned, context: KernelContext) -> str:
     """Put a plan on record; return the problem in words where it cannot be, because it holds what is no JSON data."""
     try:
-        context.run.record(context.scope, event)
+        context.run.journal.put(event, context.scope)
     except (
         NotImplementedError,
         TypeError,
@@ -142,23 +133,3 @@ def embedded_call(action: Any, context: KernelContext) -> ToolCall | None:
             continue
         return ToolCall(tool=tool, args=args)
     return None
-
-
-def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what could be a bare call of one of `tools` in an answer: its text, the tool, the arguments."""
-    text = answer.strip() if isinstance(answer, str) else ""
-    for candidate in dict.fromkeys((text, text.rpartition("\n")[2].strip())):
-        match = _CALL.fullmatch(candidate)
-        if match is None or match["tool"] not in tools:
-            continue
-        try:
-            yield candidate, match["tool"], msgspec.json.decode(match["args"])
-        except UNREADABLE:
-            continue
-
-
-def _shown(answer: Any) -> str:
-    try:
-        return msgspec.json.encode(answer).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return repr(answer)

@@ -182,7 +182,8 @@ class ReplayWorld:
         return self._journal.state.running_ms
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Return the value that was recorded."""
+        """Return the value that was recorded, when it is this pass's turn."""
+        await self._journal.until()
         expected = self._journal.expect()
         if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
             return expected.value

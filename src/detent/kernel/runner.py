@@ -67,30 +67,36 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
         if verdict is not None and not last:
             return verdict
         if turn_over:
-            if not turns.take():
+            if turns.left is not None and not turns.take():
                 await run.journal.commit()
                 return None
             turn = e.TurnStarted(iteration=now.passes[context.scope].iteration + 1, running_ms=run.world.running_ms(), wrap_up=last)
-            context.run.record(context.scope, turn)
+            run.journal.put(turn, context.scope)
             if timed and (late := _time(run, context.state)) is not None:
                 return late
-        before = run.state.seq
+        before = run.journal.state.seq
         verdict = await _turn(kernel, context)
         if isinstance(verdict, Settled) and verdict.bound and wraps_up(run.state, context.state, verdict.bound):
             verdict = None if give_up(context, verdict.error) else verdict
         if verdict is not None:
             return verdict
+        del now  # while a run waits for its commit it holds its state, and not the one before
         await run.journal.commit()
-        state = context.state
-        if state.iteration % YIELD_EVERY == 0:
+        if context.state.iteration % YIELD_EVERY == 0:
             await run.world.breathe()  # a store in memory never yields; other runs and the watcher need their turn
-        turn_over = state.observed == len(state.calls)
-        if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
-            stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
-            context.run.record(
-                context.scope,
-                _failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them"),
-            )
+        turn_over = _turn_over(kernel, context, before)
+
+
+def _turn_over(kernel: Kernel, context: KernelContext, before: int) -> bool:
+    """Return whether every call of the turn has its outcome; a turn that brings none of them further, since record `before`, fails the pass."""
+    run, state = context.run, context.state
+    turn_over = state.observed == len(state.calls)
+    if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
+        stuck = ", ".join(c.call_id for c in state.calls.values() if c.status != "finished")
+        run.record(
+            context.scope, _failed(f"kernel {kernel.name!r} leaves calls without an outcome: {stuck}; add the act phase, or execute them")
+        )
+    return turn_over
 
 
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:

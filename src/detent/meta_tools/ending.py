@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from detent.core.actions import Abstain, AskUser, FinalAnswer
+from detent.core.actions import Abstain, AskUser, FinalAnswer, is_blank
 from detent.core.state import KernelState
 from detent.meta_tools.declaring import declared, refused
 from detent.ports import Answer
@@ -23,7 +23,7 @@ class FinalAnswerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 async def _final_answer(args: FinalAnswerArgs, state: KernelState, context: Any) -> Answer:
     answer: Any = args.answer
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
+    if is_blank(answer):
         return refused("final_answer: the answer is blank; say what the result is")
     schema: dict[str, Any] | None = context.input.output_schema
     if isinstance(answer, str) and (args.format == "json" or schema is not None):
@@ -78,7 +78,7 @@ class AskUserArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 async def _ask_user(args: AskUserArgs, state: KernelState, context: Any) -> Answer:
-    if not args.question.strip():
+    if is_blank(args.question):
         return refused("ask_user: the question is blank; say what you want to know")
     expected: dict[str, Any] | None = {"enum": list(args.choices)} if args.choices else None
     return Answer(content="the question was put to the user; the reply follows", action=AskUser(question=args.question, expected=expected))

@@ -1,10 +1,13 @@
-"""`recall` and `find`: whole results and notes of the run, by key or by what is in them.
+"""`recall` and `find`: whole results and notes of the run, its documents and memory, by key or by what is in them.
 
-A result that was shown as a preview is whole in the log or beside it; its key is the id of its call.
+A result that was shown as a preview is whole in the log or beside it; its key is the id of its call. The documents are the attachments that hold
+text: a model may have been shown the beginning of one.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import re
 from typing import Annotated, Any, Literal, cast
 
@@ -22,12 +25,13 @@ ROWS = 50
 PREVIEW = 200
 HITS = 8
 NOTE = "note:"
+_READABLE = re.compile(r"text/|application/(?:[a-z.+-]*\+)?(?:json|xml|yaml|toml)\b", re.IGNORECASE)
 
 
 class RecallArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `recall` takes."""
 
-    key: Annotated[str, Meta(description="Of a result (the id of its call) or a note; empty lists what there is.")] = ""
+    key: Annotated[str, Meta(description="Of a result (the id of its call), a note, a document or memory; empty lists what there is.")] = ""
     content: Annotated[str, Meta(description="Keep this text as a note under the key.")] = ""
     full: Annotated[bool, Meta(description="The whole value, however long.")] = False
     unit: Annotated[Literal["characters", "lines", "items"], Meta(description="What start and end count; items are those of a list.")] = (
@@ -43,18 +47,40 @@ async def _recall(args: RecallArgs, state: KernelState, context: Any) -> Answer:
     if args.content:
         if not args.key.strip():
             return refused("recall: a note needs a key to be found again")
-        if any(item.call_id == args.key for item in results_of(run)):
-            return refused(f"recall: {args.key} is the key of a result, which stays as it is; take another key for the note")
+        if any(item.call_id == args.key for item in results_of(run)) or args.key in _given(state, run):
+            return refused(
+                f"recall: {args.key} is the key of a result, a document or memory, which stays as it is; take another key for the note"
+            )
         return Answer(content=f"kept under {args.key!r}", notes={NOTE + args.key: args.content})
     if not args.key:
-        return Answer(content=_listed(run))
+        return Answer(content=_listed(state, run))
     item = next((item for item in results_of(run) if item.call_id == args.key), None)
     if item is not None:
         return _part(args, await context.run.world.full(item))
-    notes = notes_of(run)
-    if NOTE + args.key in notes:
-        return _part(args, notes[NOTE + args.key])
-    return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(run)}")
+    kept = {NOTE + key: value for key, value in _given(state, run).items()} | notes_of(run)
+    if NOTE + args.key in kept:
+        return _part(args, kept[NOTE + args.key])
+    return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(state, run)}")
+
+
+def _given(state: KernelState, run: RunState, *kinds: str) -> dict[str, Any]:
+    """Return by key what the run was given (`kinds`, all without any): the texts of its documents, what it remembers."""
+    texts = [_text_of(document) for document in run.attachments]
+    documents = {f"document {n}": text for n, text in enumerate(texts, 1) if text}
+    memory = {f"memory {n}": item for n, item in enumerate(state.memory, 1)}
+    return (documents if "documents" in kinds or not kinds else {}) | (memory if "memory" in kinds or not kinds else {})
+
+
+def _text_of(document: Any) -> str:
+    """Return the text of an attachment under its name, "" of one that holds none."""
+    if not isinstance(document, dict):
+        return document if isinstance(document, str) else ""
+    fields = cast("dict[str, Any]", document)
+    text, data = fields.get("text"), fields.get("data")
+    if not isinstance(text, str) and isinstance(data, str) and _READABLE.match(str(fields.get("media_type"))):
+        with contextlib.suppress(ValueError):
+            text = base64.b64decode(data, validate=True).decode()
+    return "\n".join(part for part in (fields.get("name"), text) if isinstance(part, str)) if isinstance(text, str) else ""
 
 
 def _part(args: RecallArgs, value: Any) -> Answer:
@@ -80,9 +106,10 @@ def _lines(value: Any) -> list[str]:
     return as_text(value).splitlines() if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value)).decode().splitlines()
 
 
-def _listed(run: RunState) -> str:
+def _listed(state: KernelState, run: RunState) -> str:
     found = [f"{item.call_id} ({item.tool}, {size_of(item)} bytes)" for item in results_of(run)[-50:]]
     found += [f"{key.removeprefix(NOTE)} (note)" for key in notes_of(run) if key.startswith(NOTE)][-50:]
+    found += list(_given(state, run))[-50:]
     return ", ".join(found) or "nothing yet"
 
 
@@ -98,7 +125,7 @@ class FindArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What `find` takes."""
 
     query: Annotated[str, Meta(min_length=1, description="Words to look for.")]
-    scope: Annotated[Literal["all", "results", "notes", "memory"], Meta(description="Where to look.")] = "all"
+    scope: Annotated[Literal["all", "results", "notes", "documents", "memory"], Meta(description="Where to look.")] = "all"
 
 
 async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
@@ -111,8 +138,8 @@ async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
         places += [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
     if args.scope in ("all", "notes"):
         places += [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
-    if args.scope in ("all", "memory"):
-        places += [(f"memory {n}", as_text(item)) for n, item in enumerate(state.memory, 1)]
+    if args.scope not in ("results", "notes"):
+        places += [(key, as_text(value)) for key, value in _given(state, run, *(() if args.scope == "all" else (args.scope,))).items()]
     scored = [(sum(word in text.lower() for word in words), -n, key, text) for n, (key, text) in enumerate(places)]
     hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
     if not hits:
@@ -132,4 +159,6 @@ def _around(text: str, words: set[str]) -> str:
     return f"{'…' if first else ''}{piece}{'…' if first + PREVIEW < len(text) else ''}"
 
 
-find = declared("find", "Look for words in everything this work has seen: results, notes, memory. Says under which key.", FindArgs, _find)
+find = declared(
+    "find", "Look for words in everything this work has seen: results, notes, documents, memory. Says under which key.", FindArgs, _find
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import Any
 
 from detent.ports import PATIENCE
@@ -38,8 +37,7 @@ class Reporter:
     async def wait(self, who: Any, answer: Awaitable[Any]) -> None:
         """Await what `call` returned, as long as the run has patience; only a cancellation of the awaiting task itself comes through."""
         try:
-            async with nullcontext() if isinstance(who, Fan) else PATIENCE.get()():
-                await answer
+            await (answer if isinstance(who, Fan) else PATIENCE.get()(answer))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -24,6 +24,7 @@ from detent.core.actions import (
     Stop,
     Thought,
     ToolCall,
+    is_blank,
     snake,
 )
 from detent.markup import clean
@@ -359,12 +360,12 @@ def _unsound(action: AnyAction, offer: Offer) -> str:
             problem = offer.problem_of(args, tool)
             return f"the arguments of {tool} do not fit: {problem}" if problem else ""
         case FinalAnswer(content=content):
-            if content is None or (isinstance(content, str) and not clean(content).strip()):
+            if is_blank(clean(content)):
                 return "the final answer is blank"
             if offer.output_schema is not None and (problem := offer.answer_problem(content)):
                 return f"the answer does not fit the output schema: {problem}"
         case AskUser(question=said) | Thought(content=said) | PushGoal(goal=said):
-            if not said.strip():
+            if is_blank(said):
                 return f"the {snake(type(action).__name__)} is blank"
         case _:
             pass

@@ -170,7 +170,7 @@ class Turn:
 
 def _said(text: str) -> bool:
     """Whether a text says something beside what a model without a field for it thinks aloud."""
-    return bool(text.strip()) and bool(split_thinking(text)[1].strip())
+    return not a.is_blank(split_thinking(text)[1])
 
 
 def _sendable(args: Any) -> Any:

@@ -16,7 +16,7 @@ from detent.core.errors import ConfigError, UnknownName
 from detent.policies.documents import DocumentPolicy, as_data, policy_document, read_policy
 from detent.policies.guards import bound, guards_named
 from detent.policies.lines import Lines
-from detent.policies.pipeline import PolicyPipeline, Tightening
+from detent.policies.pipeline import PolicyPipeline, Tightening, Whole
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Guard, Policy
 
@@ -36,7 +36,7 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
             if len(ready) >= KEPT:
                 ready.clear()
             own = DocumentPolicy(policy_document(spec.policy, where=f"agent {spec.name!r}: policy")).compile()
-            ready[key] = own if given is None else PolicyPipeline([given, Tightening(PolicyPipeline(own.stages))])
+            ready[key] = own if given is None else PolicyPipeline([Whole(given), Tightening(PolicyPipeline(own.stages))])
         return ready[key]
 
     alone = TieredPolicy() if given is None else given

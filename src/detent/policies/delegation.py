@@ -20,7 +20,8 @@ class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a run may delegate. None or empty: no limit, but `agents` and `tools`, which name what is allowed (patterns; `*` is all).
 
     `max_children` counts all children that the run has started, `max_depth` is how deep below the first run a run may still delegate
-    (1: only the first run delegates), `max_budget` the most that a child may be given, field by field.
+    (1: only the first run delegates), `max_budget` the most that a child may be given, field by field. A delegation that does not say what
+    `tools` or `max_budget` limit is refused.
     """
 
     max_children: int | None = None
@@ -69,12 +70,21 @@ class DelegationPolicy:
         agent = args.get("agent")
         if not isinstance(agent, str) or not self._agents(agent):
             refused.append(("delegation_agent_not_allowed", f"agent {agent!r} may not be started; allowed: {', '.join(limits.agents)}"))
-        listed: Any = args.get("tools", ())
-        for tool in cast("list[Any]", listed) if isinstance(listed, list) else []:
-            if not self._tools(str(tool)):
-                refused.append(("delegation_tool_not_allowed", f"the child may not have the tool {tool!r}"))
+        refused += self._other_tools(args.get("tools"))
         refused += self._over_budget(args.get("budget"))
         return refused
+
+    def _other_tools(self, listed: Any) -> list[tuple[str, str]]:
+        """Return a violation for each tool that the child may not have; where tools are limited, a delegation has to say which it gets."""
+        if "*" in self.limits.tools:
+            return []
+        if not isinstance(listed, list):
+            named = ", ".join(self.limits.tools) or "none"
+            return [("delegation_tool_not_allowed", f"the child's tools must be given as a list; allowed: {named}")]
+        given = cast("list[Any]", listed)
+        return [
+            ("delegation_tool_not_allowed", f"the child may not have the tool {tool!r}") for tool in given if not self._tools(str(tool))
+        ]
 
     def _over_budget(self, asked: Any) -> list[tuple[str, str]]:
         over: list[tuple[str, str]] = []

@@ -55,6 +55,26 @@ class PolicyPipeline:
         return not self.bars(tool, state) and self.passes(tool, state)
 
 
+class Whole:
+    """A policy as a stage that has its say in every call, the one that it would have alone: where it names nothing, that is its denial."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.version: str = policy.version
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Return the policy's verdict."""
+        return self._policy.decide(call, state)
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Return whether the policy may ask."""
+        return self._policy.may_ask(tool)
+
+    def offers(self, tool: ToolSpec, state: RunState) -> bool:
+        """Return whether the policy shows the tool."""
+        return offered(self._policy, tool, state)
+
+
 class Tightening:
     """A policy as a stage that only ever tightens: where it allows, or has no say, it has none, and the other stages decide."""
 

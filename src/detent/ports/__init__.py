@@ -6,10 +6,11 @@ approvers, capabilities, secret sources, embedders, clocks, ids, worker hosts) h
 """
 
 from detent.ports.clocks import Clock, Ids
+from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
-from detent.ports.json_data import json_problem, unstorable
-from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, noop_hooks
+from detent.ports.json_data import json_problem, unstorable, written
+from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import EventStore, Looks, RunQuery, Signal, Spent, Wakes, look_at, wait_for_news
@@ -34,6 +35,7 @@ from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
     "PATIENCE",
+    "UNREADABLE",
     "Abort",
     "Answer",
     "Backlog",
@@ -88,6 +90,8 @@ __all__ = [
     "Wakes",
     "WorkerHost",
     "as_given",
+    "awaited",
+    "calls_in",
     "json_problem",
     "look_at",
     "models_asked",
@@ -97,4 +101,5 @@ __all__ = [
     "strategy",
     "unstorable",
     "wait_for_news",
+    "written",
 ]

@@ -33,6 +33,16 @@ def json_problem(value: Any, *, escaping: bool = False) -> str:
     return _found(value, escaping=escaping)
 
 
+def written(value: Any) -> str:
+    """Return foreign data as text for people: as JSON, else as Python writes it, else what it is (nested without end, or of too many digits)."""
+    for write in (lambda: encode(value).decode(), lambda: repr(value)):
+        try:
+            return write()
+        except Exception:  # noqa: BLE001, S112 - foreign data; the next way is tried
+            continue
+    return f"a {type(value).__name__} that cannot be written"
+
+
 def unstorable(text: str) -> str:
     """Return why a name cannot be kept by every store, "" where it can."""
     if half := _HALF.search(text):

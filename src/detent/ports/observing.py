@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
@@ -92,5 +91,11 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
 noop_hooks = KernelHooks()
 """Hooks that do nothing (row S0-14)."""
 
-PATIENCE: ContextVar[Callable[[], AbstractAsyncContextManager[Any]]] = ContextVar("detent_patience", default=nullcontext)
-"""Gives what is entered around each hook or observer that is awaited: a run that is cancelled waits for none without end (`TimeoutError`)."""
+
+async def awaited(answer: Awaitable[Any]) -> Any:
+    """Await it, however long that takes."""
+    return await answer
+
+
+PATIENCE: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]]] = ContextVar("detent_patience", default=awaited)
+"""Awaits each hook and observer: a run that is to stop waits for none without end (`TimeoutError`)."""

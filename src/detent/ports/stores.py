@@ -112,7 +112,10 @@ class EventStore(Protocol):
         ...
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up; nothing happens if it is not held."""
+        """Give the claim up; nothing happens if it is not held.
+
+        Where it raises, the claim goes as soon as the store can: nobody is kept from a run by one who does not advance it.
+        """
         ...
 
     async def renew(self) -> list[str]:

@@ -112,7 +112,7 @@ class StrategyRun(Protocol):
         ...
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the recorded JSON value, or make and record it."""
+        """Return the recorded JSON value, or make and record it; raise `EffectFailed`, live and in a replay, where that raised."""
         ...
 
     async def now(self) -> float: ...
@@ -134,6 +134,7 @@ def strategy(*, options: type[msgspec.Struct] | None = None, version: int = 1) -
     """Declare what options a strategy takes (none) and its version (1), which stands in the log; a decorator.
 
     `options` is a struct whose fields all have defaults: agents give them as `strategy_options`, and they are checked before a run starts.
+    A method `check(agent)` of the struct is called then, too, to raise `ConfigError` for an agent that cannot be served.
     """
 
     def declared(function: Strategy) -> Strategy:

@@ -178,7 +178,7 @@ class Cancellation:
         return self._why or (self._parent.why if self._parent is not None else "")
 
     def __bool__(self) -> bool:
-        return bool(self._why) or bool(self._parent)
+        return bool(self._why or self._parent)
 
     def set(self, why: str) -> None:
         """Set the flag (not its parent's); the first reason stays."""

@@ -30,10 +30,11 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a run was taken up without getting any further, by whichever worker, and when the last time was (None: never)."""
+    """How often a run was taken up without getting any further, by whichever worker; when the last time was (None: never), and by which."""
 
     count: int = 0
     last: datetime | None = None
+    worker: str = ""
 
 
 class Backlog(Protocol):

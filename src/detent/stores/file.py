@@ -34,6 +34,7 @@ from detent.stores.file_parts import (
     sync_directory,
 )
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
+from detent.stores.owed import Owed
 from detent.stores.selection import select
 from detent.stores.threads import Threads
 
@@ -66,7 +67,7 @@ class FileStore:
         self._logs = Logs(self.path)
         self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
         self._open = False
-        self._background: set[asyncio.Task[Any]] = set()
+        self._owed = Owed(self._give_up)
         self._pending: dict[str, asyncio.Future[Any]] = {}
         self._threads = Threads(count=_THREADS, name="detent-files")
 
@@ -103,6 +104,9 @@ class FileStore:
                 await self.release(run_id)
             except StoreError as error:
                 log.warning("closing without releasing the claim of run %r, which ends with this process: %s", run_id, error)
+        await self._owed.close()
+        if self._pending:
+            await asyncio.wait(list(self._pending.values()))
         self._open = False
         self._claims.holder.drop()
         self._threads.stop()
@@ -226,13 +230,12 @@ class FileStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         self._file(run_id, "")
         had = run_id in self._claims.holder.runs
+        self._owed.forget(run_id)
         try:
             await self._do(run_id, functools.partial(self._claims.take, run_id))
         except asyncio.CancelledError:
             if not had:
-                undo = asyncio.ensure_future(self._do(run_id, functools.partial(self._claims.release, run_id)))
-                self._background.add(undo)
-                undo.add_done_callback(self._background.discard)
+                self._owed.begin(run_id)
             raise
         self._claims.holder.runs.add(run_id)
 
@@ -241,7 +244,14 @@ class FileStore:
         self._file(run_id, "")
         if run_id in self._claims.holder.runs:
             self._claims.holder.runs.discard(run_id)
-            await self._do(run_id, functools.partial(self._claims.release, run_id))
+            await asyncio.shield(self._owed.begin(run_id))
+
+    async def _give_up(self, run_id: str) -> None:
+        def action(wait_s: float) -> None:
+            if run_id in self._owed:  # else it was taken again meanwhile
+                self._claims.release(run_id, wait_s)
+
+        await self._do(run_id, action)
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""

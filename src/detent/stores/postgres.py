@@ -17,6 +17,7 @@ from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, St
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
+from detent.stores.owed import Owed
 from detent.stores.postgres_connections import Connections, given_until, target_of
 from detent.stores.postgres_errors import is_lost, translate
 from detent.stores.postgres_operations import (
@@ -84,6 +85,7 @@ class PostgresStore:
         self._session: Session
         self._follower: Session
         self._tell: asyncio.TimerHandle | None = None
+        self._owed = Owed(lambda run_id: self._open_writer().submit(Release(run_id, self._holder.name)))
 
     # Opening and closing ----------------------------------------------------------------------------------------------------------
 
@@ -118,6 +120,7 @@ class PostgresStore:
             writer = Writer(self._connections)
             try:
                 with given_until(db, deadline):
+                    await self._connections.check_session(db)
                     there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
                     await (writer.start(db) if there else db.close())
                 return writer if there else None
@@ -135,6 +138,7 @@ class PostgresStore:
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
+        await self._owed.close()
         if self._tell is not None:
             self._tell.cancel()
             self._tell = None
@@ -262,6 +266,7 @@ class PostgresStore:
     async def claim(self, run_id: str) -> None:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         writer, holder = self._open_writer(), self._holder
+        self._owed.forget(run_id)
         await self._session.start()
         claimed = writer.submit(Claim(run_id, holder.renewal()))
         try:
@@ -270,7 +275,7 @@ class PostgresStore:
                 await self._take_over(run_id)
         except asyncio.CancelledError:
             if run_id not in holder.runs:
-                writer.submit(Release(run_id, holder.name)).add_done_callback(_look_at)
+                self._owed.begin(run_id)
             raise
         holder.runs.add(run_id)
 
@@ -292,11 +297,11 @@ class PostgresStore:
 
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
-        writer = self._open_writer()
+        self._open_writer()
         self._holder.tips.pop(run_id, None)
         if run_id in self._holder.runs:
             self._holder.runs.discard(run_id)
-            await writer.submit(Release(run_id, self._holder.name))
+            await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""

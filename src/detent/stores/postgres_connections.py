@@ -47,6 +47,10 @@ _SETTINGS = """SELECT set_config('search_path', %s, false),
     set_config('client_min_messages', 'warning', false), current_setting('server_encoding')"""
 
 
+_POOLED_S = 2.0
+"""How long a session may be waited for that nobody else should have."""
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What a URL says: `conninfo` for the driver, `shown` for people (without password), `schema` where the tables stand."""
 
@@ -176,6 +180,26 @@ class Connections:
         if isinstance(error, psycopg.Error) and (advice := refuses_for_good(error)):
             raise StoreError(f"{self.target.shown} refuses the connection ({in_one_line(error)}); {advice}") from error
 
+    async def check_session(self, db: Connection) -> None:
+        """Raise `ConfigError` where somebody between gives each transaction another session of the server.
+
+        The session that a connection says it has is then another than the one that it has. A pooler in session mode does that, too; but there
+        the session stays when somebody else needs one.
+        """
+        mine = await _backend(db)
+        if mine == db.info.backend_pid:
+            return
+        async with await psycopg.AsyncConnection.connect(self.target.conninfo) as other:
+            await _backend(other)  # a transaction, and in it some session, until the end of this block
+            again = asyncio.ensure_future(_backend(db))
+            in_time, _ = await asyncio.wait((again,), timeout=_POOLED_S)
+        if await again != mine or not in_time:
+            raise ConfigError(
+                f"{self.target.shown} is a pooler that gives each transaction another session; claims (advisory locks), notifications and"
+                " prepared statements need one that stays. Give the address of the server itself, or of a pool in session mode"
+                " (PgBouncer: pool_mode = session)"
+            )
+
     async def use(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do `work` with a connection of the pool and return its result; again when the connection broke, so it must bear to be repeated.
 
@@ -218,3 +242,9 @@ class Connections:
                 return await cursor.fetchall() if cursor.description else []
 
         return await self.use(work)
+
+
+async def _backend(db: Connection) -> int:
+    """Return the number of the session that the server has for this connection now."""
+    (pid,) = await (await db.execute("SELECT pg_backend_pid()", prepare=False)).fetchone() or (0,)
+    return pid

@@ -111,7 +111,7 @@ class Operation:
 
     __slots__ = ("error", "future", "outcome", "run_id", "uncertain")
     alone: ClassVar[bool] = False
-    """Whether two of one run must not be in one statement."""
+    """Whether two of one run must not be in one group: those of a group are done kind by kind, not in their order."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id, self.uncertain = run_id, False
@@ -290,6 +290,7 @@ class Claim(Operation):
     """
 
     __slots__ = ("renewal",)
+    alone = True
 
     def __init__(self, run_id: str, renewal: Sequence[Any]) -> None:
         super().__init__(run_id)
@@ -313,6 +314,7 @@ class Release(Operation):
     """Give claims of one holder up."""
 
     __slots__ = ("holder",)
+    alone = True
 
     def __init__(self, run_id: str, holder: str) -> None:
         super().__init__(run_id)

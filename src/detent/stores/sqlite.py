@@ -7,7 +7,6 @@ of the loop is one transaction. A lock that is taken, and whatever has to surviv
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import sqlite3
 import time
@@ -17,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreBusy, StoreError
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
+from detent.ports import RunQuery, Signal, Spent, store_files
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
+from detent.stores.owed import Owed
 from detent.stores.selection import check_query
 from detent.stores.sqlite_operations import (
     Append,
@@ -96,7 +96,7 @@ class SqliteStore:
         self._checkpointer: Checkpointer
         self._turned = 0.0
         self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
-        self._owed: set[str] = set()  # claims that were given up here and are still in the database
+        self._owed = Owed(lambda run_id: self._submit(Release(run_id, self._holder.name), self._connection()))
         self._batch: list[Operation] = []
         self._batch_loop: asyncio.AbstractEventLoop | None = None
 
@@ -119,7 +119,12 @@ class SqliteStore:
             if self._db is None:
                 patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
                 writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
-                self._db, self._writer = await writer.start(), writer
+                store_files.register(self.path)
+                try:
+                    self._db, self._writer = await writer.start(), writer
+                except BaseException:
+                    store_files.unregister(self.path)
+                    raise
 
     async def close(self) -> None:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""
@@ -130,8 +135,10 @@ class SqliteStore:
             last.append(self._submit(Release("", self._holder.name), self._db))
         self._flush()
         self._db = None
+        await self._owed.close()
         await asyncio.gather(*last, return_exceptions=True)
         await self._writer.stop()
+        store_files.unregister(self.path)
         self._holder.drop()
 
     def _connection(self) -> Db:
@@ -308,14 +315,14 @@ class SqliteStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         db = self._connection()
         self._take()
-        self._owed.discard(run_id)
+        self._owed.forget(run_id)
         self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
             await claimed
         except asyncio.CancelledError:
             if run_id not in self._holder.runs:
-                self._submit(Release(run_id, self._holder.name), db)
+                self._owed.begin(run_id)
             raise
         self._holder.runs.add(run_id)
 
@@ -329,24 +336,11 @@ class SqliteStore:
 
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
-        db = self._connection()
+        self._connection()
         self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
             self._holder.runs.discard(run_id)
-            self._owed.add(run_id)
-            await asyncio.shield(self._give_up(run_id, db))
-
-    def _give_up(self, run_id: str, db: Db) -> asyncio.Future[Any]:
-        """Delete a claim, and go on trying where others keep the database locked: nobody is kept from a run that is not advanced."""
-        released = self._submit(Release(run_id, self._holder.name), db)
-        released.add_done_callback(functools.partial(self._given_up, run_id))
-        return released
-
-    def _given_up(self, run_id: str, released: asyncio.Future[Any]) -> None:
-        if released.cancelled() or not isinstance(released.exception(), StoreBusy):
-            self._owed.discard(run_id)
-        elif run_id in self._owed and self._db is not None:
-            self._give_up(run_id, self._db)
+            await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.ports import Passed, StrategyRun, strategy
@@ -19,6 +20,14 @@ class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.turns <= MOST_TURNS:
             raise ConfigError(f"strategy_options: turns is {self.turns}; direct takes 1 to {MOST_TURNS}; for more use reactive")
+
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` for an agent whose required tools no single turn can call."""
+        if agent.required_tools and self.turns == 1:
+            wanted = ", ".join(agent.required_tools)
+            raise ConfigError(
+                f"agent {agent.name!r} requires {wanted}, and direct with one turn offers no tool; give strategy_options turns = 2 or 3, or use reactive"
+            )
 
 
 @strategy(options=DirectOptions)

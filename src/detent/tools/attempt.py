@@ -42,7 +42,7 @@ LONGEST_MESSAGE = 4000
 
 
 class Watch:
-    """The time limit of one attempt: the tool's own, counted from when it starts, and the run's deadline, whichever is first.
+    """The time limit of one attempt: the tool's own, counted from when it starts, and the run's deadline, whichever is first; the tool is told.
 
     When it is reached the context is marked `timeout`, then the task is cancelled, so that a tool that cleans up can tell why. A job
     that still waits for a thread has not started, and its own limit does not run yet.
@@ -51,23 +51,19 @@ class Watch:
     __slots__ = ("_before", "_context", "_deadline", "_handle", "_loop", "_task", "began", "expired", "job", "timeout_s")
 
     def __init__(self, context: ToolContext, timeout_s: float | None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._context, self._deadline, self.timeout_s = context, context.deadline, timeout_s
         self.job: Job | None = None
         self.expired = False
-        self.began = self._loop.time()
+        self.began = began = loop.time()
         self._handle: asyncio.TimerHandle | None = None
+        if timeout_s is not None and (self._deadline is None or began + timeout_s < self._deadline):
+            context.deadline = began + timeout_s
 
     @property
     def too_late(self) -> bool:
         """Whether the run's deadline has passed already."""
         return self._deadline is not None and self._deadline <= self.began
-
-    def start(self) -> None:
-        """Tell the tool its deadline."""
-        due = self._due()
-        if due is not None:
-            self._context.deadline = due
 
     def arm(self) -> None:
         """Begin to watch the current task, now that it waits for something: what never waits cannot be interrupted."""
@@ -124,7 +120,6 @@ async def run(tool: Tool[..., Any], args: dict[str, Any], context: ToolContext, 
     watch = Watch(context, tool.options.timeout_s)
     if watch.too_late:
         return ToolOutcome(kind="not_executed", error_code="timeout", message=f"{tool.name} was not started: the run's deadline had passed")
-    watch.start()
     cancelled_too = False
     try:
         try:
@@ -368,7 +363,6 @@ async def settle(tool: Tool[..., Any], context: ToolContext, pool: ThreadPool | 
     began = perf_counter()
     watch = Watch(context, tool.options.timeout_s)
     args = (context.idempotency_key, context) if tool.reconcile_takes_context else (context.idempotency_key,)
-    watch.start()
     watch.arm()
     cancelled_too = False
     try:

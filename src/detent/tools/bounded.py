@@ -3,7 +3,8 @@
 Places are given in the order in which they were asked for, to a call that finds all that it needs: a place of the engine and, where its
 tool is bounded, one of the tool. It never holds one while it waits for the other. Calls that are made inside a call (its tool runs an agent
 on the same engine) take turns in its place, and where it, or one around it, has a place of its tool, they need none of theirs. So whoever
-has a place waits for nobody but calls inside of it, and there is no deadlock.
+has a place waits for nobody but calls inside of it, and there is no deadlock. A call that goes on after the one around it has ended, in a task
+that it left behind, keeps the place.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ class Place:
     `outer` is that of the call inside of which it was made, `around` the nearest of those that is one of the same `Bounded`.
     """
 
-    __slots__ = ("around", "given", "inner", "of", "outer", "tool", "turn")
+    __slots__ = ("_bounded", "around", "given", "inner", "of", "outer", "tool", "turn")
 
     def __init__(self, of: Bounded, tool: str, outer: Place | None) -> None:
         self.of, self.outer, self.given = of, outer, False
+        self._bounded = tool
         around = outer
         while around is not None and not (around.of is of and around.given):
             around = around.outer
-        self.around = around
-        self.inner = False  # whether a call inside of this one has its place
-        self.tool = "" if around is not None and around.has_tool else tool
+        self.inner: Place | None = None  # the call inside of this one that has its place
+        self.move(around)
         self.turn: asyncio.Future[None] | None = None
+
+    def move(self, around: Place | None) -> None:
+        """Stand inside of this place from now on, and need one of the tool where nothing around has any."""
+        self.around = around
+        self.tool = "" if around is not None and around.has_tool else self._bounded
 
     @property
     def has_tool(self) -> bool:
@@ -109,14 +115,14 @@ class Bounded:
 
     def _has_room(self, place: Place) -> bool:
         around = place.around
-        room = self.limit is None or self._used[""] < self.limit if around is None else not around.inner
+        room = self.limit is None or self._used[""] < self.limit if around is None else around.inner is None
         return room and (not place.tool or self._used[place.tool] < self.per_tool[place.tool])
 
     def _count(self, place: Place, by: int) -> None:
         if place.around is None:
             self._used[""] += by
         else:
-            place.around.inner = by > 0
+            place.around.inner = place if by > 0 else None
         if place.tool:
             self._used[place.tool] += by
 
@@ -127,4 +133,9 @@ class Bounded:
             if place.given:
                 place.given = False
                 self._count(place, -1)
+                left = [one for one in self._waiting if one.around is place]
+                for one in left if place.inner is None else (place.inner, *left):
+                    one.move(place.around)
+                if place.inner is not None:
+                    self._count(place.inner, 1)
                 self._serve()

@@ -5,7 +5,8 @@ descriptor of the root, each component opened with `O_NOFOLLOW` relative to the 
 and followed here, never by the system: a link that leads outside is refused, one that stays inside is followed, and a component that
 is swapped for a link between look and use is not followed at all. What is held is descriptors, not names, so that a directory renamed
 while it is in use stays the directory that was checked (also when it was moved out of the root meanwhile: that race remains).
-Only regular files and directories are opened; devices, pipes and sockets are refused without opening them. Hard links cannot be told
+Only regular files and directories are opened; devices, pipes and sockets are refused without opening them, and so are the files of a SQLite
+store that is open in this process (`ports.store_files`). Hard links cannot be told
 from files: a hard link inside to a file outside is that file, and appending changes it.
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.ports.store_files import is_store_file
 from detent.tools.failures import failed, refused_argument, shown, translating
 
 MAX_PATH_CHARS = 4_096
@@ -117,6 +119,8 @@ class Workspace:
                 made=tuple(walk.made),
             )
             try:
+                if is_store_file(f"{self.root.rstrip('/')}/{place.path}"):
+                    raise _store_file(path)
                 yield place
             except BaseException:
                 walk.unmake()
@@ -139,6 +143,13 @@ class Workspace:
                 yield descriptor
             finally:
                 os.close(descriptor)
+
+
+def _store_file(path: str) -> Exception:
+    message = (
+        f"{shown(path)} belongs to the store of runs that is open here: reading it would take its locks away, writing to it would damage it"
+    )
+    return failed("store_file", f"{message}; leave it alone (`detent export RUN` gives a run's log as a file of its own)", path=path)
 
 
 def split(path: str) -> list[str]:

@@ -129,7 +129,10 @@ class Tool(Generic[P, R]):
             raise InvalidArguments(
                 f"{self.name}: the arguments are {type(given).__name__}, not an object; send a JSON object. Nothing was executed"
             )
-        raw = self._encoded(given)
+        try:
+            raw = results.encoded(given)
+        except results.NotJson:
+            raw = self._encoded(given)  # says it
         self.arguments.check(raw, given)
         checked = cast(dict[str, Any], msgspec.json.decode(raw))
         if options.validate is not None:

@@ -170,7 +170,7 @@ class _Shift:
         try:
             tries = await self._backlog.look(run_id)
             if tries.count >= self._host.max_attempts:
-                why = f"taken up {tries.count} times without getting any further: its workers died, or were stopped"
+                why = f"taken up {tries.count} times without getting any further: its workers died"
                 await self._backlog.give_up(run_id, why, tries.count)
             elif not self._paused(run_id, tries):
                 await self._backlog.advance(run_id)

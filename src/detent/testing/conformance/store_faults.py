@@ -174,6 +174,28 @@ class FaultContract:
 
         _under_faults(place, body)
 
+    def test_a_release_that_is_cut_off_keeps_nobody_from_the_run(self, place: Place) -> None:
+        """Whether it raises or not, the claim goes although its holder lives on: at once where it was answered well, else when the store can."""
+
+        async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
+            done: set[Loss] = set()
+            for loss, message in _losses():
+                if loss in done:
+                    continue
+                run, what = f"run-{loss}-{message}", f"a release whose {loss} number {message} was lost"
+                await faulty.claim(run)
+                proxy.cut_at(message, loss)
+                error = await _ended(faulty.release(run), place, what)
+                if proxy.pass_all():
+                    done.add(loss)
+                deadline = asyncio.get_running_loop().time() + place.patience_s
+                while isinstance(await outcome(direct.claim(run)), RunBusy):
+                    assert error is not None, f"{what} was answered well, and the run is not free"
+                    assert asyncio.get_running_loop().time() < deadline, f"{what} was given up, and its holder has it still"
+                    await asyncio.sleep(0.01)  # polls, until the store has tried again
+
+        _under_faults(place, body)
+
 
 async def _posted(store: EventStore, run: str) -> bool:
     waiting = (await store.signals([run])).get(run, [])

@@ -1,0 +1,41 @@
+"""How often a run was taken up in vain: what its log says of that, whoever took it up.
+
+`RunResumed` says that a run was taken up. How many of these stand at the end of a log, without anything that came of them, is how often that
+was in vain. One that was stopped in good order (SIGTERM, Ctrl-C) was not in vain: that stands behind it, in another `RunResumed`.
+"""
+
+from __future__ import annotations
+
+from detent.core import events as e
+from detent.core.codec import read_record
+from detent.ports import EventStore, Tries
+
+TAIL = 64
+"""How many records at the end of a log are looked at for earlier attempts."""
+NOTHING_CAME_OF_IT = (e.RunResumed, e.ToolStarted, e.ModelCallStarted, e.ToolReconciled)
+"""What a worker records that gets no further than the one before it."""
+
+
+async def tries_of(store: EventStore, run_id: str) -> tuple[Tries, int]:
+    """Return how often a run was taken up in vain, and how many records its log has."""
+    head = await store.head(run_id)
+    records = head.records if head is not None else 0
+    lines = await store.read(run_id, after=max(1, records - TAIL)) if records > 1 else []
+    tries, stopped = Tries(), 0
+    for line in reversed(lines):
+        try:
+            record = read_record(line)
+        except ValueError:  # msgspec's errors are ValueErrors; whoever advances the run says what is wrong with it
+            break
+        if not isinstance(record.event, NOTHING_CAME_OF_IT):
+            break
+        if not isinstance(record.event, e.RunResumed):
+            continue
+        if record.event.stopped:
+            stopped += 1
+        elif stopped:
+            stopped -= 1
+        else:
+            last, worker = (tries.last, tries.worker) if tries.last else (record.envelope.at, record.event.worker)
+            tries = Tries(count=tries.count + 1, last=last, worker=worker)
+    return tries, records

@@ -1,0 +1,46 @@
+"""One at a time: a lock that costs nothing where nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Gate:
+    """Lets tasks through one at a time, in the order in which they came.
+
+        gate.closed = not gate.closed or await gate.turn()
+        try:
+            ...
+        finally:
+            gate.leave()
+
+    Who finds it open goes on without a coroutine; `asyncio.Lock` makes one each time, and this is passed several times a turn.
+    """
+
+    __slots__ = ("_waiting", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._waiting: tuple[asyncio.Future[None], ...] = ()
+
+    async def turn(self) -> bool:
+        """Wait until those who came before have left; return True: the gate is then closed for the caller."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = (*self._waiting, place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it was this task's turn already
+                self.leave()
+            raise
+        return True
+
+    def leave(self) -> None:
+        """Let the next one through, or open the gate."""
+        while self._waiting:
+            place, *rest = self._waiting
+            self._waiting = tuple(rest)
+            if not place.done():
+                place.set_result(None)
+                return
+        self.closed = False

@@ -1,0 +1,60 @@
+"""Claims that a store gave up and could not remove: it goes on trying, so that nobody is kept from a run by one who does not advance it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from detent.core.errors import StoreError
+
+AGAIN_S = 0.1
+"""How long after a claim could not be given up it is tried again."""
+
+
+class Owed:
+    """The claims that are being given up; `give_up(run_id)` removes one, raises `StoreError` where it cannot, and bears to be repeated."""
+
+    def __init__(self, give_up: Callable[[str], Awaitable[Any]]) -> None:
+        self._give_up = give_up
+        self._runs: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, run_id: str) -> bool:
+        return run_id in self._runs
+
+    def begin(self, run_id: str) -> asyncio.Future[None]:
+        """Begin to give a claim up; return the future of the first attempt. When that fails, or nobody waits for it, others follow."""
+        first = asyncio.get_running_loop().create_future()
+        self._runs.add(run_id)
+        task = asyncio.ensure_future(self._go_on(run_id, first))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return first
+
+    def forget(self, run_id: str) -> None:
+        """The claim is wanted again: it is not given up any more."""
+        self._runs.discard(run_id)
+
+    async def close(self) -> None:
+        """Stop trying: the claims end with their holder."""
+        self._runs.clear()
+        trying = [task for task in self._tasks if not task.done()]
+        for task in trying:
+            task.cancel()
+        await asyncio.gather(*trying, return_exceptions=True)
+
+    async def _go_on(self, run_id: str, first: asyncio.Future[None]) -> None:
+        try:
+            while run_id in self._runs:
+                try:
+                    await self._give_up(run_id)
+                    self._runs.discard(run_id)
+                except StoreError as error:
+                    if not first.done():
+                        first.set_exception(error)
+                        first.exception()  # who released it may have gone
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            if not first.done():
+                first.set_result(None)

@@ -5,8 +5,6 @@ The names below are loaded when they are first asked for, so that `detent` and `
 
 from __future__ import annotations
 
-from importlib import import_module
-
 TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, and loading that takes longer than all of this
 
 if TYPE_CHECKING:
@@ -104,6 +102,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module 'detent' has no attribute {name!r}")
+        from importlib import import_module
+
         value = globals()[name] = getattr(import_module(f"detent.{_MODULES[name]}"), name)
         return value
 

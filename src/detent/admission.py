@@ -12,7 +12,7 @@ import msgspec
 
 from detent.config import Agent
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import DEFAULT, Budget, checked
+from detent.core.budget import DEFAULT, UNBOUNDED, Budget, checked
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, NotAllowedNow, PlannerFailed, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
@@ -106,8 +106,10 @@ def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounde
 def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:
     """Return the run's bounds: what was asked for over the agent's over the engine's over the defaults; raise `BudgetRefused`."""
     usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or ceiling, ceiling))
-    said = checked(asked or Budget(), ceiling=ceiling).over(checked(agents, ceiling=ceiling))
-    return said.over(engines).over(usual)
+    said = checked(agents, ceiling=ceiling)
+    if asked is not None:
+        said = checked(asked, ceiling=ceiling).over(said)
+    return said.over(usual if engines == UNBOUNDED else engines.over(usual))
 
 
 def checked_run_id(run_id: str | None) -> None:

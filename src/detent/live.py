@@ -81,32 +81,33 @@ _NONE: frozenset[str] = frozenset()
 class Control:
     """One run's line to the outside while it is being advanced in this process."""
 
-    __slots__ = ("_grace", "_interruptible", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop", "told")
+    __slots__ = ("_grace", "_open", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop", "told")
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
         self.grace_s = grace_s
         self.stop: str = ""
-        self._grace = grace_s
+        self._grace: float | None = None
+        self._open: list[tuple[asyncio.Task[Any] | None, float | None]] = []
         self._signals: dict[str, Signal] = {}
         self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
-        self._interruptible = 0
         self.told: dict[Callable[[], None], None] = {}
 
     def attach(self) -> None:
-        """Make the current task the one that an interruption cancels."""
+        """Make the current task the one that a suspension cancels."""
         self._task = asyncio.current_task()
 
     def deliver(self, signals: Sequence[Signal]) -> None:
-        """Hand signals over; a cancellation interrupts the call in progress, and those in `told` are called."""
+        """Hand signals over; a cancellation interrupts the calls in progress, and those in `told` are called."""
         for signal in signals:
             if signal.id in self._taken:
                 continue
             self._signals.setdefault(signal.id, signal)
             if signal.kind == "cancel" and not self.cancelled:
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
-                self._interrupt()
+                for section in tuple(self._open):
+                    self._interrupt(section)
                 for tell in tuple(self.told):
                     tell()
 
@@ -129,8 +130,8 @@ class Control:
         return taken
 
     def during(self, grace_s: float | None = None) -> Control:
-        """Use as `with control.during(grace):` around what may be interrupted, after that grace."""
-        self._grace = self.grace_s if grace_s is None else grace_s
+        """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
+        self._grace = grace_s
         return self
 
     def suspend(self, why: str) -> None:
@@ -139,28 +140,33 @@ class Control:
         if self._task is not None:
             self._task.cancel()
 
-    def _interrupt(self) -> None:
-        if self._interruptible and self._task is not None:
-            asyncio.get_running_loop().call_later(self._grace, self._cancel_if_running)
+    def _interrupt(self, section: tuple[asyncio.Task[Any] | None, float | None]) -> None:
+        grace_s = self.grace_s if section[1] is None else section[1]
+        asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
 
-    def _cancel_if_running(self) -> None:
-        if self._interruptible and self._task is not None:
-            self._task.cancel()
+    def _cancel_if_open(self, section: tuple[asyncio.Task[Any] | None, float | None]) -> None:
+        """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
+        if section[0] is not None and any(one is section for one in self._open):
+            section[0].cancel()
 
     def __enter__(self) -> None:
-        self._interruptible += 1
+        section = (asyncio.current_task(), self._grace)
+        self._open.append(section)
         if self.cancelled:
-            self._interrupt()
+            self._interrupt(section)
 
     def __exit__(self, *_: object) -> None:
-        self._interruptible -= 1
+        task, last = asyncio.current_task(), len(self._open) - 1
+        while self._open[last][0] is not task:
+            last -= 1
+        del self._open[last]
 
     def interrupted(self) -> bool:
         """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
         if not self.cancelled or self.stop:
             return False
-        if self._task is not None and self._task is asyncio.current_task():
-            self._task.uncancel()
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
         return True
 
 
@@ -227,10 +233,6 @@ class LiveWorld:
     def cancelled(self) -> Cancellation:
         """Set when somebody cancelled the run."""
         return self.control.cancelled
-
-    def interrupted(self) -> bool:
-        """Whether a `CancelledError` that just arrived means that the run was cancelled; it is then spent."""
-        return self.control.interrupted()
 
     def proceed(self) -> None:
         """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
@@ -340,12 +342,8 @@ class LiveWorld:
         return answer
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
-        """Run calls at the same time; a cancellation of the run, which each of them has put on record, ends here."""
-        try:
-            refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
-        except asyncio.CancelledError:
-            if not self.control.interrupted():
-                raise
+        """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
+        refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
@@ -532,11 +530,14 @@ class LiveWorld:
 def _unsayable(answer: Any) -> str:
     """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
     for action in answer.actions if isinstance(answer, Plan) else ():
-        if isinstance(action, FinalAnswer):
-            if not isinstance(action.content, str) and (problem := json_problem(action.content, escaping=True)):
-                return f"the final answer is not JSON data: {problem}"
-        elif isinstance(action, Action) and (problem := json_problem(action)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return f"{action.tool if isinstance(action, ToolCall) else type(action).__name__} is not JSON data: {problem}"
+        if type(action) is ToolCall:  # asked first: every turn has one
+            said, problem = action.tool, json_problem(action)
+        elif isinstance(action, FinalAnswer):
+            said, problem = "the final answer", not isinstance(action.content, str) and json_problem(action.content, escaping=True)
+        else:  # what is no action is told apart with the plan's form
+            said, problem = type(action).__name__, isinstance(action, Action) and json_problem(action)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if problem:
+            return f"{said} is not JSON data: {problem}"
     return ""
 
 

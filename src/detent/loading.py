@@ -189,9 +189,9 @@ def _check_called_tools(agent: Agent, where: str) -> None:
         name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
         every = [entry[:-1] for entry in listed if entry.endswith("__*")]  # `files__*` lists whatever that server offers
         if isinstance(name, str) and "${" not in name and name not in listed and not name.startswith(tuple(every)):
-            raise ConfigError(
-                f"{where}: tools: rule {rule.get('name')!r} calls {name!r}, which the agent does not list; {_nearest(name, listed)}"
-            )
+            near = difflib.get_close_matches(name, listed, n=1)
+            what = f"it lists {near[0]!r}; write the same name in both" if near else f"add it there (listed: {', '.join(listed) or 'none'})"
+            raise ConfigError(f"{where}: tools: rule {rule.get('name')!r} calls {name!r}, which the agent does not list; {what}")
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -205,13 +205,9 @@ class StrategyPasses:
             self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
         if new:
             await self._run.journal.commit()
-        tasks = [asyncio.ensure_future(self._branch(*pair)) for pair in pairs]
-        try:
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        except asyncio.CancelledError:
-            if not self._run.world.interrupted():
-                raise
-            ended = await asyncio.gather(*tasks, return_exceptions=True)  # the run was cancelled: each found that out for itself
+        ended = await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True)
+        if self._run.world.cancelled:
+            await absorb(self._run, fresh=False)  # here, and not where it came while the last passes ended: a replay finds it here, too
         return self._together(ended)
 
     async def _branch(self, branch: Branch, scope: str) -> Passed:
@@ -239,18 +235,16 @@ class StrategyPasses:
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
-        state = run.state.passes[scope]
-        if state.digest and state.digest != (digest := self._digest(branch, kernel)):
+        elif (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
             raise Divergence(
                 run.state.run_id,
                 run.state.seq,
-                f"pass {scope!r} with input digest {state.digest}",
+                f"pass {scope!r} with input digest {known}",
                 f"{digest}: the strategy gives it another kernel, limits or input. Install the code that the run was started with, "
                 "look at `detent check-upgrade`, or fork the run before this pass",
             )
-        if state.status in CLOSED:
-            return passed(state, branch.label)
-        del state  # soon it is long ago
+        if run.state.passes[scope].status in CLOSED:
+            return passed(run.state.passes[scope], branch.label)
         await run.journal.commit()
         context = make_context(run, scope, _given(branch))
         verdict = await run_kernel(kernel, context, self._turns)

@@ -24,7 +24,8 @@ async def verify(store: EventStore, run_id: str, *, head: str) -> Verification:
         for record in read_log(run_id, await store.read(run_id)):
             sound, digest, erased = sound + 1, record.digest, erased or record.event is None
     except (CorruptLog, NewerVersion) as error:
-        return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=str(error))
+        problem = error.why if isinstance(error, CorruptLog) else str(error)
+        return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=problem)
     problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
     sequence = sound if problem else None
     return Verification(run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sequence, problem=problem)

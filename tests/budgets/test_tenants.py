@@ -332,6 +332,8 @@ def test_what_children_used_is_charged_once() -> None:
     assert charged is not None
     assert (charged.runs, charged.model_calls, charged.tokens, charged.cost_usd) == (1, 0, 0, 0.0)
     assert spent_between(Usage(), state, joined.lines, first=False) is None
+    child = Log("c").add(e.RunStarted(goal="go", agent=Agent(name="w").spec(), budget=Budget(), host=ACME, parent="r"))
+    assert spent_between(Usage(), child.state, child.lines, first=True) is None, "nobody but its parent started it"
 
 
 def test_the_output_of_a_model_call_is_clamped_to_what_the_tenant_has_left() -> None:

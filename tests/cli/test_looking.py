@@ -148,6 +148,7 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
     """Once, of a run that is not waiting: a killed process leaves nobody who could say so; `tail` goes on following."""
     monkeypatch.chdir(desk.home)
     monkeypatch.setattr(looking, "QUIET_S", 0.0)
+    monkeypatch.setattr(looking, "POLL_S", 0.0)
     session, said = Session(), list[str]()
     monkeypatch.setattr(session.output, "say", lambda text="", _style="": said.append(text))
 
@@ -157,6 +158,8 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
             progress = Progress(session.output, verbosity=0, shown=True)
             following = asyncio.ensure_future(looking._follow(engine, "r", session, progress))
             while not any("detent resume r takes it on" in line for line in said):
+                await asyncio.sleep(0)
+            for _ in range(100):  # it looks again and again
                 await asyncio.sleep(0)
             await engine.cancel("r")
             assert (await following).reason == "cancelled"

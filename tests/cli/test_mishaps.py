@@ -117,7 +117,8 @@ def test_a_flipped_byte_is_found_and_nothing_is_resumed(desk: Desk) -> None:
     database.close()
     verified = desk.detent("verify", "last")
     assert verified.code == 1
-    assert "not sound at record 5" in verified.out
+    assert verified.out.count("record 5") == 1 and verified.out.startswith("not sound at record 5: ")
+    assert "detent export" in verified.err
     for command in (("resume", "last"), ("show", "last"), ("reply", "last", "yes"), ("replay", "last")):
         done = desk.detent(*command)
         assert done.code == 1, command

@@ -161,7 +161,7 @@ def test_verify_names_the_head_and_the_first_record_that_is_not_sound() -> None:
         lines[4] = lines[4].replace(b"main.1.0", b"main.9.0")
         await store.append("r", 0, lines, head=head)
         broken = await engine.verify("r")
-        assert (broken.ok, broken.sequence, broken.records) == (False, 5, 4) and "damaged at record 5" in broken.problem
+        assert (broken.ok, broken.sequence, broken.records) == (False, 5, 4) and "digest does not match" in broken.problem
         for verb in (engine.load, engine.resume, engine.replay):
             with pytest.raises(Exception, match="damaged at record 5"):
                 await verb("r")

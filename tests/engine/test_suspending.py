@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Engine, Suspended, tool
+from detent import Agent, Engine, Suspended, tool, watcher
+from detent.core.errors import StoreFull
 from detent.stores.ram import RamStore
 from kernel.runs import END, Script, call, engine_for, run_async
+from laws.places import PurePlanner
 
 CHILD = """
 import asyncio, sys
@@ -76,6 +78,34 @@ def test_ctrl_c_and_sigterm_suspend_a_run_that_can_be_resumed(tmp_path: Path, nu
     run_async(main)
 
 
+def test_the_claim_of_a_run_in_a_long_call_is_renewed_and_a_run_that_was_lost_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN 5: the lease is renewed while a tool runs; when that finds the claim lost, the run is suspended, and says why."""
+    monkeypatch.setattr(watcher, "RENEW_S", 0.0)
+    renewed: list[int] = []
+
+    class Store(RamStore):
+        async def renew(self) -> list[str]:
+            renewed.append(1)
+            return ["r"] if len(renewed) == 3 else []
+
+        async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        @tool(side_effect="read", timeout_s=None)
+        async def hang() -> str:
+            """Hang."""
+            await asyncio.Event().wait()
+            return ""
+
+        engine = engine_for(Script([call("hang"), END]), hang, store=Store())
+        with pytest.raises(Suspended, match=watcher.LOST):
+            await asyncio.wait_for(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"), 20)
+        assert len(renewed) == 3
+
+    run_async(main)
+
+
 def test_closing_an_engine_suspends_its_runs() -> None:
     """Nothing is finished; `run` raises; the next engine goes on."""
 
@@ -119,3 +149,43 @@ def test_an_engine_can_be_used_again_after_run_sync() -> None:
     """Each call has an event loop of its own."""
     engine = Engine(planner=Script([END]))
     assert [engine.run_sync(Agent(name="w"), "go").status for _ in range(2)] == ["completed"] * 2
+
+
+class Full(RamStore):
+    """A store that has room for so many appends, and then for nothing, not even for taking a claim out."""
+
+    room = 99
+
+    async def append(self, *args: Any, **options: Any) -> None:
+        self.room -= 1
+        if self.room < 0:
+            raise StoreFull("no room left")
+        await super().append(*args, **options)
+
+    async def release(self, run_id: str) -> None:
+        await super().release(run_id)
+        raise StoreFull("no room left for this either")
+
+
+@pytest.mark.parametrize("room", [3, 99])
+def test_a_claim_that_cannot_be_given_back_hides_nothing(room: int) -> None:
+    """Of a run that the full store stopped, `Suspended` with its id and why; of one that ended all the same, its result."""
+
+    @tool(side_effect="write")
+    async def put(n: int) -> str:
+        return "ok"
+
+    async def main() -> None:
+        store = Full()
+        store.room = room
+        engine = engine_for(PurePlanner(lambda view: END if view.results else call("put", n=1)), put, store=store)
+        if room == 99:
+            assert (await engine.run(Agent(name="w", tools=["put"]), "go", run_id="r")).output == END.content
+            return
+        with pytest.raises(Suspended) as suspended:
+            await engine.run(Agent(name="w", tools=["put"]), "go", run_id="r")
+        assert (suspended.value.run_id, suspended.value.why) == ("r", "no room left")
+        store.room = 99
+        assert (await engine.resume("r")).output == END.content
+
+    run_async(main)

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
+from detent.clock import RandomIds, SystemClock
 from detent.config import Config, LimitsConfig, StoreConfig, WorkerConfig
 from detent.core.actions import Schedule
-from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull
+from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull, Suspended
 from detent.core.events import RunResumed
+from detent.kernel.journal import Journal
 from detent.ports import WorkerHost
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from detent.testing.conformance.worker_backlog import HOUR_S, Pile
+from detent.watcher import LOST
 from detent.workers import InProcessHost
 from detent.working import StoreBacklog
 
@@ -180,6 +183,40 @@ def test_a_worker_that_is_stopped_in_good_order_has_not_failed_however_often() -
             gate.set()
             assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
             assert (await engine.replay(run_id)).identical
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["taken up by another", "its claim was lost"])
+def test_who_lost_a_run_to_another_worker_and_is_stopped_records_nothing_of_it(how: str) -> None:
+    """The other one, which is at it, would find its log grown by somebody else, and stop."""
+
+    async def main() -> None:
+        begun, store = asyncio.Event(), RamStore()
+
+        @tool(side_effect="write", idempotent=True)
+        async def put(text: str) -> str:
+            """Put it down, some time."""
+            begun.set()
+            await asyncio.Event().wait()
+            return text
+
+        async with Engine(store=store, planner=Clerk(), tools=[put], approver="caller") as engine:
+            run_id = await engine.submit(CLERK, "one")
+            await engine.hand().resume(run_id, advance=False)  # so that nothing more than this comes of the next
+            for _ in range(2):
+                begun.clear()
+                working = asyncio.create_task(engine.resume(run_id))
+                await begun.wait()
+                if how == "taken up by another":
+                    other = Journal(store, await engine.load(run_id), clock=SystemClock(), ids=RandomIds())
+                    other.record(RunResumed(worker="another"))
+                    await other.commit()
+                log = await store.read(run_id)
+                engine.suspend("SIGTERM" if how == "taken up by another" else LOST)
+                with pytest.raises(Suspended):
+                    await working
+                assert await store.read(run_id) == log
 
     asyncio.run(main())
 

@@ -353,7 +353,10 @@ def test_a_hook_that_tidies_up_has_the_time_for_it_and_timeouts_of_its_own_are_i
         async def falls_back() -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.001):
-                    await asyncio.Event().wait()
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        await asyncio.sleep(0.001)
             await asyncio.sleep(0.05)
             did.append("fell back")
 

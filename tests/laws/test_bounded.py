@@ -129,6 +129,27 @@ def test_a_bound_stops_the_run(option: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [(only_failing, "failure_threshold"), (broken, "malformed_plan"), (thinking, "no_progress")],
+    ids=["failed", "malformed", "stalled"],
+)
+def test_a_run_that_is_opened_again_is_given_its_turns_in_a_row_anew(plan: Any, reason: str) -> None:
+    """Counters of what happened in a row begin at nothing, and so the same planner comes as far again; what was used stays used."""
+
+    async def main() -> None:
+        planner = PurePlanner(plan)
+        async with engine_on("ram:", planner, [fail]) as engine:
+            first = await engine.run(agent_of(fail), "go", run_id="run")
+            asked, told = planner.calls, [type(r.event) for r in await engine.records("run")].count(e.Reflected)
+            again = await engine.reopen("run")
+            assert first.reason == again.reason == reason and planner.calls == 2 * asked
+            assert [type(r.event) for r in await engine.records("run")].count(e.Reflected) == 2 * told
+            assert (await engine.replay("run")).identical
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("option", FIELDS)
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_bound_that_is_not_above_zero_is_refused(option: str, value: int) -> None:

@@ -373,6 +373,22 @@ def test_what_does_not_arrive_as_it_left_is_not_removed(tmp_path: Path, monkeypa
     with_stores(body, f"sqlite:///{tmp_path}/runs.db")
 
 
+def test_a_run_that_was_changed_after_the_date_is_not_archived(tmp_path: Path) -> None:
+    """Whenever it was started; one whose last change was before is."""
+
+    async def body(store: EventStore) -> None:
+        for name in ("1-first", "2-second"):
+            await finished(store, name)
+        first, second = await store.head("1-first"), await store.head("2-second")
+        assert first is not None and second is not None
+        between = second.created_at + (second.updated_at - second.created_at) / 2
+        assert first.updated_at < between
+        done = [what.run_id async for what in moving.archive_before(store, tmp_path / "out", between)]  # type: ignore[union-attr]
+        assert done == ["1-first"] and await store.head("2-second") is not None
+
+    with_stores(body, "ram:")
+
+
 def test_one_run_that_cannot_be_archived_keeps_no_other_from_it(tmp_path: Path) -> None:
     """One is damaged, one is held by somebody: each is left with the reason, and those after it are archived."""
 

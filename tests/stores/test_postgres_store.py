@@ -465,6 +465,27 @@ def test_no_lease_runs_while_the_server_is_down(own_postgres: Cluster) -> None:
     asyncio.run(main())
 
 
+def test_gc_forgets_holders_that_are_dead_with_their_claims_and_no_others(postgres_url: str) -> None:
+    """One that died elsewhere long ago is in no table any more; who lives keeps the run."""
+
+    async def body(store: PostgresStore) -> None:
+        dead, alive = PostgresStore(postgres_url, host="there/1"), PostgresStore(postgres_url, host="there/1")
+        for one, run in ((dead, "of-dead"), (alive, "of-alive")):
+            await one.open()
+            await one.claim(run)
+        await dead._session.stop()
+        ask(postgres_url, "UPDATE detent.holders SET renewed = renewed - 3600 WHERE name=%s", (dead._holder.name,))
+        later = PostgresStore(postgres_url, now=time.time)  # whose leases run on while a server is down
+        await later.open()
+        await later.gc()
+        assert ask(postgres_url, "SELECT run_id FROM detent.claims") == [("of-alive",)]
+        assert ask(postgres_url, "SELECT name FROM detent.holders") == [(alive._holder.name,)]
+        for one in (dead, alive, later):
+            await one.close()
+
+    on(postgres_url, body)
+
+
 def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lock(postgres_url: str) -> None:
     """A worker that was stopped for an hour and not killed keeps its runs; without its connection its lease counts; a reused number does not."""
 
@@ -623,6 +644,17 @@ def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgre
 
 
 # News -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_reads_use_no_more_connections_than_they_may(postgres_url: str) -> None:
+    """However many there are at once; they wait for each other, and commits have their own."""
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 4))
+        found = await asyncio.gather(*(store._connections.rows("SELECT pg_sleep(0.001), pg_backend_pid()") for _ in range(40)))
+        assert 1 <= len({rows[0][1] for rows in found}) <= 2
+
+    on(postgres_url, body, connections=2)
 
 
 def test_a_signal_or_a_record_of_another_store_wakes_who_waits(postgres_url: str) -> None:

@@ -453,3 +453,84 @@ def test_nothing_behind_a_cancelled_act_goes_on_from_calls_that_were_not_begun(b
             assert again.identical, again.divergence
 
     asyncio.run(main())
+
+
+async def wide(run: StrategyRun) -> Any:
+    """Run three passes side by side, and one behind them."""
+    passes = await run.parallel(*(Branch(label=f"b{n}") for n in range(3)))
+    last = await run.kernel("last")
+    return [passed.output for passed in (*passes, last)]
+
+
+class Held(RamStore):
+    """A store whose appends wait while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.entered, self.go_on, self.cut = False, asyncio.Event(), asyncio.Event(), False
+
+    async def append(self, *args: Any, **options: Any) -> Any:
+        if self.held:
+            self.entered.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.cut = True
+                raise
+        return await super().append(*args, **options)
+
+
+def test_a_cancellation_interrupts_the_passes_that_wait_and_no_commit_of_a_pass_beside_them() -> None:
+    """What is being written is written; the run ends as cancelled, and its log replays."""
+
+    async def main() -> None:
+        store, stuck, given_up = Held(), asyncio.Event(), asyncio.Event()
+
+        async def uneven(view: View) -> Any:
+            if view.scope == "b1":
+                await stuck.wait()
+                store.held = True  # the answer of b1 is what is being written
+                return FinalAnswer(content="an answer")
+            stuck.set()
+            try:
+                return await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        async with engine(Planning(uneven), store=store, strategies={"wide": wide}) as made:
+            task = asyncio.create_task(made.run(Agent(name="a", strategy="wide"), "go", run_id="r"))
+            await store.entered.wait()
+            cancelling = asyncio.create_task(made.cancel("r", by="ann", why="enough"))
+            await given_up.wait()
+            store.held = False
+            store.go_on.set()
+            result = await task
+            await cancelling
+            assert (result.status, result.reason, store.cut) == ("stopped", "cancelled", False)
+            again = await made.replay("r")
+            assert again.identical, again.divergence
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_log_that_ends_amid_passes_side_by_side_replays_to_its_end() -> None:
+    """Wherever its last record is: a pass that was left open there makes nothing that the log does not have."""
+
+    async def uneven(view: View) -> Any:
+        for _ in range({"b0": 9, "b1": 1, "b2": 5}.get(view.scope, 0)):
+            await asyncio.sleep(0)
+        return FinalAnswer(content=view.scope)
+
+    async def main() -> None:
+        whole = RamStore()
+        async with engine(Planning(uneven), store=whole, strategies={"wide": wide}) as made:
+            assert (await made.run(Agent(name="a", strategy="wide"), "go", run_id="r")).output == ["b0", "b1", "b2", "last"]
+        lines = await whole.read("r")
+        for cut in range(2, len(lines) + 1):
+            store = RamStore()
+            await store.append("r", 0, lines[:cut], head=head_of(fold(read_log("r", lines[:cut]))))
+            async with engine(Planning(never), store=store, strategies={"wide": wide}) as made:
+                again = await made.replay("r")
+                assert again.identical, (cut, again.divergence)
+
+    asyncio.run(main())

@@ -176,6 +176,7 @@ def verify(
         return 0
     session.output.show(f"not sound at record {found.sequence}: {clean(found.problem)}", "red")
     session.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
+    session.output.say(f"`{session.command('export', found.run_id)}` saves what can be read")
     return 1
 
 

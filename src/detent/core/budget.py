@@ -49,10 +49,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     def over(self, base: Budget) -> Budget:
         """Return this budget with every unset field taken from `base`, and so for each tool of `max_calls_of`."""
-        merged = {f: (mine if (mine := getattr(self, f)) is not None else getattr(base, f)) for f in Budget.__struct_fields__}
+        mine = {field: bound for field, bound in msgspec.structs.asdict(self).items() if bound is not None}
         if self.max_calls_of and base.max_calls_of:
-            merged["max_calls_of"] = {**dict(base.max_calls_of), **dict(self.max_calls_of)}
-        return Budget(**merged)
+            mine["max_calls_of"] = {**dict(base.max_calls_of), **dict(self.max_calls_of)}
+        return msgspec.structs.replace(base, **mine)
 
 
 FIELDS = tuple(field for field in Budget.__struct_fields__ if field != "max_calls_of")

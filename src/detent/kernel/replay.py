@@ -22,7 +22,7 @@ from detent.core.codec import decode_event, encode, encode_event, walk
 from detent.core.errors import DetentError, Divergence, MalformedPlan, PlannerFailed
 from detent.core.fold import evolve
 from detent.core.records import Record
-from detent.core.state import CallState, Item, RunState
+from detent.core.state import CLOSED, CallState, Item, RunState
 from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 
@@ -106,14 +106,17 @@ class ReplayJournal:
     async def until(self) -> None:
         """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task.
 
-        A pass that makes no record any more waits for nothing.
+        A pass that has ended waits for nothing; one that makes no record any more was left open where the log ends.
         """
         mine, seen, turns = BRANCH.get(), -1, 0
-        while mine and self.cursor <= self._last.get(mine, -1) and (scope := self._next_scope()) and scope != mine:
+        while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK:
                 raise self.diverged(f"a record of pass {mine!r}, or nothing more")
             await asyncio.sleep(0)
+
+    def _goes_on(self, scope: str) -> bool:
+        return self.cursor <= self._last.get(scope, -1) or self.state.passes[scope].status not in CLOSED
 
     def _next_scope(self) -> str | None:
         """Return the scope of the next record that the kernel makes; None where the live worker stopped, "" for one about the run."""
@@ -161,10 +164,6 @@ class ReplayWorld:
         if isinstance(self._journal.next, e.CancelRequested):
             flag.set("cancelled")
         return flag
-
-    def interrupted(self) -> bool:
-        """Nothing interrupts a re-execution."""
-        return False
 
     def proceed(self) -> None:
         """Nothing suspends a re-execution."""

@@ -7,7 +7,6 @@ is dead; a suspension leaves the run `running` and resumable.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +20,7 @@ from detent.attempts import tries_of
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import DetentError, RunBusy, RunNotFound, StoreBusy, StoreError, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import DetentError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -56,6 +55,7 @@ from detent.ports import (
     Toolbox,
     ToolSpec,
     awaited,
+    give_back,
     noop_hooks,
 )
 from detent.profile import compression_for, make_profile
@@ -64,8 +64,6 @@ from detent.snapshots import SnapshotJournal, load_run
 from detent.tenants import Tenants
 from detent.titles import Titling
 from detent.watcher import LOST, Watcher
-
-log = logging.getLogger("detent")
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,18 +172,11 @@ class Advancing:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
             self.parts.watcher.remove(self.run_id)
-            await self._release()
+            await asyncio.shield(give_back(self.parts.store, self.run_id))
         if isinstance(error, asyncio.CancelledError) and self.control.stop:
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
-
-    async def _release(self) -> None:
-        """Give the claim back. Where the store cannot do that now, what became of the run is said all the same: the claim ends with its holder."""
-        try:
-            await asyncio.shield(self.parts.store.release(self.run_id))
-        except StoreError as error:
-            log.info("the claim of run %s is not given back yet: %s", self.run_id, error)
 
     async def _say_stopped(self) -> None:
         """Record that the run was taken up and put down again in good order, where nothing came of that: it is no failed attempt.

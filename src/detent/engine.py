@@ -74,6 +74,7 @@ from detent.ports import (
     Toolbox,
     View,
     WorkerHost,
+    give_back,
     noop_hooks,
     unstorable,
 )
@@ -936,7 +937,7 @@ class Engine:
         try:
             yield
         finally:
-            await self.store.release(run_id)
+            await give_back(self.store, run_id)
 
     # Checks ---------------------------------------------------------------------------------------------------------------------
 

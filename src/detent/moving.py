@@ -31,7 +31,7 @@ from detent.core.codec import read_log, read_record
 from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
-from detent.ports import EventStore, RunQuery, Signal
+from detent.ports import EventStore, RunQuery, Signal, give_back
 
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
@@ -163,7 +163,7 @@ async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
     async with contextlib.AsyncExitStack() as stack:
         for store in stores:
             await store.claim(run_id)
-            stack.push_async_callback(store.release, run_id)
+            stack.push_async_callback(give_back, store, run_id)
         yield
 
 

@@ -169,7 +169,7 @@ class Full(RamStore):
 
 @pytest.mark.parametrize("room", [3, 99])
 def test_a_claim_that_cannot_be_given_back_hides_nothing(room: int) -> None:
-    """Of a run that the full store stopped, `Suspended` with its id and why; of one that ended all the same, its result."""
+    """Of a run that the full store stopped, `Suspended` with its id and why; of one that ended all the same, its result; erased, deleted."""
 
     @tool(side_effect="write")
     async def put(n: int) -> str:
@@ -181,6 +181,9 @@ def test_a_claim_that_cannot_be_given_back_hides_nothing(room: int) -> None:
         engine = engine_for(PurePlanner(lambda view: END if view.results else call("put", n=1)), put, store=store)
         if room == 99:
             assert (await engine.run(Agent(name="w", tools=["put"]), "go", run_id="r")).output == END.content
+            await engine.erase("r", by="ann")
+            await engine.delete("r")
+            assert await engine.list_runs() == []
             return
         with pytest.raises(Suspended) as suspended:
             await engine.run(Agent(name="w", tools=["put"]), "go", run_id="r")

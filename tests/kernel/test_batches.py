@@ -205,6 +205,18 @@ def test_a_blank_answer_of_done_is_a_failed_observation(answer: Any) -> None:
     assert done.why == ("completed", "final_answer") and len(done.codes) == 1 and done.codes[0] != ""
 
 
+def test_a_tool_that_ends_the_turn_with_what_cannot_be_seen_has_failed() -> None:
+    """Its result is the answer, and there is none."""
+
+    @tool(side_effect="write", ends_turn=True)
+    async def publish() -> str:
+        """Publish and finish."""
+        return "\u200b"
+
+    done = ran([call("publish"), END], publish)
+    assert done.why == ("completed", "final_answer") and done.codes == ["handler_error"]
+
+
 def test_calls_before_done_run_and_calls_after_it_do_not() -> None:
     """It must be the last of its batch: what follows is observed as not run, and costs nothing."""
     desk = Desk()

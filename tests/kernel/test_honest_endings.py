@@ -195,6 +195,8 @@ def test_an_answer_that_is_nothing_but_markup_is_no_answer(said: FinalAnswer) ->
     """No false success, also where what is left cannot be seen: the second one fails the run."""
     done = ran([said, said])
     assert done.why == ("failed", "planner_error") and done.result.output is None
+    assert done.all(e.PassFinished)[0].status == "failed"
+    assert ran([said, END]).why == ("completed", "final_answer")
 
 
 def test_a_strategy_that_returns_what_cannot_be_seen_has_no_answer() -> None:

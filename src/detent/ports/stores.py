@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -200,3 +201,11 @@ async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = 
         except StoreError:  # polling goes on, and says what is wrong
             pass
     await asyncio.sleep(timeout_s)
+
+
+async def give_back(store: EventStore, run_id: str) -> None:
+    """Release a claim whose work is done. Where the store cannot do that now, what came of the work is said all the same: see `release`."""
+    try:
+        await store.release(run_id)
+    except StoreError as error:
+        logging.getLogger("detent").info("the claim of run %s is not given back yet: %s", run_id, error)

@@ -78,17 +78,32 @@ def refuse_inside_effect(what: str) -> None:
 _NONE: frozenset[str] = frozenset()
 
 
-class Control:
-    """One run's line to the outside while it is being advanced in this process."""
+class Section:
+    """What may be interrupted, in the task that has entered it."""
 
-    __slots__ = ("_grace", "_open", "_signals", "_taken", "_task", "cancelled", "grace_s", "stop", "told")
+    __slots__ = ("_control", "grace_s", "task")
+
+    def __init__(self, control: Control, grace_s: float | None) -> None:
+        self._control, self.grace_s = control, grace_s
+
+    def __enter__(self) -> None:
+        self.task = asyncio.current_task()
+        self._control.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._control.sections.remove(self)
+
+
+class Control:
+    """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
+
+    __slots__ = ("_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
         self.grace_s = grace_s
         self.stop: str = ""
-        self._grace: float | None = None
-        self._open: list[tuple[asyncio.Task[Any] | None, float | None]] = []
+        self.sections: list[Section] = []
         self._signals: dict[str, Signal] = {}
         self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
@@ -106,7 +121,7 @@ class Control:
             self._signals.setdefault(signal.id, signal)
             if signal.kind == "cancel" and not self.cancelled:
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
-                for section in tuple(self._open):
+                for section in self.sections:
                     self._interrupt(section)
                 for tell in tuple(self.told):
                     tell()
@@ -129,10 +144,15 @@ class Control:
         self._signals.clear()
         return taken
 
-    def during(self, grace_s: float | None = None) -> Control:
+    def during(self, grace_s: float | None = None) -> Section:
         """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
-        self._grace = grace_s
-        return self
+        return Section(self, grace_s)
+
+    def enter(self, section: Section) -> None:
+        """Begin a section; where the run is cancelled already, it is interrupted, too."""
+        self.sections.append(section)
+        if self.cancelled:
+            self._interrupt(section)
 
     def suspend(self, why: str) -> None:
         """Stop advancing the run now; nothing is finished."""
@@ -140,26 +160,14 @@ class Control:
         if self._task is not None:
             self._task.cancel()
 
-    def _interrupt(self, section: tuple[asyncio.Task[Any] | None, float | None]) -> None:
-        grace_s = self.grace_s if section[1] is None else section[1]
+    def _interrupt(self, section: Section) -> None:
+        grace_s = self.grace_s if section.grace_s is None else section.grace_s
         asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
 
-    def _cancel_if_open(self, section: tuple[asyncio.Task[Any] | None, float | None]) -> None:
+    def _cancel_if_open(self, section: Section) -> None:
         """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
-        if section[0] is not None and any(one is section for one in self._open):
-            section[0].cancel()
-
-    def __enter__(self) -> None:
-        section = (asyncio.current_task(), self._grace)
-        self._open.append(section)
-        if self.cancelled:
-            self._interrupt(section)
-
-    def __exit__(self, *_: object) -> None:
-        task, last = asyncio.current_task(), len(self._open) - 1
-        while self._open[last][0] is not task:
-            last -= 1
-        del self._open[last]
+        if section.task is not None and section in self.sections:
+            section.task.cancel()
 
     def interrupted(self) -> bool:
         """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from detent import Agent, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from kernel.runs import run_async
@@ -111,16 +115,25 @@ def test_a_run_in_progress_keeps_nothing_of_its_start() -> None:
     run_async(main)
 
 
-def test_what_somebody_writes_to_a_specification_reaches_no_later_run() -> None:
-    """It is for reading; a planner that writes to it all the same changes no run that begins afterwards."""
+def test_what_runs_share_is_for_reading() -> None:
+    """Who writes to a specification, however deep or empty the place, is told to copy it; the copy can be changed, and the log has what it had."""
 
     async def main() -> None:
         planner = Asking(0)
         async with engine_with(Gate(0, 0), planner, "ram:") as engine:
-            agent = Agent(name="a", tools=["wait"], meta={"team": "x"})
-            await engine.run(agent, "first", run_id="first")
-            planner.agents["first"].meta["team"] = "changed"
-            await engine.run(agent, "second", run_id="second")
-            assert planner.agents["second"].meta == {"team": "x"}
+            await engine.run(Agent(name="a", tools=["wait"], meta={"teams": [{"name": "x"}]}), "go", run_id="r")
+            agent, read = planner.agents["r"], (await engine.load("r")).agent
+        writes: list[Callable[[], Any]] = [
+            lambda: agent.meta["teams"].append(1),
+            lambda: agent.meta["teams"][0].update(name="y"),
+            lambda: agent.model_settings.setdefault("seed", 1),
+            lambda: agent.profile.__ior__({"tier": "local"}),
+        ]
+        for write in writes:
+            with pytest.raises(TypeError, match="for reading"):
+                write()
+        own = copy.deepcopy(agent.meta)
+        own["teams"][0]["name"] = "y"
+        assert agent == read and agent.meta == {"teams": [{"name": "x"}]} != own
 
     run_async(main)

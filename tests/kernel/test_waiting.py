@@ -159,7 +159,7 @@ def test_cancel_of_a_call_that_does_not_stop_leaves_an_effect_in_doubt(side_effe
         running = asyncio.create_task(engine.run(Agent(name="w", tools=["deaf"]), "go", run_id="r"))
         await begun.wait()
         control: Any = engine._parts.watcher.control("r")
-        control.grace_s = control._grace = 0.0
+        control.grace_s = 0.0
         await engine.cancel("r", why="enough")
         done = await look(engine, await running, planner)
         assert done.why == ("stopped", "cancelled") and done.all(e.RunFinished)[0].in_doubt == in_doubt == done.state.in_doubt

@@ -121,7 +121,7 @@ def checked_run_id(run_id: str | None) -> None:
 def refuse_what_is_not_json(**parts: Any) -> None:
     """Raise `ConfigError` naming the part of an input that is not JSON data, and where in it."""
     for part, value in parts.items():
-        if problem := json_problem(value):
+        if value is not None and (problem := json_problem(value)):
             raise ConfigError(f"{part} must be JSON data, because it stands in the log: {problem}")
 
 

@@ -202,6 +202,7 @@ class LiveWorld:
         "_tenants",
         "_traffic",
         "_vault",
+        "cancelled",
         "control",
     )
 
@@ -223,7 +224,7 @@ class LiveWorld:
         self._source = secrets
         self._vault: Vault | None = None
         self._journal, self._planner, self._store, self._clock = journal, planner, store, clock
-        self.control = control
+        self.control, self.cancelled = control, control.cancelled
         self._patterns = tuple(redact)
         self._chunk = chunk
         self._base_ms = journal.state.running_ms
@@ -236,11 +237,6 @@ class LiveWorld:
 
     def _run(self) -> RunState:
         return self._journal.state
-
-    @property
-    def cancelled(self) -> Cancellation:
-        """Set when somebody cancelled the run."""
-        return self.control.cancelled
 
     def proceed(self) -> None:
         """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
@@ -355,7 +351,7 @@ class LiveWorld:
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
-        if self._run().fork_effects and (answered := await self._not_executed(tool, call)) is not None:
+        if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
             return answered
         if call.digest and digest_of([call.tool, call.args]) != call.digest:
             return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
@@ -401,7 +397,7 @@ class LiveWorld:
         return self._vault
 
     def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
-        state = self._run()
+        state = self._journal.state
         return ToolContext(
             run_id=state.run_id,
             call_id=call.call_id,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.core.history import Map, Seq
+from detent.core.history import NO_ENTRIES, Map, Seq
 
 small = st.integers(-3, 3)
 # Each step appends a value to one of the views made so far, so that views branch.
@@ -124,3 +124,10 @@ def test_a_key_of_a_longer_map_is_not_seen() -> None:
 def test_histories_say_what_they_hold() -> None:
     """For messages of failed tests and for people."""
     assert repr(Seq([1])) == "Seq([1])" and repr(Map[str, int]().put("a", 1)) == "Map({'a': 1})"
+
+
+def test_the_empty_map_that_all_share_keeps_nothing() -> None:
+    """What is put into it goes into storage of its own, each time."""
+    one, other = NO_ENTRIES.put("a", 1), NO_ENTRIES.put("a", 2)
+    assert (dict(one), dict(other), dict(NO_ENTRIES)) == ({"a": 1}, {"a": 2}, {})
+    assert not storage(NO_ENTRIES) and storage(one) is not storage(other)

@@ -628,20 +628,33 @@ def _counted(usage: Usage, *, calls: int = 1, failures: int = 0) -> Usage:
     return replace(usage, tool_calls=usage.tool_calls + calls, failures=usage.failures + failures)
 
 
-def item_of(call: CallState, iteration: int, **fields: Any) -> Item:
-    """Return the observation of a call: what it was asked for as it stands now, and the `fields` of its outcome."""
+def item_of(
+    call: CallState,
+    iteration: int,
+    *,
+    result: msgspec.Raw = e.NO_RESULT,
+    error: e.ToolError | None = None,
+    artifact: e.ArtifactRef | None = None,
+    meta: bool = False,
+    latency_ms: float = 0.0,
+) -> Item:
+    """Return the observation of a call: what it was asked for as it stands now, and how it went."""
     return Item(
         kind="tool",
         iteration=iteration,
         call_id=call.call_id,
         tool=call.tool,
         arguments=call.args,
-        ok=fields.get("error") is None,
+        ok=error is None,
+        result=result,
+        error=error,
+        artifact=artifact,
+        meta=meta,
+        latency_ms=latency_ms,
         executed=call.attempt > 0,
         changes=call.attempt > 0 and not call.read_only,
         trust=call.trust,
         edited=call.edited,
-        **fields,
     )
 
 

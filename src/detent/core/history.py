@@ -85,9 +85,9 @@ class Map(Mapping[K, V], Generic[K, V]):
 
     def put(self, key: K, value: V) -> Map[K, V]:
         """Return a mapping in which `key` has `value`; raise `KeyError` when the key is there already."""
-        if key in self:
-            raise KeyError(f"{key!r} is set already")
         index, values, length = self._index, self._values, self._length
+        if index.get(key, length) < length:
+            raise KeyError(f"{key!r} is set already")
         if len(values) != length or not length:  # also the first: what is empty may be shared by all
             index, values = {k: at for k, at in index.items() if at < length}, values[:length]
         index[key] = length

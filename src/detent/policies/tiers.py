@@ -35,7 +35,7 @@ class TieredPolicy:
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict of the tool's tier."""
-        return self._of(call.tool)
+        return self._of(call.tool) if self._tools else self._verdicts.get(call.tool.side_effect, UNKNOWN)
 
     def _of(self, tool: ToolSpec) -> Verdict:
         for names, verdict in self._tools:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from types import CoroutineType
+from functools import partial
 from typing import Any, cast
 
 from detent import ports
 from detent.core.errors import ConfigError, UnknownName
-from detent.ports import ToolContext, ToolOutcome, ToolSpec
+from detent.ports import ToolSpec
 from detent.tools.function import Tool
 from detent.tools.threads import ThreadPool
 
@@ -17,22 +17,11 @@ from detent.tools.threads import ThreadPool
 class PooledTool:
     """A tool together with the pool that it runs in; what a registry hands to the kernel."""
 
-    __slots__ = ("_pool", "spec", "tool")
+    __slots__ = ("check", "run", "settle", "spec", "tool")
 
     def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
-        self.tool, self.spec, self._pool = tool, tool.spec, pool
-
-    def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """See `Tool.check`."""
-        return self.tool.check(args)
-
-    def run(self, args: dict[str, Any], context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome]:
-        """See `Tool.run`."""
-        return self.tool.run(args, context, pool=self._pool)
-
-    def settle(self, context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome | None]:
-        """See `Tool.settle`."""
-        return self.tool.settle(context, pool=self._pool)
+        self.tool, self.spec, self.check = tool, tool.spec, tool.check
+        self.run, self.settle = partial(tool.run, pool=pool), partial(tool.settle, pool=pool)
 
 
 class Registry:

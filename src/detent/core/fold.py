@@ -24,6 +24,7 @@ from detent.core.history import Seq
 from detent.core.records import Record
 from detent.core.state import (
     LEGAL_PASS,
+    NOT_MEASURED,
     TERMINAL,
     WAITING,
     Ask,
@@ -39,7 +40,7 @@ from detent.core.state import (
     transition,
 )
 
-replace, _set = msgspec.structs.replace, msgspec.structs.force_setattr
+replace = msgspec.structs.replace
 
 
 def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
@@ -65,12 +66,7 @@ def evolve(state: RunState, record: Record) -> RunState:
     after = _apply(state, event, record)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
-    if after is state:
-        return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
-    _set(after, "seq", envelope.seq)  # nobody has this state yet, so it need not be copied once more
-    _set(after, "digest", record.digest)
-    _set(after, "updated_at", envelope.at)
-    return after
+    return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
 
 
 _AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
@@ -636,7 +632,7 @@ def item_of(
     error: e.ToolError | None = None,
     artifact: e.ArtifactRef | None = None,
     meta: bool = False,
-    latency_ms: float = 0.0,
+    latency_ms: float = NOT_MEASURED,
 ) -> Item:
     """Return the observation of a call: what it was asked for as it stands now, and how it went."""
     return Item(

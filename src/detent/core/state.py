@@ -60,6 +60,8 @@ LEGAL_PASS: dict[str, tuple[str, ...]] = {
     "failed": ("thinking",),
 }
 """Legal moves of a status. A terminal one is left only by `RunReopened`."""
+NOT_MEASURED = 0.0
+"""The latency of what did not run. A serialised state leaves it out by being this object."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -87,7 +89,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     edited: bool = False
     meta: bool = False
     changes: bool = False
-    latency_ms: float = 0.0
+    latency_ms: float = NOT_MEASURED
 
     @property
     def args(self) -> Any:

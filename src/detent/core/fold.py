@@ -91,7 +91,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             return _tool_started(state, scope, event)
         case e.PolicyDecided(call=call, decision=decision):
             if decision == "allow":
-                return _call(state, call, status="allowed")
+                return _with_call(state, replace(_open_call(state, call), status="allowed"))
             if decision == "deny":
                 return _call(state, call, refused="policy_denied", why=event.reason)
             if decision == "stop":
@@ -128,8 +128,8 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
             item = item_of(now, before.iteration, result=result, error=error, meta=True)
             kept: dict[str, Any] = {k: v for k, v in (before.meta.get("meta_tools", {}) | event.notes).items() if v is not None}
-            changes = {"meta": {**before.meta, "meta_tools": kept}} if event.notes else {}
-            state = _with(state, _observed(before, now, item, ok=success, work=False, changes=changes))
+            before = replace(before, meta={**before.meta, "meta_tools": kept}) if event.notes else before
+            state = _with(state, _observed(before, now, item, ok=success, work=False))
             return state if event.action is None else _concluded(state, scope, event.action)
         case e.EffectRecorded():
             return _effect(state, scope, event)
@@ -585,22 +585,28 @@ def _call_state(state: RunState, call_id: str) -> CallState:
     return found
 
 
-def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
-    call, before = _call_state(state, call_id), state.passes[call_id.rsplit(".", 2)[0]]
-    _unsettled(state, call)
-    return _with(state, replace(before, calls={**before.calls, call_id: replace(call, **changes)}))
-
-
-def _unsettled(state: RunState, call: CallState) -> None:
+def _open_call(state: RunState, call_id: str) -> CallState:
+    """Return a call of a current turn that has no outcome yet."""
+    call = _call_state(state, call_id)
     if call.status == "finished":
         raise IllegalEvent(state.run_id, f"call {call.call_id} has an outcome; it is never produced again")
+    return call
+
+
+def _with_call(state: RunState, call: CallState) -> RunState:
+    scope = call.call_id.rsplit(".", 2)[0]
+    before = state.passes[scope]
+    return replace(state, passes={**state.passes, scope: replace(before, calls={**before.calls, call.call_id: call})})
+
+
+def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
+    return _with_call(state, replace(_open_call(state, call_id), **changes))
 
 
 def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
     if event.cost_usd is not None:
         state = _use(state, scope, Usage(cost_usd=event.cost_usd))
-    call, before = _call_state(state, event.call), _pass(state, scope)
-    _unsettled(state, call)
+    call, before = _open_call(state, event.call), _pass(state, scope)
     started = replace(
         call,
         status="started",
@@ -655,7 +661,7 @@ def item_of(
 
 
 def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
-    call = _call_state(state, event.call)
+    call = _open_call(state, event.call)
     first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
     if first:
         call = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
@@ -672,29 +678,28 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
 
 
 def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False, begun: bool = False) -> RunState:
-    """Give `call` its outcome, and the pass what follows from it; `begun` counts it as a call."""
-    _unsettled(state, call)
-    before = _pass(state, scope)
-    error = item.error
-    changes: dict[str, Any] = {}
+    """Give `call`, which has none yet, its outcome, and the pass what follows from it; `begun` counts it as a call."""
+    before, error = _pass(state, scope), item.error
+    seen, progressed, polled, tools_used = before.seen, before.progressed, before.polled, before.tools_used
     if error is None:
         if call.volatile:
-            changes["polled"] = True
-        elif (fresh := fingerprint(call, item)) not in before.seen:
-            changes["seen"], changes["progressed"] = before.seen.put(fresh, True), True
-        if item.executed and call.tool not in before.tools_used:
-            changes["tools_used"] = before.tools_used | {call.tool}
+            polled = True
+        elif (fresh := fingerprint(call, item)) not in seen:
+            seen, progressed = seen.put(fresh, True), True
+        if item.executed and call.tool not in tools_used:
+            tools_used |= {call.tool}
     failures = int(error is not None and error.code != "not_run")
-    counts: dict[str, Any] = {}
+    mine, whole, calls_of = before.usage, state.usage, state.calls_of
     if begun or failures:
-        changes["usage"] = _counted(before.usage, calls=int(begun), failures=failures)
-        counts["usage"] = _counted(state.usage, calls=int(begun), failures=failures)
+        mine = _counted(mine, calls=int(begun), failures=failures)
+        whole = _counted(whole, calls=int(begun), failures=failures)
     if begun:
-        counts["calls_of"] = {**state.calls_of, call.tool: state.calls_of.get(call.tool, 0) + 1}
+        calls_of = {**calls_of, call.tool: calls_of.get(call.tool, 0) + 1}
+    before = replace(before, seen=seen, progressed=progressed, polled=polled, tools_used=tools_used, usage=mine)
+    now = _observed(before, call, item, ok=error is None, work=True)
     if error is not None or call.ends_turn or call.provenance == "text":
-        changes.update(_ending(state, call, item, fatal=fatal))
-    now = _observed(before, call, item, ok=error is None, work=True, changes=changes)
-    return replace(state, passes={**state.passes, now.scope: now}, **counts)
+        now = replace(now, **_ending(state, call, item, fatal=fatal))
+    return replace(state, usage=whole, calls_of=calls_of, passes={**state.passes, scope: now})
 
 
 def fingerprint(call: CallState, item: Item) -> str:
@@ -719,7 +724,7 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
     return {}
 
 
-def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool, changes: dict[str, Any] = {}) -> KernelState:  # noqa: B006
+def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool) -> KernelState:
     """Finish `call`; observations keep the order of call indices."""
     calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
     steps, results, observed = _in_order(before, calls)
@@ -732,7 +737,6 @@ def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, wor
         turn_ok=before.turn_ok + ok,
         turn_bad=before.turn_bad + (not ok and work),
         status="observing" if observed == len(calls) and before.status == "acting" else before.status,
-        **changes,
     )
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunBusy, RunNotFound, StoreBusy, StoreError, StoreFull
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent
 from detent.stores.file_logs import Logs
@@ -233,8 +233,10 @@ class FileStore:
         self._owed.forget(run_id)
         try:
             await self._do(run_id, functools.partial(self._claims.take, run_id))
-        except asyncio.CancelledError:
-            if not had:
+        except RunBusy:
+            raise
+        except BaseException:
+            if not had and self._open:  # it may have been taken, or was still owed
                 self._owed.begin(run_id)
             raise
         self._claims.holder.runs.add(run_id)

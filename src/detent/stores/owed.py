@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ class Owed:
 
     def __init__(self, give_up: Callable[[str], Awaitable[Any]]) -> None:
         self._give_up = give_up
-        self._runs: set[str] = set()
+        self._runs: dict[str, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, run_id: str) -> bool:
@@ -26,35 +27,40 @@ class Owed:
     def begin(self, run_id: str) -> asyncio.Future[None]:
         """Begin to give a claim up; return the future of the first attempt. When that fails, or nobody waits for it, others follow."""
         first = asyncio.get_running_loop().create_future()
-        self._runs.add(run_id)
+        self._runs[run_id] = first
         task = asyncio.ensure_future(self._go_on(run_id, first))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(functools.partial(self._ended, first))
         return first
 
     def forget(self, run_id: str) -> None:
         """The claim is wanted again: it is not given up any more."""
-        self._runs.discard(run_id)
+        self._runs.pop(run_id, None)
 
     async def close(self) -> None:
         """Stop trying: the claims end with their holder."""
         self._runs.clear()
-        trying = [task for task in self._tasks if not task.done()]
+        loop = asyncio.get_running_loop()
+        trying = [task for task in self._tasks if not task.done() and task.get_loop() is loop]  # those of a loop that was closed never end
         for task in trying:
             task.cancel()
         await asyncio.gather(*trying, return_exceptions=True)
 
     async def _go_on(self, run_id: str, first: asyncio.Future[None]) -> None:
-        try:
-            while run_id in self._runs:
-                try:
-                    await self._give_up(run_id)
-                    self._runs.discard(run_id)
-                except StoreError as error:
-                    if not first.done():
-                        first.set_exception(error)
-                        first.exception()  # who released it may have gone
-                    await asyncio.sleep(AGAIN_S)
-        finally:
-            if not first.done():
-                first.set_result(None)
+        while self._runs.get(run_id) is first:  # else it is wanted again, or was since given up anew
+            try:
+                await self._give_up(run_id)
+            except StoreError as error:
+                if not first.done():
+                    first.set_exception(error)
+                    first.exception()  # who released it may have gone
+                await asyncio.sleep(AGAIN_S)
+            else:
+                if self._runs.get(run_id) is first:
+                    del self._runs[run_id]
+                return
+
+    def _ended(self, first: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not first.done():
+            first.set_result(None)

@@ -267,14 +267,15 @@ class PostgresStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         writer, holder = self._open_writer(), self._holder
         self._owed.forget(run_id)
-        await self._session.start()
-        claimed = writer.submit(Claim(run_id, holder.renewal()))
         try:
-            other = await claimed
+            await self._session.start()
+            other = await writer.submit(Claim(run_id, holder.renewal()))
             if other is not None:
                 await self._take_over(run_id)
-        except asyncio.CancelledError:
-            if run_id not in holder.runs:
+        except RunBusy:
+            raise
+        except BaseException:
+            if run_id not in holder.runs and self._writer is not None:  # it may have been taken, or was still owed
                 self._owed.begin(run_id)
             raise
         holder.runs.add(run_id)

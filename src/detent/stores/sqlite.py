@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
+from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent, store_files
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
@@ -320,8 +320,10 @@ class SqliteStore:
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
             await claimed
-        except asyncio.CancelledError:
-            if run_id not in self._holder.runs:
+        except RunBusy:
+            raise
+        except BaseException:
+            if run_id not in self._holder.runs and self._db is not None:  # it may have been taken, or was still owed
                 self._owed.begin(run_id)
             raise
         self._holder.runs.add(run_id)

@@ -67,10 +67,10 @@ def hidden(done: Ran, *values: str) -> bool:
 def test_a_sensitive_field_reaches_the_tool_and_stands_nowhere_in_the_log() -> None:
     """Per-tool fields: the whole value; other fields stay readable; replay is identical."""
     bank = Bank()
-    args = {"user": "ann", "password": SECRET, "pin": "9876"}
+    args = {"user": "ann", "password": SECRET, "pin": "pin-9876"}
     done = ran([ToolCall(tool="login", args=args), END], *bank.all)
-    assert bank.got == [("ann", SECRET, "9876")] and done.why == ("completed", "final_answer")
-    assert hidden(done, SECRET, "9876")
+    assert bank.got == [("ann", SECRET, "pin-9876")] and done.why == ("completed", "final_answer")
+    assert hidden(done, SECRET, "pin-9876")
     shown = done.items[0].args
     assert shown["user"] == "ann" and HIDDEN.fullmatch(shown["password"]) and HIDDEN.fullmatch(shown["pin"])
     assert done.views[1].results[0].args == shown

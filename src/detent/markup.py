@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from functools import cache
 from typing import Any, cast
 
 _THINK = r"think|thinking"
 _BEFORE = r"thought|reasoning|reflection|scratchpad"
 _CALLS = r"tool_call|tool_calls|function_call|function_calls|tool_response|tool_result|tool_use|function_results|invoke"
-_CODE = re.compile(r"(```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]+`)", re.DOTALL)
-_OPEN = re.compile(rf"<\|?({_THINK}|{_CALLS})\b[^<>]*>", re.IGNORECASE)
-_CLOSE = re.compile(rf"</\|?({_THINK}|{_CALLS})\|?>|<\|/({_THINK}|{_CALLS})\|>", re.IGNORECASE)
-_DATA = re.compile(r"\s*[\[{]")
-_LEADING = re.compile(rf"\A\s*<(?P<tag>{_BEFORE})>.*?</(?P=tag)>", re.DOTALL | re.IGNORECASE)
-_STRAY_CLOSE = re.compile(rf"\A.*</\|?(?:{_THINK})\|?>", re.DOTALL | re.IGNORECASE)
+_CODE = (r"(```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]+`)", re.DOTALL)
+_OPEN = (rf"<\|?({_THINK}|{_CALLS})\b[^<>]*>", re.IGNORECASE)
+_CLOSE = (rf"</\|?({_THINK}|{_CALLS})\|?>|<\|/({_THINK}|{_CALLS})\|>", re.IGNORECASE)
+_DATA = (r"\s*[\[{]",)
+_LEADING = (rf"\A\s*<(?P<tag>{_BEFORE})>.*?</(?P=tag)>", re.DOTALL | re.IGNORECASE)
+_STRAY_CLOSE = (rf"\A.*</\|?(?:{_THINK})\|?>", re.DOTALL | re.IGNORECASE)
 _PASSES = 10
-_TOKENS = re.compile(
+_TOKENS = (
     rf"</\|?(?:{_CALLS})\|?>|<\|[a-z][a-z0-9_▁ ]{{1,40}}\|>|<function=[^<>]*>.*?(?:</function>|\Z)|\[/?TOOL_(?:CALLS|RESULTS)\]|\[/?INST\]",
     re.DOTALL | re.IGNORECASE,
 )
-_SCAFFOLD = re.compile(
+_SCAFFOLD = (
     r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*|recall with key [^\]\n]*)\][ \t]*\n?",
     re.MULTILINE,
 )
+
+
+_compiled = cache(re.compile)
+"""Patterns are compiled when the first answer that may hold markup is looked at, not while Detent is loaded."""
 
 
 def clean(value: Any) -> Any:
@@ -57,9 +62,9 @@ def _once(text: str) -> str:
         kept.append(match[0])
         return f"\0{len(kept) - 1}\0"
 
-    hidden = _CODE.sub(keep, text.replace("\0", ""))
-    bare = _STRAY_CLOSE.sub("", _without_blocks(_LEADING.sub("", hidden)))
-    bare = _SCAFFOLD.sub("", _TOKENS.sub("", bare))
+    hidden = _compiled(*_CODE).sub(keep, text.replace("\0", ""))
+    bare = _compiled(*_STRAY_CLOSE).sub("", _without_blocks(_compiled(*_LEADING).sub("", hidden)))
+    bare = _compiled(*_SCAFFOLD).sub("", _compiled(*_TOKENS).sub("", bare))
     if bare == hidden:
         return text
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], bare).strip()
@@ -67,10 +72,10 @@ def _once(text: str) -> str:
 
 def _without_blocks(text: str) -> str:
     """Take out blocks from tag to tag. One that is never closed ends with the text, where it is thinking, or a call that begins with data."""
-    if (opened := _OPEN.search(text)) is None:
+    if (opened := _compiled(*_OPEN).search(text)) is None:
         return text
     closing: dict[str, list[tuple[int, int]]] = {}
-    for close in _CLOSE.finditer(text):
+    for close in _compiled(*_CLOSE).finditer(text):
         closing.setdefault((close[1] or close[2]).lower(), []).append(close.span())
     out: list[str] = []
     place = 0
@@ -80,11 +85,11 @@ def _without_blocks(text: str) -> str:
         found = bisect_left(ends, (after, after))
         if found < len(ends):
             after = ends[found][1]
-        elif tag in _THINK.split("|") or _DATA.match(text, after):
+        elif tag in _THINK.split("|") or _compiled(*_DATA).match(text, after):
             after = len(text)
         else:
             start = after
         out.append(text[place:start])
         place = after
-        opened = _OPEN.search(text, after)
+        opened = _compiled(*_OPEN).search(text, after)
     return "".join((*out, text[place:]))

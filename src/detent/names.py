@@ -7,10 +7,12 @@ so that a package that is installed needs no change here. Nothing is shared betw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from detent.core.errors import ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -56,8 +58,10 @@ class Names(Generic[T]):
         return name in self._known or name in entry_points(self.kind)
 
 
-def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
+def entry_points(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of the group `detent.<kind>s` by name."""
+    from importlib import metadata  # loads a good deal that a run without plug-ins never needs
+
     group = f"detent.{kind[:-1]}ies" if kind.endswith("y") else f"detent.{kind}s"
     return {point.name: point for point in metadata.entry_points(group=group)}
 
@@ -68,7 +72,7 @@ def plugged(kind: str, name: str) -> Any:
     return None if point is None else loaded(point, kind)
 
 
-def loaded(point: metadata.EntryPoint, kind: str) -> Any:
+def loaded(point: EntryPoint, kind: str) -> Any:
     """Return what an entry point names; raise `ConfigError` naming the package when it cannot be imported."""
     package = point.dist.name if point.dist is not None else point.value
     try:

@@ -65,10 +65,14 @@ def type_of(kind: Any) -> str:
         "str | list[dict[str, Any]]": "file name, or list of tables",
         "dict[str, str]": "table of texts",
         "dict[str, int]": "table of numbers",
+        "str | dict[str, Any]": "file name, import path, or table",
+        "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
+        "tuple[dict[str, Any], ...]": "list of tables",
+        "tuple[dict[str, str], ...]": "list of tables",
     }
     said = said.removesuffix(" | None")
     if said.startswith("Literal["):
-        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+        return ", ".join(f"`{choice}`" for choice in get_args(kind) if choice)
     if said.startswith(("Optional[Literal[", "tuple[Literal[")):
         return ("list of " if said.startswith("tuple") else "") + ", ".join(f"`{choice}`" for choice in re.findall(r"'(\w+)'", said))
     return names.get(said, "table" if said.startswith(("dict", "Model")) else said)
@@ -222,9 +226,9 @@ def agent_keys(old: str) -> str:
 
 def bounds(old: str) -> str:
     """Every bound of a budget."""
-    from detent.core.budget import DEFAULT, FIELDS
+    from detent.core.budget import DEFAULT, Budget
 
-    return kept(("bound", "default", "meaning"), [(f"`{f}`", value(getattr(DEFAULT, f)) or "none") for f in FIELDS], old)
+    return kept(("bound", "default", "meaning"), [(f"`{f}`", value(getattr(DEFAULT, f)) or "none") for f in Budget.__struct_fields__], old)
 
 
 def environment(_: str) -> str:

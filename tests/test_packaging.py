@@ -115,6 +115,43 @@ def test_the_version_is_said_once() -> None:
     assert getattr(detent, "__version__", project()["version"]) == project()["version"]
 
 
+THREADS = """
+import itertools, sys, threading, time
+import detent
+seen, failed, ready = [], [], threading.Barrier(len(detent._MODULES))
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("detent."):
+            seen.append(threading.get_ident())
+            time.sleep(0)
+
+def ask(name):
+    ready.wait()
+    try:
+        getattr(detent, name)
+    except BaseException as error:
+        failed.append(f"{name}: {error!r}")
+
+sys.meta_path.insert(0, Slow())
+threads = [threading.Thread(target=ask, args=(name,)) for name in detent._MODULES]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+order = [one for one, _ in itertools.groupby(seen)]
+print(failed, len(order) == len(set(order)))
+"""
+
+
+def test_threads_that_ask_for_public_names_at_once_load_them_one_after_the_other() -> None:
+    """Else they meet each other's half-loaded modules, and the first use of the package fails now and then."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT / "src")}
+    )
+    assert done.stdout == "[] True\n"
+
+
 @pytest.mark.skipif(not CONTRACT.is_file(), reason="the contract does not lie beside this checkout; the copy runs all the same")
 def test_the_contract_is_copied_byte_for_byte() -> None:
     """The tests in `tests/contract` are the contract that other programs are written against, unchanged."""

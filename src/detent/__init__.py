@@ -98,13 +98,17 @@ _MODULES = {name: module for module, names in _WHERE.items() for name in names.s
 
 
 if not TYPE_CHECKING:
+    from _thread import RLock  # `threading` would have to be loaded first
+
+    _ONE_AT_A_TIME = RLock()  # threads that load modules of one package in different orders meet each other's half-loaded ones
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module 'detent' has no attribute {name!r}")
         from importlib import import_module
 
-        value = globals()[name] = getattr(import_module(f"detent.{_MODULES[name]}"), name)
+        with _ONE_AT_A_TIME:
+            value = globals()[name] = getattr(import_module(f"detent.{_MODULES[name]}"), name)
         return value
 
 

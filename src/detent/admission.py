@@ -112,6 +112,14 @@ def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceil
     return said.over(usual if engines == UNBOUNDED else engines.over(usual))
 
 
+def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
+    """Raise `UnknownName` for a bound on the calls of a tool that is not there: it would bound nothing."""
+    bounds: dict[str, int] = dict(budget.max_calls_of or ())
+    for name in bounds:
+        if name not in tools:
+            raise UnknownName("tool of max_calls_of", name, tools)
+
+
 def checked_run_id(run_id: str | None) -> None:
     """Raise `ConfigError` for an id that not every store and command can name."""
     if run_id is not None and not RUN_ID.fullmatch(run_id):

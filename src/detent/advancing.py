@@ -149,7 +149,9 @@ class Advancing:
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
-        """Take the claim; raise `RunBusy`, also when this engine itself is advancing the run."""
+        """Take the claim; raise `RunBusy`, also when this engine itself is advancing the run, and `Suspended`."""
+        if self.control.stop:
+            raise Suspended(self.run_id, self.control.stop)
         if self.parts.watcher.control(self.run_id) is not None:
             raise RunBusy(self.run_id, "this engine")
         self.control.attach()
@@ -158,8 +160,11 @@ class Advancing:
         self.parts.watcher.add(self.run_id, self.control)
         try:
             await self.parts.store.claim(self.run_id)
-        except BaseException:
+        except BaseException as error:
+            PATIENCE.set(awaited)
             self.parts.watcher.remove(self.run_id)
+            if isinstance(error, asyncio.CancelledError) and self.control.stop:
+                raise Suspended(self.run_id, self.control.stop) from None
             raise
         return self
 

@@ -56,9 +56,8 @@ def approval_payload(
         )
     if answer["decision"] == "approved" and person(by) in map(person, call.approved_by):
         left = asked.approvers - len(call.approved_by)
-        raise refuse(
-            "approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {left} other people must approve it"
-        )
+        others = f"{left} other people" if left > 1 else "one other person"
+        raise refuse("approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {others} must approve it")
     for signal in waiting:
         same = signal.kind == "approval" and signal.payload.get("call") == call_id
         if same and (
@@ -75,14 +74,23 @@ def approval_payload(
     return {"call": call_id, "digest": asked.digest, **answer}
 
 
-def reply_payload(state: RunState, reply: Any, ask_id: str) -> dict[str, Any]:
-    """Return what to put into the inbox for a reply to a question (the only open one where `ask_id` is ""); raise `NotAllowedNow`."""
+def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id: str) -> dict[str, Any]:
+    """Return what to put into the inbox for a reply to a question (the only open one where `ask_id` is ""); raise `NotAllowedNow`.
+
+    `waiting`: what the inbox holds already; the first reply to a question counts, so a second one is refused.
+    """
     run_id, asks = state.run_id, state.asks
     if not ask_id and len(asks) == 1:
         ask_id = next(iter(asks))
     if ask_id not in asks:
-        why = f"run {run_id!r} has no open question {ask_id!r} (open: {', '.join(asks) or 'none'})"
+        which = f" {ask_id!r}" if ask_id else "" if not asks else " that could be the only one meant; name it (ask_id=..., --ask ID)"
+        why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'})"
         raise NotAllowedNow(run_id, why, reason_code="not_asked")
+    for signal in waiting:
+        if signal.kind == "reply" and signal.payload.get("ask_id") == ask_id:
+            by = f" by {signal.by}" if signal.by else ""
+            why = f"question {ask_id!r} of run {run_id!r} was answered{by} already; that is taken up when the run goes on (`detent resume {run_id}`)"
+            raise NotAllowedNow(run_id, why, reason_code="already_replied")
     return {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
 
 

@@ -74,7 +74,6 @@ from detent.ports import (
     Toolbox,
     View,
     WorkerHost,
-    give_back,
     noop_hooks,
     unstorable,
 )
@@ -215,6 +214,7 @@ class Engine:
         self.worker_host: WorkerHost = worker_host or InProcessHost()
         self._shifts: set[Shift] = set()
         self._advancing: set[asyncio.Task[Any]] = set()
+        self._queued: set[Advancing] = set()
         self._opened = False
 
     @classmethod
@@ -290,7 +290,9 @@ class Engine:
         """
         for shift in self._shifts:
             shift.end()
-        return len(self._shifts) + self._parts.watcher.suspend(why)
+        for advancing in self._queued:
+            advancing.control.stop = f"{why}; it waited for its turn"
+        return len(self._shifts) + len(self._queued) + self._parts.watcher.suspend(why)
 
     # Run ------------------------------------------------------------------------------------------------------------------------
 
@@ -334,6 +336,7 @@ class Engine:
             strategy_version=version_of(self.strategies.get(spec.strategy)),
         )
         self._refuse_unpriced(spec, started.budget, started.host)
+        admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *self.tools.names()])
         admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
         admission.refuse_what_is_not_json(
             goal=goal,
@@ -526,6 +529,7 @@ class Engine:
         if (state := await self.load(run_id)).terminal:
             why = f"run {run_id!r} is {state.status}: its bounds change when it is opened again, `detent reopen {run_id} --budget ...`"
             raise NotAllowedNow(run_id, why, reason_code="run_finished")
+        admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *self.tools.names()])
         return await self._resume(run_id, BudgetChanged(budget=bounds, by=by), observers=observers)
 
     async def due(self, *, host: Host | None = None) -> list[str]:
@@ -569,7 +573,9 @@ class Engine:
         await self._open()
         await self._same_host(run_id, host)
         admission.refuse_what_is_not_json(by=by, why=why)
-        refuse_reopening(await self.load(run_id), budget or Budget(), self._parts.clock.now(), ceiling=self.ceiling)
+        state = await self.load(run_id)
+        refuse_reopening(state, budget or Budget(), self._parts.clock.now(), ceiling=self.ceiling)
+        admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *self.tools.names()])
         event = RunReopened(by=by, why=why, budget=budget)
         return await self._resume(run_id, event, advance=resume, observers=observers)
 
@@ -653,14 +659,19 @@ class Engine:
         self._advancing.add(task)
         return task
 
-    @staticmethod
     async def _under_claim(
-        advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
+        self, advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
     ) -> RunState:
-        async with limit, advancing:
-            begun = await begin(advancing)
-            del begin  # it holds what the run was made of
-            return begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
+        self._queued.add(advancing)  # a suspension reaches it while it waits for its turn
+        try:
+            async with limit:
+                self._queued.discard(advancing)
+                async with advancing:
+                    begun = await begin(advancing)
+                    del begin  # it holds what the run was made of
+                    return begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
+        finally:
+            self._queued.discard(advancing)
 
     async def _answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:
         """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
@@ -747,7 +758,9 @@ class Engine:
         """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
         await self._open()
         await self._visible(run_id, host)
-        payload = reply_payload(await self.load(run_id), reply, ask_id)
+        state = await self.load(run_id)
+        left = (await self.store.signals([run_id])).get(run_id, [])
+        payload = reply_payload(state, left, reply, ask_id)
         return await self._deliver(run_id, self._signal("reply", payload, by=by), resume=resume)
 
     async def reconcile(
@@ -925,19 +938,14 @@ class Engine:
     async def gc(self) -> int:
         """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
         await self._open()
-        return await upkeep.collect(self.store, busy=lambda run_id: self._parts.watcher.control(run_id) is not None)
+        return await upkeep.collect(self._parts)
 
     @contextlib.asynccontextmanager
     async def _claimed(self, run_id: str, host: Host | None) -> AsyncGenerator[None]:
         await self._open()
         await self._visible(run_id, host)
-        if self._parts.watcher.control(run_id):
-            raise RunBusy(run_id, "this engine")
-        await self.store.claim(run_id)
-        try:
+        async with upkeep.held(self._parts, run_id):
             yield
-        finally:
-            await give_back(self.store, run_id)
 
     # Checks ---------------------------------------------------------------------------------------------------------------------
 

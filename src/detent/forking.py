@@ -29,7 +29,7 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.lineage import body_of, ends_with, forked_of, segments
 from detent.live import KEY_BLOB, blob_of
-from detent.ports import EventStore
+from detent.ports import EventStore, give_back
 from detent.redact import Redactor
 from detent.snapshots import SnapshotJournal
 
@@ -129,7 +129,7 @@ async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, 
             await store.delete(child_id)
             raise RunNotFound(forked.parent, store.url)
     finally:
-        await store.release(child_id)
+        await give_back(store, child_id)
 
 
 # Where ------------------------------------------------------------------------------------------------------------------------------------

@@ -533,8 +533,15 @@ class LiveWorld:
 
 def _unsayable(answer: Any) -> str:
     """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
-    for action in answer.actions if isinstance(answer, Plan) else ():
-        if type(action) is ToolCall:  # asked first: every turn has one
+    if not isinstance(answer, Plan):
+        return ""
+    # what can be gone through once would be empty when it is recorded
+    if not isinstance(answer.actions, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"its actions are a {type(answer.actions).__name__}, not a tuple"
+    for action in answer.actions:
+        if isinstance(action, ToolCall):  # asked first: every turn has one
+            if not isinstance(action.tool, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return f"a tool call names a {type(action.tool).__name__}, not a tool"
             said, problem = action.tool, json_problem(action)
         elif isinstance(action, FinalAnswer):
             said, problem = "the final answer", not isinstance(action.content, str) and json_problem(action.content, escaping=True)

@@ -78,12 +78,14 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
         except Ends as end:
             settled = end.settled
         except Waits as wait:
-            if run.state.status != wait.status:
-                run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
-            await run.journal.commit(durable=True)
-            if not await absorb(run, fresh=True):
-                return
-            continue
+            if run.state.cancel is None:
+                if run.state.status != wait.status:
+                    run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
+                await run.journal.commit(durable=True)
+                if not await absorb(run, fresh=True):
+                    return
+                continue
+            settled = Settled(reason="cancelled", error=run.state.cancel)
         _close(run, settled)
         await run.journal.commit(durable=True)
 
@@ -216,17 +218,10 @@ class StrategyPasses:
 
     @staticmethod
     def _together(ended: Sequence[Passed | BaseException]) -> tuple[Passed, ...]:
-        """Return the results, or raise what weighs most: what went wrong, the end of the run, a wait."""
-        waits = [one.status for one in ended if isinstance(one, Waits)]
-        for kind in (Exception, asyncio.CancelledError, Ends, TurnsUsed):
-            for one in ended:
-                if isinstance(one, kind):
-                    raise one
-        if waits:
-            raise Waits(min(waits, key=WAITING.index))
-        for one in ended:
-            if isinstance(one, BaseException):
-                raise one
+        """Return the results, or raise what weighs most: what went wrong, what stopped a pass amid its work, the end of the run, a wait."""
+        raised = [one for one in ended if isinstance(one, BaseException)]
+        if raised:
+            raise min(raised, key=_lightness)
         return tuple([one for one in ended if isinstance(one, Passed)])
 
     async def _pass(self, branch: Branch, scope: str = "", limits: Budget | None = None) -> Passed:
@@ -300,8 +295,10 @@ class StrategyPasses:
         key = f"-1:{label}:{count}"
         if key not in run.state.effects:
             self.went_on()
-            event = self._failed = e.EffectRecorded(label=label, occurrence=count, value=await self._made(make, label, count))
-            made(event.value)
+            value = await self._made(make, label, count)
+            self.went_on()  # one that was made beside this one may have failed meanwhile
+            self._failed = e.EffectRecorded(label=label, occurrence=count, value=value)
+            made(value)
             self.went_on()
             await run.journal.commit()
         return made(run.state.effects[key])
@@ -368,6 +365,23 @@ class StrategyPasses:
             self.went_on()
             run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
             run.journal.record(e.EffectRecorded(label="switch", occurrence=count, value=name))
+
+
+def _lightness(raised: BaseException) -> int:
+    """Return a number that is the less, the more it weighs that a pass of several ended so."""
+    match raised:
+        case Exception():
+            return 0
+        case asyncio.CancelledError():
+            return 1
+        case Ends():
+            return 3
+        case TurnsUsed():
+            return 4
+        case Waits(status=status):
+            return 5 + WAITING.index(status)
+        case _:
+            return 2
 
 
 def _given(branch: Branch) -> Pass:

@@ -209,7 +209,7 @@ class StreamedFields:
     which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
     """
 
-    __slots__ = ("_begun", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
+    __slots__ = ("_begun", "_brackets", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
@@ -219,7 +219,8 @@ class StreamedFields:
         )
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes stand before a quote where the field is
-        self._depth, self._in_text, self._begun, self._run = 0, "", False, 0  # where in the value: brackets, a text, its first character
+        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first character
+        self._brackets = "{[", "}]"
 
     def add(self, piece: str) -> str:
         """Return what can be shown now."""
@@ -258,7 +259,8 @@ class StreamedFields:
         after = self._held.lstrip()
         if after:
             self._state = "value" if after[0] in ":=" else "text"
-            self._depth, self._in_text, self._begun, self._run = 0, "", False, 0
+            self._depth, self._in_text, self._begun, self._run = 0, "", "", 0
+            self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is a character like any other
         return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
 
     def _value(self) -> str:
@@ -280,12 +282,13 @@ class StreamedFields:
             closes = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
             self._in_text = "" if sign == self._in_text and closes else self._in_text
             return 1 if not self._in_text and not self._depth else None
-        if not self._depth and (sign in ",}])" or (self._begun and (sign == '"' or sign.isspace()))):
+        opening, closing = self._brackets
+        if not self._depth and (sign == "," or sign in closing or (self._begun and (sign == '"' or sign.isspace()))):
             return 0
         self._in_text = _ENDS.get(sign, "") if sign == '"' or self._depth or not self._begun else ""
-        self._begun = self._begun or not (sign.isspace() or sign in "=>")
-        self._depth += (sign in "{[(") - (sign in "}])")
-        return 1 if sign in "}])" and not self._depth else None
+        self._begun = self._begun or ("" if sign.isspace() or sign in "=>" else sign)
+        self._depth += (sign in opening) - (sign in closing)
+        return 1 if sign in closing and not self._depth and self._begun in opening else None
 
 
 def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:

@@ -9,11 +9,12 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
-from detent.kernel.replay import LogEnded, ReplayJournal, ReplayWorld, Unwind
+from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
 from detent.lineage import find_blob
 from detent.passes import drive
 from detent.phase_hooks import missing_hooks
 from detent.ports import Plan, View
+from detent.replay_world import ReplayWorld
 from detent.results import Difference, Replay
 from detent.snapshots import base_of
 

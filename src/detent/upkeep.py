@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -13,7 +14,8 @@ from detent.core.events import Erased
 from detent.core.state import RunState
 from detent.kernel.journal import Journal, head_of
 from detent.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget
-from detent.ports import EventStore, RunQuery
+from detent.live import Control
+from detent.ports import EventStore, RunQuery, give_back
 from detent.results import Verification
 
 
@@ -46,21 +48,44 @@ async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
     await forget(parts.store, state.run_id)
 
 
-async def collect(store: EventStore, *, busy: Callable[[str], bool]) -> int:
+@contextlib.asynccontextmanager
+async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
+    """Hold the run, so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
+
+    The claims of an engine are one holder's: the store would grant it this one a second time, and the first to be done would give it up.
+    """
+    if parts.watcher.control(run_id) is not None:
+        raise RunBusy(run_id, "this engine")
+    parts.watcher.add(run_id, Control())
+    try:
+        await parts.store.claim(run_id)
+        try:
+            yield
+        finally:
+            await give_back(parts.store, run_id)
+    finally:
+        parts.watcher.remove(run_id)
+
+
+async def collect(parts: Parts) -> int:
     """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
-    freed = 0
+    store, freed = parts.store, 0
     for head in await store.list_runs(RunQuery()):
         keys = [key for key in await store.list_blobs(head.run_id) if len(key) == ARTIFACT_KEY_LENGTH]
-        if not keys or busy(head.run_id):
+        if not keys:
             continue
-        try:
-            await store.claim(head.run_id)
-        except RunBusy:
-            continue
-        named = b"\n".join([*await store.read(head.run_id), await store.get_blob(head.run_id, PREFIX_BLOB) or b""])
-        for key in keys:
-            if key.encode() not in named:
-                freed += len(await store.get_blob(head.run_id, key) or b"")
-                await store.delete_blob(head.run_id, key)
-        await store.release(head.run_id)
+        with contextlib.suppress(RunBusy):
+            async with held(parts, head.run_id):
+                freed += await _drop(store, head.run_id, keys)
     return freed + await store.gc()
+
+
+async def _drop(store: EventStore, run_id: str, keys: list[str]) -> int:
+    """Remove those of a run's artifacts that neither its records nor its prefix name; return their bytes."""
+    freed = 0
+    named = b"\n".join([*await store.read(run_id), await store.get_blob(run_id, PREFIX_BLOB) or b""])
+    for key in keys:
+        if key.encode() not in named:
+            freed += len(await store.get_blob(run_id, key) or b"")
+            await store.delete_blob(run_id, key)
+    return freed

@@ -11,6 +11,7 @@ import pytest
 
 from cli.desk import Desk as CommandDesk
 from detent import Agent, AskUser, Engine, FinalAnswer, Host, Schedule, View
+from detent.cli.standing import waits_for
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
 from detent.ports import Signal, Verdict
@@ -221,6 +222,39 @@ def test_a_reply_to_what_nobody_asked_or_was_answered_is_refused() -> None:
         await made.reply("a", "x")
         with pytest.raises(NotAllowedNow, match="open: none"):
             await made.reply("a", "again")
+
+    asyncio.run(main())
+
+
+def test_a_second_reply_before_the_first_is_taken_up_is_refused() -> None:
+    """It would be dropped silently: the first one counts."""
+
+    async def main() -> None:
+        made = sleeping(RamStore(), FakeClock(), Desk())
+        await made.run(AGENT, "ask", run_id="a")
+        await made.reply("a", "x", by="ann", resume=False)
+        with pytest.raises(NotAllowedNow, match="was answered by ann already") as caught:
+            await made.reply("a", "y", resume=False)
+        assert caught.value.reason_code == "already_replied"
+        assert (await made.resume("a")).status == "completed"
+        with pytest.raises(NotAllowedNow, match=r"has no open question \(open: none\)"):
+            await made.reply("a", "z")
+
+    asyncio.run(main())
+
+
+def test_what_a_run_waits_for_is_said_while_it_waits_and_not_after() -> None:
+    """A question with the shape of its answer; a run that was cancelled sleeps and asks no more."""
+
+    async def main() -> None:
+        shape = {"type": "integer"}
+        made = engine_for(Script([AskUser(question="how many?", expected=shape)]), Desk().put)
+        asked = await made.run(AGENT, "go", run_id="q")
+        assert waits_for(asked.state) == ["question: how many?", '  answer with: {"type": "integer"}']
+        assert waits_for((await made.cancel("q")).state) == []
+        asleep = sleeping(RamStore(), FakeClock(), Desk())
+        assert waits_for((await asleep.run(AGENT, "for", run_id="a")).state)[0].startswith("sleeps until ")
+        assert waits_for((await asleep.cancel("a")).state) == []
 
     asyncio.run(main())
 

@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View
 from detent.core import events as e
-from detent.core.errors import BudgetRefused, ConfigError, NotAllowedNow
+from detent.core.errors import BudgetRefused, ConfigError, NotAllowedNow, UnknownName
 from detent.loading import parse_budget
 from detent.stores.ram import RamStore
 from detent.testing.clocks import SequentialIds
@@ -63,6 +64,27 @@ def test_the_bound_of_a_tool_holds_over_resumption_and_only_naming_it_opens_the_
         result = await made.reopen("r", budget=Budget(max_calls_of={"put": 5}))
         assert (result.state.dimension, result.state.limit) == ("tool_calls:look", 1), "its bound was not named and holds"
         assert (await made.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_a_bound_of_a_tool_that_is_not_there_is_refused_because_it_would_bound_nothing() -> None:
+    """At the start, of the run and of its agent, before anything is recorded; at a resumption; at an opening again."""
+
+    async def main() -> None:
+        desk, store, wrong = Desk(), RamStore(), Budget(max_calls_of={"putt": 1})
+        made = engine_for(Script([call("wipe", n=0), END, END]), *desk.all, store=store)
+        agent, said = Agent(name="w", tools=["put", "wipe"]), "max_calls_of 'putt'; did you mean 'put'"
+        for start in (made.run(agent, "go", budget=wrong), made.run(msgspec.structs.replace(agent, budget=wrong), "go")):
+            with pytest.raises(UnknownName, match=said):
+                await start
+        assert await made.list_runs() == []
+        assert (await made.run(agent, "go", run_id="r", budget=Budget(max_calls_of={"look": 1}))).status == "waiting_for_approval"
+        with pytest.raises(UnknownName, match=said):
+            await made.resume("r", budget=wrong)
+        await made.cancel("r")
+        with pytest.raises(UnknownName, match=said):
+            await made.reopen("r", budget=wrong)
 
     asyncio.run(main())
 

@@ -32,7 +32,7 @@ def test_a_backtest_names_what_would_differ_and_exits_1_where_what_succeeded_is_
     done = worked.detent("backtest", "--policy", "p.toml")
     assert done.code == 1 and "main.2.0  note  allow (tier:write) -> deny (no-two)" in done.out
     assert '{"text": "two"}' in done.out and "not two (p.toml:4); it succeeded" in done.out
-    assert "2 decisions of 1 runs under policy-" in done.out and "1 would differ, 1 of them refuse what succeeded" in done.out
+    assert "2 decisions of 1 run under policy-" in done.out and "1 would differ, 1 of them refuse what succeeded" in done.out
     assert worked.notes == ["one", "two"] and worked.detent("export", "last").out == records
 
 
@@ -59,7 +59,8 @@ def test_a_backtest_tries_a_budget_and_takes_a_filter(worked: Desk) -> None:
     assert done.code == 1 and "stop (budget:max_tool_calls)" in done.out
     assert "0 decisions of 0 runs" in worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "status=failed").out
     assert worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "status=completed,agent=tester,since=1h").code == 1
-    assert "0 decisions of 0 runs" in worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "1999").out
+    none = worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "1999")
+    assert "0 decisions of 0 runs" in none.out and "no run fits --runs 1999" in none.err
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_backtest_tries_a_budget_and_takes_a_filter(worked: Desk) -> None:
         (("--policy", "bad.toml"), "bad.toml:1: rule 'a': when: expression `1 +` is not CEL"),
         (("--budget", "max_cals=1"), "unknown bound"),
         (("--runs", "state=failed"), "--runs 'state=failed': unknown part"),
-        (("--runs", "status=done"), "--status 'done' is no status"),
+        (("--runs", "status=done"), "error: 'done' is no status"),
         (("--runs", "since=soon"), "is no time"),
     ],
 )

@@ -28,6 +28,14 @@ def test_a_run_is_charged_to_the_tenant_that_is_named(desk: Desk) -> None:
     assert "host.tenant" in other.err
 
 
+@pytest.mark.parametrize("words", [("run", "x", "--tenant", ""), ("submit", "x", "--principal", " "), ("worker", "--tenant", "")])
+def test_an_empty_name_makes_nobody_the_operator(desk: Desk, words: tuple[str, ...]) -> None:
+    """Such as `--tenant "$TENANT"` without the variable: it is refused, and nothing is recorded."""
+    done = desk.detent(*words)
+    assert (done.code, "is empty; name one, or leave the option out" in done.err) == (2, True), done
+    assert not (desk.home / ".detent" / "runs.db").exists()
+
+
 def test_principal_and_scopes_reach_policy_and_tools(desk: Desk) -> None:
     """A policy reads who asks; a tool that needs a scope runs for a run that has it."""
     desk.write(

@@ -36,6 +36,8 @@ def test_a_run_is_copied_to_another_store_and_shown_there(desk: Desk) -> None:
     assert desk.detent("run", "go").code == 3
     refused = desk.detent("copy", "last", "--to", "sqlite:///other.db")
     assert (refused.code, "--move" in refused.err) == (2, True)
+    everything = desk.detent("copy", "--all", "--to", "sqlite:///other.db")
+    assert "not copied: 1 unfinished run" in everything.err and "copied 1 run to" in everything.err
     assert desk.detent("copy", "last", "--to", "sqlite:///other.db", "--move").code == 0
     assert len(run_ids(desk)) == 1
     assert desk.detent("approve", "last", "main.1.0", "--store", "sqlite:///other.db").code == 0

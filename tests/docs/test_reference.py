@@ -146,13 +146,13 @@ def test_every_key_is_described() -> None:
 
     from detent.cli.starting import AGENT_TOML, DETENT_TOML
     from detent.config import Config
-    from detent.core.budget import FIELDS
+    from detent.core.budget import Budget
     from detent.loading import AgentFile
 
     keys = first_cells("configuration.md", "detent.toml")
     assert {k.strip("[]").split(".")[0] for k in keys} == set(Config.__struct_fields__)
     assert {k.strip("[]") for k in first_cells("configuration.md", "agent file")} == set(AgentFile.__struct_fields__)
-    assert first_cells("configuration.md", "bounds") == list(FIELDS)
+    assert first_cells("configuration.md", "bounds") == list(Budget.__struct_fields__)
     assert {k.split(".")[0].strip("[]") for k in keys} >= set(tomllib.loads(DETENT_TOML))
     assert set(tomllib.loads(AGENT_TOML)) <= set(AgentFile.__struct_fields__)
 

@@ -105,6 +105,41 @@ def test_a_run_that_is_being_advanced_is_neither_erased_nor_deleted() -> None:
     run_async(main)
 
 
+@pytest.mark.parametrize("verb", ["erase", "gc"])
+def test_a_run_that_is_being_removed_or_collected_is_not_advanced_beside_that(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store would grant its engine the claim twice; who is done first would give it up under the other, and two workers could advance."""
+
+    async def main() -> None:
+        reached, go_on = asyncio.Event(), asyncio.Event()
+
+        @tool(side_effect="read", max_result_bytes=100)
+        async def dump() -> list[str]:
+            """Give more than the cap."""
+            return ["much"] * 100
+
+        async with Engine(store=(store := RamStore()), planner=Script([call("dump"), AskUser(question="?"), END]), tools=[dump]) as engine:
+            await engine.run(Agent(name="w", tools=["dump"]), "look", run_id="r")
+            read = store.read
+
+            async def slow(run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+                reached.set()
+                await go_on.wait()
+                return await read(run_id, after=after, limit=limit)
+
+            monkeypatch.setattr(store, "read", slow)
+            removing = asyncio.ensure_future(engine.gc() if verb == "gc" else engine.erase("r"))
+            await reached.wait()
+            monkeypatch.setattr(store, "read", read)
+            with pytest.raises(RunBusy, match="this engine"):
+                await engine.resume("r")
+            go_on.set()
+            await removing
+            if verb == "gc":
+                assert (await engine.reply("r", "yes")).status == "completed", "it is free again"
+
+    run_async(main)
+
+
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_gc_drops_artifacts_that_no_record_names_and_keeps_the_others(kind: str, tmp_path: Path) -> None:
     """As a crash between artifact and record leaves them."""

@@ -132,6 +132,42 @@ def test_closing_an_engine_suspends_its_runs() -> None:
     run_async(main)
 
 
+@pytest.mark.parametrize("waits_for", ["its claim", "its turn"])
+def test_a_suspension_reaches_a_run_that_has_not_begun(waits_for: str) -> None:
+    """Whether it waits for the store's claim or for its turn among `max_concurrent_runs`: `Suspended`, never a cancellation, and nothing begins."""
+
+    async def main() -> None:
+        waiting, begun = asyncio.Event(), list[str]()
+
+        class Slow(RamStore):
+            async def claim(self, run_id: str) -> None:
+                if waits_for == "its claim":
+                    waiting.set()
+                    await asyncio.Event().wait()
+                await super().claim(run_id)
+
+        @tool(side_effect="read", timeout_s=None)
+        async def hang(who: str) -> str:
+            """Hang."""
+            begun.append(who)
+            waiting.set()
+            await asyncio.Event().wait()
+            return ""
+
+        engine = engine_for(PurePlanner(lambda view: call("hang", who=view.run_id)), hang, store=Slow(), max_concurrent_runs=1)
+        agent = Agent(name="w", tools=["hang"])
+        running = [asyncio.create_task(engine.run(agent, "go", run_id=name)) for name in ("one", "two")]
+        await waiting.wait()
+        assert engine.suspend("enough") == 2
+        for task in running:
+            with pytest.raises(Suspended, match="enough"):
+                await task
+        assert begun == (["one"] if waits_for == "its turn" else [])
+        await engine.close()
+
+    run_async(main)
+
+
 def test_run_sync_works_from_a_thread_and_leaves_signals_as_they_were() -> None:
     """Also where no signal handler can be set."""
     import threading

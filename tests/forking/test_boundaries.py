@@ -13,7 +13,7 @@ from detent.branching import branch
 from detent.core import events as e
 from detent.core.budget import Usage
 from detent.core.codec import read_record
-from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, RunErased, RunNotFound
+from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, RunErased, RunNotFound, StoreBusy
 from detent.core.fold import fold
 from detent.core.state import Ask, Child, KernelState, RunState
 from detent.snapshots import base_of, dump_snapshot
@@ -330,6 +330,26 @@ def test_a_parent_that_is_removed_while_it_is_forked_leaves_no_fork() -> None:
             with pytest.raises(RunNotFound, match="'parent'"):
                 await engine.fork("parent", child_id="child", resume=False)
             assert await engine.list_runs() == []
+
+    run_async(main)
+
+
+def test_a_fork_that_was_made_is_said_to_be_made_although_its_claim_cannot_be_given_up_yet() -> None:
+    """The store goes on trying; an error here would have people make another fork."""
+
+    class Full(RamStore):
+        full = False
+
+        async def release(self, run_id: str) -> None:
+            if self.full:
+                raise StoreBusy("locked")
+            await super().release(run_id)
+
+    async def main() -> None:
+        async with make_engine(store := Full(), Tools()) as engine:
+            await parent_of(engine)
+            store.full = True
+            assert (await engine.fork("parent", child_id="child", resume=False)).run_id == "child"
 
     run_async(main)
 

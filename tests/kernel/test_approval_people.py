@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent.cli.standing import waits_for
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
 from detent.core.state import RunState
@@ -88,6 +89,7 @@ def test_two_different_people_must_approve_and_each_only_once() -> None:
         result = await engine.approve("r", CALL, by="ann")
         assert result.status == "waiting_for_approval" and bank.paid == []
         assert (await engine.approvals(run_id="r"))[0].approved_by == ("ann",)
+        assert "; 1 of 2 have approved: ann)" in waits_for(result.state)[0], "ann sees that hers was counted"
         assert await refusal(engine.approve("r", CALL, by="ann")) == "approval_already_decided"
         result = await engine.approve("r", CALL, by="bob")
         assert (result.status, bank.paid, result.usage.tool_calls) == ("completed", [5], 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from detent import Budget, FinalAnswer, Plan, Thought, ToolCall, Usage, View
+from detent import Agent, Budget, FinalAnswer, Plan, Thought, ToolCall, Usage, View
 from detent.core import events as e
 from detent.core.errors import MalformedPlan, PlannerFailed
-from kernel.runs import END, Desk, call, ran
+from kernel.runs import END, Desk, call, engine_for, ran, run_async
 
 # Planners that fail -----------------------------------------------------------------------------------------------------------
 
@@ -59,10 +59,32 @@ def malformed(view: View) -> Any:
     raise MalformedPlan("no JSON", raw="{{", usage=Usage(input_tokens=2, model_calls=1))
 
 
+class Bare:
+    """Returns the action that it should wrap in a plan."""
+
+    async def plan(self, view: View) -> Any:
+        return FinalAnswer(content="x")
+
+
+def test_a_planner_that_returns_an_action_is_told_to_wrap_it() -> None:
+    """The first thing that an author of a planner gets wrong."""
+
+    async def main() -> None:
+        engine = engine_for(Bare())
+        assert (await engine.run(Agent(name="a"), "go", run_id="r")).reason == "malformed_plan"
+        problems = {r.event.problem for r in await engine.records("r") if isinstance(r.event, e.PlanRejected)}
+        assert problems == {"expected a Plan, got FinalAnswer; return Plan(actions=(...,))"}
+
+    run_async(main)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "raises": (malformed, "no JSON"),
     "nothing": (Plan(actions=()), "it holds no action"),
     "text": (Plan(actions=("rm -rf /",)), "str is not an action"),  # type: ignore[arg-type]
+    "no actions": (Plan(actions=None), "its actions are a NoneType"),  # type: ignore[arg-type]
+    "a generator": (Plan(actions=(c for c in [call(n=2)])), "its actions are a generator"),  # type: ignore[arg-type]
+    "no name": (Plan(actions=(ToolCall(tool=None),)), "a tool call names a NoneType"),  # type: ignore[arg-type]
     "no tool": (Plan(actions=(ToolCall(tool="  "),)), "a tool call names no tool"),
     "two controls": (Plan(actions=(Thought(content="a"), FinalAnswer(content="b"))), "it holds 2 control actions (Thought, FinalAnswer)"),
     "blank answer": (Plan(actions=(FinalAnswer(content=" \n"),)), "the final answer is blank"),

@@ -196,6 +196,7 @@ def test_documents_and_memory_are_found_and_read_by_their_keys() -> None:
         {"type": "file", "media_type": "text/markdown", "name": "terms.md", "data": page},
         {"type": "text", "text": "a zebra"},
         "plain zebra",
+        {"type": "file", "name": "of-this-kind.txt", "data": base64.b64encode(b"zebra").decode()},
     ]
     script = [
         call("find", query="zebra"),
@@ -211,10 +212,10 @@ def test_documents_and_memory_are_found_and_read_by_their_keys() -> None:
     run = {"attachments": attachments, "seed_memory": ["Ann keeps a zebra"]}
     done = ran(script, *Desk().all, agent=asked("find", "recall"), run=run)
     every, terms, remembered, line, memory, taken, listed, picture = answers(done)
-    assert [hit.partition(":")[0] for hit in every[1].splitlines()] == ["document 2", "document 3", "document 4", "memory 1"]
+    assert [hit.partition(":")[0] for hit in every[1].splitlines()] == ["document 2", "document 3", "document 4", "document 5", "memory 1"]
     assert (terms[1].partition(":")[0], remembered[1]) == ("document 2", "memory 1: Ann keeps a zebra")
     assert (line[1], memory[1], taken[0]) == ("the zebra clause", "Ann keeps a zebra", False)
-    assert listed[1] == "document 2, document 3, document 4, memory 1" and picture[0] is False
+    assert listed[1] == "document 2, document 3, document 4, document 5, memory 1" and picture[0] is False
 
 
 def test_what_a_meta_tool_says_is_redacted() -> None:

@@ -138,6 +138,8 @@ def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cut
         ("it takes (user, pass) and (pass by)", "it takes (user, pass) and (pass by)"),
         ("{'pass': ['s3], cret'], 'n': 1}", "{'pass':\"<secret>\", 'n': 1}"),
         ("{pass: it's, n: 1}", '{pass:"<secret>", n: 1}'),
+        ("{pass: s3(c)re)t, n: 1}", '{pass:"<secret>", n: 1}'),
+        ("{pass: s3[c]ret, n: 1}", '{pass:"<secret>", n: 1}'),
     ],
 )
 def test_json_with_other_quotes_or_none_and_keywords_of_a_call_are_hidden_too(said: str, shown: str) -> None:

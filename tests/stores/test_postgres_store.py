@@ -17,7 +17,7 @@ import pytest
 
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
-from detent.stores import open_store, postgres_connections
+from detent.stores import open_store
 from detent.stores.postgres import PostgresStore
 from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
 from detent.stores.postgres_session import Seen, process_began
@@ -1017,12 +1017,54 @@ def test_a_session_that_was_reset_under_the_store_is_begun_again(postgres_url: s
     on(f"{postgres_url}&schema=apart", body, connections=1)
 
 
+def test_a_claim_that_was_given_up_and_taken_again_while_leases_were_renewed_is_not_lost(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker looks at a run and advances it at once: a renewal that sees the moment between the two says nothing of either."""
+
+    async def body(store: PostgresStore) -> None:
+        await store.claim("run")
+        real = store._connections.rows
+
+        async def rows(statement: Any, values: Any = ()) -> list[Any]:
+            if "FROM claims" not in str(statement):
+                return await real(statement, values)
+            await store.release("run")
+            found = await real(statement, values)
+            await store.claim("run")
+            return found
+
+        monkeypatch.setattr(store._connections, "rows", rows)
+        assert await store.renew() == []
+        monkeypatch.undo()
+        await store.release("run")
+        assert ask(postgres_url, "SELECT run_id FROM detent.claims") == [], "it was held, and could be given up"
+
+    on(postgres_url, body)
+
+
+def test_a_claim_beside_close_ends(postgres_url: str) -> None:
+    """The connection that it waits for is not opened any more: it says so, and leaves nothing behind that goes on."""
+
+    async def body() -> None:
+        store = PostgresStore(postgres_url)
+        await store.open()
+        claiming = asyncio.ensure_future(store.claim("run"))
+        while store._session._task is None:
+            await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await claiming
+        assert not store._owed._runs and "run" not in store._holder.runs
+
+    asyncio.run(asyncio.wait_for(body(), 20))
+
+
 @pytest.mark.parametrize("sessions", [10, 1])
 def test_a_pooler_that_gives_each_transaction_another_session_is_refused_by_name(
-    postgres: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch, sessions: int
+    postgres: Cluster, postgres_url: str, sessions: int
 ) -> None:
     """Claims and notifications would be lost in it, silently; also where it has one session, so that the same comes back."""
-    monkeypatch.setattr(postgres_connections, "_POOLED_S", 0.2)
     with (
         Pooler(socket_of(postgres), "tests", mode="transaction", sessions=sessions) as pooler,
         pytest.raises(ConfigError, match=r"a pooler that gives each transaction another session.*pool_mode = session"),

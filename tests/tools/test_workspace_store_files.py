@@ -64,6 +64,25 @@ def test_files_of_an_open_store_are_refused_by_name_and_any_other_name(use: str,
     asyncio.run(body())
 
 
+def test_a_store_is_open_until_it_is_closed_wherever_links_on_the_way_to_it_lead_by_then(tmp_path: Path) -> None:
+    """A link to the current directory is moved on while the store of the former one is open: each store says of its own file that it is closed."""
+
+    async def body() -> None:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        stores: list[SqliteStore] = []
+        for name in ("one", "two"):
+            (tmp_path / "now").unlink(missing_ok=True)
+            (tmp_path / "now").symlink_to(name)
+            stores.append(SqliteStore(tmp_path / "now" / "runs.db"))
+            await stores[-1].open()
+        for open_still, store in ((["two"], stores[0]), ([], stores[1])):
+            await store.close()
+            assert [name for name in ("one", "two") if is_store_file(str(tmp_path / name / "runs.db"))] == open_still
+
+    asyncio.run(body())
+
+
 def test_an_agent_that_looks_through_its_workspace_leaves_the_store_its_locks(tmp_path: Path) -> None:
     """It reads and searches every file that it finds, another process closes the database meanwhile, and every record is kept."""
     source = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT count(*) FROM records').fetchall(); db.close()"

@@ -12,7 +12,7 @@ import typer
 from detent.backtest import Backtest
 from detent.cli import options as o
 from detent.cli.looking import since_of, statuses_of
-from detent.cli.output import as_text, clean, shortened
+from detent.cli.output import as_text, clean, counted, shortened
 from detent.cli.session import Session
 from detent.core.errors import ConfigError
 from detent.engine import Engine
@@ -54,6 +54,8 @@ def backtest(
 
     found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
     session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
+    if runs and not found.runs and not found.skipped:
+        session.output.say(f"no run fits --runs {runs}; `detent list` shows the runs that are there", "yellow")
     _show(found, session)
     return 1 if found.broken else 0
 
@@ -74,7 +76,7 @@ def _show(found: Backtest, session: Session) -> None:
             f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow"
         )
     would = f"{len(found.changes)} would differ, {len(found.broken)} of them refuse what succeeded"
-    output.show(f"{found.decisions} decisions of {found.runs} runs under {found.policy or 'no policy'}: {would}")
+    output.show(f"{counted(found.decisions, 'decision')} of {counted(found.runs, 'run')} under {found.policy or 'no policy'}: {would}")
 
 
 def explain(

@@ -344,7 +344,7 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
         else:
             near = difflib.get_close_matches(name, ["waiting", *STATUSES], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: waiting, {', '.join(STATUSES)}"
-            raise ConfigError(f"--status {name!r} is no status of a run; {hint}")
+            raise ConfigError(f"{name!r} is no status of a run; {hint}")
     return tuple(found)
 
 

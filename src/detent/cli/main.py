@@ -19,6 +19,7 @@ import typer
 from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking, working
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.core.errors import DetentError, Suspended
+from detent.loading import ENVIRONMENT
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Run": {
@@ -66,9 +67,9 @@ def make_app() -> typer.Typer:
         name="detent",
         help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
         "3 waiting, 4 stopped, 5 suspended.",
-        epilog="Settings: built-in < detent.toml < agent file < environment < options. Variables: DETENT_STORE, DETENT_WORKSPACE, DETENT_AGENT, "
-        "DETENT_CONFIG, DETENT_MAX_ITERATIONS and every other bound (DETENT_MAX_...), DETENT_CEILING, DETENT_MAX_CONCURRENT_RUNS, "
-        "DETENT_VERBOSITY, DETENT_PROGRESS, DETENT_DEBUG. `detent init` writes a detent.toml with every key.",
+        epilog="Settings: built-in < detent.toml < agent file < environment < options. Variables: "
+        f"{', '.join(name for name, key in ENVIRONMENT.items() if key[0] != 'budget')}, DETENT_CONFIG, DETENT_DEBUG, and every bound "
+        "(DETENT_MAX_ITERATIONS, ...). `detent init` writes a detent.toml to begin with.",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

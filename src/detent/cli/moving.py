@@ -12,6 +12,7 @@ from detent import moving
 from detent.assembly import store_at
 from detent.cli import options as o
 from detent.cli.looking import since_of
+from detent.cli.output import counted
 from detent.cli.removing import confirm
 from detent.cli.session import Session
 from detent.core.errors import ConfigError, DetentError
@@ -43,7 +44,9 @@ def copy(
     session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
     target = store_at(to)
     if move:
-        confirm(session, f"Move {'every run' if everything else f'{len(runs or ())} runs'} to {target.url} and remove them here?", yes=yes)
+        confirm(
+            session, f"Move {'every run' if everything else counted(len(runs or ()), 'run')} to {target.url} and remove them here?", yes=yes
+        )
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         asked = [await session.find(run) for run in runs or ()]
@@ -55,7 +58,7 @@ def copy(
 
     done, left = session.drive(work, missing=([], 0)) if everything else session.drive(work)
     session.output.document(done)
-    session.output.say(f"{'moved' if move else 'copied'} {len(done)} runs to {target.url}{_left(left)}")
+    session.output.say(f"{'moved' if move else 'copied'} {counted(len(done), 'run')} to {target.url}{_left(left)}")
     return 1 if left else 0
 
 
@@ -65,8 +68,11 @@ async def _copy(
     """Copy the runs that were asked for, all of them when none was; of several, one that cannot be copied is said and counted."""
     run_ids = asked
     if not asked:
-        heads = reversed(await source.list_runs(RunQuery()))
-        run_ids = [head.run_id for head in heads if move or head.status in moving.TERMINAL]
+        heads = await source.list_runs(RunQuery())
+        run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
+        if len(run_ids) < len(heads):
+            stay = counted(len(heads) - len(run_ids), "unfinished run")
+            session.output.say(f"not copied: {stay}, which could then be advanced in both places; --move takes them along", "yellow")
     return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
 
 
@@ -114,7 +120,7 @@ def archive(
             session.output.show(head.run_id)
         session.output.say(f"{len(heads)} finished runs were last changed before {moment:%Y-%m-%d %H:%M} UTC")
         return 0
-    confirm(session, f"Write {len(heads)} runs to {to} and remove them from {session.engine.store.url}?", yes=yes)
+    confirm(session, f"Write {counted(len(heads), 'run')} to {to} and remove them from {session.engine.store.url}?", yes=yes)
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         done: list[moving.Moved] = []
@@ -130,7 +136,7 @@ def archive(
 
     done, left = session.drive(work)
     session.output.document(done)
-    session.output.say(f"archived {len(done)} runs in {to}{_left(left)}")
+    session.output.say(f"archived {counted(len(done), 'run')} in {to}{_left(left)}")
     return 1 if left else 0
 
 
@@ -150,7 +156,7 @@ def bring_back(
 
     done, left = session.drive(work)
     session.output.document(done)
-    session.output.say(f"imported {len(done)} runs into {session.engine.store.url}{_left(left)}")
+    session.output.say(f"imported {counted(len(done), 'run')} into {session.engine.store.url}{_left(left)}")
     return 1 if left else 0
 
 

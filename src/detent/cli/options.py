@@ -67,8 +67,10 @@ Tools = Annotated[
     list[str] | None, typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name, with commas between. Repeatable.")
 ]
 
-ForTenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="For whom the run is: what it uses is charged to this tenant.")]
-ForPrincipal = Annotated[str, typer.Option("--principal", metavar="NAME", help="Who of the tenant asks, for policies and the log.")]
+ForTenant = Annotated[
+    str | None, typer.Option("--tenant", metavar="NAME", help="For whom the run is: what it uses is charged to this tenant.")
+]
+ForPrincipal = Annotated[str | None, typer.Option("--principal", metavar="NAME", help="Who of the tenant asks, for policies and the log.")]
 Scopes = Annotated[
     list[str] | None, typer.Option("--scope", metavar="NAME", help="A scope that the run has, for tools that need one. Repeatable.")
 ]

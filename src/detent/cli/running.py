@@ -47,8 +47,8 @@ def run(
     budget: o.Bounds = None,
     var: o.Variables = None,
     run_id: o.OwnRunId = None,
-    tenant: o.ForTenant = "",
-    principal: o.ForPrincipal = "",
+    tenant: o.ForTenant = None,
+    principal: o.ForPrincipal = None,
     scope: o.Scopes = None,
     credential: o.Credentials = None,
     json_wanted: o.Json = False,
@@ -80,11 +80,19 @@ def run(
     return advance(session, work)
 
 
-def host_of(tenant: str, principal: str, scopes: list[str] | None, credentials: list[str] | None) -> Host | None:
-    """Return for whom a run is; None where nothing is said: it is the operator's."""
+def host_of(
+    tenant: str | None, principal: str | None = None, scopes: list[str] | None = None, credentials: list[str] | None = None
+) -> Host | None:
+    """Return for whom a run is; None where nothing is said: it is the operator's. Raise `ConfigError` for an empty name.
+
+    Such as that of a shell variable that is not set: the run of a tenant would be the operator's, with all secrets.
+    """
+    for option, name in (("--tenant", tenant), ("--principal", principal)):
+        if name is not None and not name.strip():
+            raise ConfigError(f"{option} is empty; name one, or leave the option out to be the operator")
     if not (tenant or principal or scopes or credentials):
         return None
-    return Host(tenant=tenant, principal=principal, scopes=tuple(scopes or ()), credential_refs=tuple(credentials or ()))
+    return Host(tenant=tenant or "", principal=principal or "", scopes=tuple(scopes or ()), credential_refs=tuple(credentials or ()))
 
 
 def ordered(
@@ -101,7 +109,7 @@ def ordered(
     """Return what `Engine.run` and `Engine.submit` are called with for what was typed; raise `ConfigError`."""
     text = " ".join(goal or ()).strip()
     if not text:
-        raise ConfigError("no goal was given\nsay what is to be achieved: detent run [--agent FILE] [--model PROVIDER:NAME] GOAL...")
+        raise ConfigError('no goal was given\nsay what is to be achieved, after the options: "Count the text files here"')
     if run_id is not None and not run_id.strip():
         raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
     bounds = parse_budget(budget or ()).over(session.budget)
@@ -216,7 +224,7 @@ def approve(
         state = await session.outfit(run)
         return await engine.approve(state.run_id, call, by=by or operator(), args=edited, resume=False)
 
-    return _answered(session, work, run, said=f"approved call {call}", resume=not no_resume)
+    return _answered(session, work, run, said=f"approved call {call} of", resume=not no_resume)
 
 
 def deny(
@@ -239,7 +247,7 @@ def deny(
         state = await session.outfit(run)
         return await engine.deny(state.run_id, call, by=by or operator(), reason=reason, resume=False)
 
-    return _answered(session, work, run, said=f"denied call {call}", resume=not no_resume)
+    return _answered(session, work, run, said=f"denied call {call} of", resume=not no_resume)
 
 
 def reconcile(
@@ -266,7 +274,7 @@ def reconcile(
         result = json_or_text(happened) if happened is not None else None
         return await engine.reconcile(state.run_id, call, happened=happened is not None, result=result, by=by or operator(), resume=False)
 
-    return _answered(session, work, run, said=f"settled call {call}", resume=not no_resume)
+    return _answered(session, work, run, said=f"settled call {call} of", resume=not no_resume)
 
 
 def reply(
@@ -295,7 +303,7 @@ def reply(
             said = json_or_text(said)
         return await engine.reply(state.run_id, said, by=by or operator(), ask_id=ask, resume=False)
 
-    return _answered(session, work, run, said="replied", resume=not no_resume)
+    return _answered(session, work, run, said="replied to", resume=not no_resume)
 
 
 # Taking on ----------------------------------------------------------------------------------------------------------------------
@@ -335,7 +343,7 @@ def _answered(session: Session, work: Callable[[Engine], Awaitable[Result]], run
         return advance(session, go_on)
     if session.output.json:
         report(result, session)
-    session.output.say(f"{said} of run {session.run_id}; it is taken up when the run goes on")
+    session.output.say(f"{said} run {session.run_id}; it is taken up when the run goes on")
     session.output.say(f"  next: {session.command('resume', session.run_id)}")
     return 0
 

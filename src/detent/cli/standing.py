@@ -75,17 +75,23 @@ def headline(state: RunState) -> str:
 
 
 def waits_for(state: RunState) -> list[str]:
-    """Return what an unfinished run waits for, a line each."""
-    lines = [
-        f"approve? {clean(asked.tool)} {shortened(as_text(_args(state, call)), 200)}  (call {call}: {clean(asked.reason)})"
-        for call, asked in state.approvals.items()
-    ]
-    lines += [f"question: {clean(ask.question)}" for ask in state.asks.values()]
+    """Return what an unfinished run waits for, a line each; of one that has ended, what is in doubt."""
+    lines: list[str] = []
+    for call, asked in () if state.terminal else state.approvals.items():
+        had = getattr(state.call(call), "approved_by", ())
+        some = f"; {len(had)} of {asked.approvers} have approved: {', '.join(map(clean, had))}" if had else ""
+        lines.append(
+            f"approve? {clean(asked.tool)} {shortened(as_text(_args(state, call)), 200)}  (call {call}: {clean(asked.reason)}{some})"
+        )
+    for ask in () if state.terminal else state.asks.values():
+        lines.append(f"question: {clean(ask.question)}")
+        if ask.expected is not None:
+            lines.append(f"  answer with: {shortened(as_text(ask.expected), 200)}")
     for call_id in state.in_doubt:
         call = state.call(call_id)
         what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {clean(call.why)}" if call else ""
         lines.append(f"in doubt: call {call_id}: {what}; look whether it happened")
-    lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in state.timers.values()]
+    lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]
     lines += [f"child run {child.child}: {child.status}" for child in state.children.values() if child.status == "open"]
     if state.dead_letter and not state.terminal:
         lines.append(f"given up by its workers: {clean(state.dead_letter)}")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from detent.cli.model_calls import ModelCall, take_model_call
-from detent.cli.output import fault
+from detent.cli.output import as_text, fault
 from detent.core import events as e
 from detent.core.actions import AnyAction, ToolCall
 from detent.core.budget import FIELDS
@@ -263,7 +263,7 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.UserAsked():
             return f"asked: {event.question}"
         case e.UserReplied():
-            return f"replied{f' by {event.by}' if event.by else ''}: {event.reply}"
+            return f"replied{f' by {event.by}' if event.by else ''}: {as_text(event.reply)}"
         case e.CancelRequested():
             return f"cancel requested{f' by {event.by}' if event.by else ''}" + (f": {event.why}" if event.why else "")
         case e.ScheduleSet():

@@ -26,6 +26,8 @@ class WorkerLines:
     def __init__(self, session: Session, *, shown: bool) -> None:
         self._session, self._shown = session, shown
         self._live: LiveLines | None = None
+        self.in_progress: set[str] = set()
+        """The runs that were taken up and came to nothing yet."""
 
     def __enter__(self) -> WorkerLines:
         if self._shown and sys.stderr.isatty():
@@ -40,7 +42,7 @@ class WorkerLines:
 
     def begin(self, concurrency: int) -> None:
         """Say that the worker works."""
-        self._line(f"working on {self._session.engine.store.url}, {concurrency} runs at once; Ctrl-C stops", "dim")
+        self._line(f"working on {self._session.engine.store.url}, {counted(concurrency, 'run')} at once; Ctrl-C stops", "dim")
         if self._live is not None:
             self._live.now("waiting for runs")
 
@@ -51,6 +53,7 @@ class WorkerLines:
             self._line(f"{run}  {record.envelope.seq:>5}  {type(event).__name__}", "dim")
         match event:
             case e.RunResumed(stopped=""):
+                self.in_progress.add(run)
                 self._line(f"run {run} is taken up: {shortened(clean(state.goal), 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
@@ -74,6 +77,7 @@ class WorkerLines:
             self._live.begin(run, f"{run} · {doing}")
 
     def _over(self, state: RunState) -> None:
+        self.in_progress.discard(state.run_id)
         if self._live is not None:
             self._live.end(state.run_id)
         usage = state.usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ from detent.cli.running import host_of, ordered
 from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
-from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.results import Result, result_of
@@ -45,8 +44,8 @@ def submit(
     budget: o.Bounds = None,
     var: o.Variables = None,
     run_id: o.OwnRunId = None,
-    tenant: o.ForTenant = "",
-    principal: o.ForPrincipal = "",
+    tenant: o.ForTenant = None,
+    principal: o.ForPrincipal = None,
     scope: o.Scopes = None,
     credential: o.Credentials = None,
     json_wanted: o.Json = False,
@@ -92,7 +91,7 @@ def worker(
         int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
-    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = "",
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     store: o.Store = None,
     workspace: o.Workspace = None,
     config: o.ConfigFile = None,
@@ -108,7 +107,7 @@ def worker(
     session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
-    session.creates = not until_idle
+    session.creates, whose = not until_idle, host_of(tenant)
     host = session.engine.worker_host
     if concurrency is not None and isinstance(host, InProcessHost):
         host.concurrency = concurrency
@@ -122,11 +121,11 @@ def worker(
         async def work(engine: Engine) -> Worked:
             lines.begin(getattr(host, "concurrency", 1))
             async with Crew(session, again, lines) as crew:
-                return await engine.work(until_idle=until_idle, host=Host(tenant=tenant) if tenant else None, hand_for=crew.hand)
+                return await engine.work(until_idle=until_idle, host=whose, hand_for=crew.hand)
 
         worked = session.drive(work, missing=Worked())
     session.output.document(worked)
-    _summarise(worked, session)
+    _summarise(worked, session, lines.in_progress.difference(worked.failed, worked.left, worked.dead_letters))
     if session.stopped:
         return SUSPENDED if until_idle else 0
     return _code(worked)
@@ -173,10 +172,12 @@ def _code(worked: Worked) -> int:
     return max(codes, default=0)
 
 
-def _summarise(worked: Worked, session: Session) -> None:
+def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> None:
     """Say what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
+    if session.stopped and suspended:
+        counts.append(f"{len(suspended)} suspended, which the next worker takes on")
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():

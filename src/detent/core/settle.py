@@ -170,16 +170,16 @@ def _with_calls(usage: Usage, begun: int) -> Usage:
 
 
 def waits(run: RunState, state: KernelState) -> str:
-    """Return the waiting status that `run` has because of `state`, or ""."""
+    """Return the waiting status that `run` has because of `state`, or ""; what another pass asked or scheduled holds none back."""
     held = [c.status for c in state.calls.values() if c.status != "finished"]
     if held and held[0] in ("asked", "in_doubt"):  # what stands before the first call that is held back can still run
         doubt = any(c.status == "in_doubt" for c in state.calls.values())
         return "waiting_for_reconciliation" if doubt else "waiting_for_approval"
-    if run.asks:
+    if run.asks and any(ask.scope == state.scope for ask in run.asks.values()):
         return "waiting_for_user"
     if run.children and any(c.join and c.status == "open" for c in run.children.values()):
         return "waiting_for_subagent"
-    if run.timers:
+    if run.timers and any(timer.rpartition(".")[0] in ("", state.scope) for timer in run.timers):
         return "waiting_for_schedule"
     return "waiting_for_operator" if run.dead_letter else ""
 

@@ -72,7 +72,7 @@ async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any,
 def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[str, Planned | None]:
     """Return ("", event) for a plan in good form, else the problem in words."""
     if not isinstance(answer, Plan):
-        return f"expected a Plan, got {type(answer).__name__}", None
+        return f"expected a Plan, got {type(answer).__name__}{'; return Plan(actions=(...,))' if isinstance(answer, Action) else ''}", None
     actions = answer.actions
     if not actions:
         return "it holds no action", None

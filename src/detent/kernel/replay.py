@@ -9,26 +9,24 @@ middle of something: the re-execution is unwound there and starts again from the
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import AnyAction
-from detent.core.budget import Exhausted
-from detent.core.codec import decode_event, encode, encode_event, walk
-from detent.core.errors import DetentError, Divergence, MalformedPlan, PlannerFailed
+from detent.core.codec import decode_event, encode, encode_event
+from detent.core.errors import Divergence
 from detent.core.fold import evolve
 from detent.core.records import Record
-from detent.core.state import CLOSED, CallState, Item, RunState
-from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
-from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.core.state import CLOSED, RunState
+from detent.kernel.outside import BRANCH
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
 """Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""
 
+WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)
+"""What a pass does that has not found any cancellation."""
 
 STUCK = 10_000
 """After so many turns of the event loop without a record, passes that run side by side wait for each other for ever."""
@@ -50,9 +48,7 @@ class ReplayJournal:
         self.records = records
         self.cursor = 0
         self.state = base or RunState(run_id=records[0].envelope.run)
-        self._last = {
-            record.envelope.scope: index for index, record in enumerate(records) if not isinstance(record.event, (*e.INPUTS, *GATEWAY))
-        }
+        self._last = {record.envelope.scope: index for index, record in enumerate(records) if _made_by_kernel(record.event)}
         self.accept()
 
     @property
@@ -95,7 +91,7 @@ class ReplayJournal:
 
     def _taken_by_another(self) -> bool:
         """Whether the next record is an input that a pass beside this one took up."""
-        return isinstance(self.next, e.INPUTS) and not isinstance(self.next, e.RunResumed) and not _from_kernel(self.next)
+        return isinstance(self.next, e.INPUTS) and not isinstance(self.next, e.RunResumed) and not from_kernel(self.next)
 
     def diverged(self, actual: Any) -> Divergence:
         """Return the error that names the next record and what came instead."""
@@ -111,9 +107,17 @@ class ReplayJournal:
         mine, seen, turns = BRANCH.get(), -1, 0
         while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
+            if turns > STUCK and self._closing():
+                return
             if turns > STUCK:
                 raise self.diverged(f"a record of pass {mine!r}, or nothing more")
             await asyncio.sleep(0)
+
+    def _closing(self) -> bool:
+        """Whether nothing is left but the end of the run, which closes the passes that wait."""
+        ahead = (self.records[index].event for index in range(self.cursor, len(self.records)))
+        made = (event for event in ahead if _made_by_kernel(event) and not isinstance(event, (e.PassFinished, e.ToolInDoubt)))
+        return isinstance(next(made, None), e.RunFinished)
 
     def _goes_on(self, scope: str) -> bool:
         return self.cursor <= self._last.get(scope, -1) or self.state.passes[scope].status not in CLOSED
@@ -124,16 +128,40 @@ class ReplayJournal:
             record = self.records[index]
             if isinstance(record.event, e.RunResumed):
                 return None
-            if not isinstance(record.event, (*e.INPUTS, *GATEWAY)):
+            if _made_by_kernel(record.event):
                 return record.envelope.scope
         return None
+
+    def _own(self) -> tuple[e.AnyEvent | None, bool]:
+        """Return what the pass of this task does next (None: nothing before its worker stops), and whether the run is cancelled by then."""
+        found = self.state.cancel is not None
+        for index in range(self.cursor, len(self.records)):
+            event = self.records[index].event
+            found = found or isinstance(event, e.CancelRequested)
+            if isinstance(event, e.RunResumed):
+                break
+            if self.records[index].envelope.scope == BRANCH.get() and _made_by_kernel(event):
+                return event, found
+        return None, found
+
+    def cancelled(self) -> bool:
+        """Whether who goes on now finds that the run is cancelled; of passes side by side, one whose next record is work has not found it."""
+        if not BRANCH.get():
+            return self.state.cancel is not None or isinstance(self.next, e.CancelRequested)
+        event, found = self._own()
+        return found and not isinstance(event, WORK)
+
+    def asks(self) -> bool:
+        """Whether this is a pass beside others that asks its planner next, whatever happened beside it since it decided to."""
+        return bool(BRANCH.get()) and isinstance(self._own()[0], (e.Planned, e.PlanRejected))
 
     def consume(self, signal_id: str) -> None:
         """Nothing to do: the inbox is not touched."""
 
     async def commit(self, *, durable: bool = False) -> None:
-        """Everything is on the log already; other passes go on here, as they did."""
-        await self.until()
+        """Everything is on the log already; other passes go on here, as they did, but not before a pass that was about to ask its planner."""
+        if not self.asks():
+            await self.until()
 
     async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
         """Nothing to do: a late outcome is an input."""
@@ -147,183 +175,11 @@ def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
     return msgspec.structs.replace(actual, **fields) if fields else actual
 
 
-class ReplayWorld:
-    """A world that holds nothing but the log."""
-
-    scheduled: bool = False
-    quiet: bool = False
-
-    def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes | None]] | None = None) -> None:
-        """`blob` reads an artifact of the run: strategies work with whole results."""
-        self._journal, self._blob = journal, blob
-
-    @property
-    def cancelled(self) -> Cancellation:
-        """Set where the log goes on with a cancellation."""
-        flag = Cancellation()
-        if isinstance(self._journal.next, e.CancelRequested):
-            flag.set("cancelled")
-        return flag
-
-    def proceed(self) -> None:
-        """Nothing suspends a re-execution."""
-
-    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
-        """Return what foreign code says again as the log holds it: with the same placeholders, whatever it was that they hide."""
-        await self._journal.until()
-        held: list[str] = []
-        walk(msgspec.to_builtins(self._journal.expect()), lambda text: held.append(text) or text)
-        held.sort(key=lambda text: -len(PLACEHOLDER.sub("", text)))  # what says more comes first
-        return walk(value, lambda text: text if text in held else next((known for known in held if _hides(known, text)), text))
-
-    def running_ms(self) -> float:
-        """Replaced by what the log says."""
-        return self._journal.state.running_ms
-
-    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Return the value that was recorded, when it is this pass's turn."""
-        await self._journal.until()
-        expected = self._journal.expect()
-        if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
-            return expected.value
-        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
-            raise Interrupted
-        if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
-            raise DetentError(expected.error)  # as the one that ended it then
-        raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
-
-    async def pause(self, seconds: float) -> None:
-        """A re-execution does not wait."""
-        await self._journal.until()
-
-    async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
-        """Take the account as it was read."""
-        await self._journal.until()
-        while isinstance(self._journal.next, GATEWAY):
-            self._journal.accept()
-
-    async def reading(self, what: Literal["now", "random"]) -> float:
-        """Never asked: what was recorded is found before."""
-        raise self._journal.diverged(f"a reading of {what!r}")
-
-    async def breathe(self) -> None:
-        """Other passes go on here, as they did."""
-        await self._journal.until()
-
-    async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
-        """Take the inputs that the log has here."""
-        taken: list[e.AnyEvent] = []
-        while isinstance(self._journal.next, e.INPUTS):
-            if _from_kernel(self._journal.next) or (BRANCH.get() and isinstance(self._journal.next, e.RunResumed)):
-                break
-            taken.append(self._journal.accept())
-        return taken
-
-    def models(self, context: Any) -> None:
-        """A re-execution calls no model."""
-
-    async def plan(self, view: View, deadline_s: float | None) -> Plan:
-        """Answer as the planner did."""
-        journal = self._journal
-        await journal.until()
-        expected = journal.expect()
-        match expected:
-            case e.Planned():
-                actions: tuple[AnyAction, ...] = (*expected.actions, *expected.dropped)
-                return Plan(
-                    actions=actions,
-                    text=expected.text,
-                    thinking=expected.thinking,
-                    usage=expected.usage,
-                    model=expected.model,
-                    provider_data=expected.provider_data,
-                )
-            case e.PlanRejected(problem=problem, raw=raw, usage=usage):
-                raise MalformedPlan(problem, raw=raw, usage=usage)
-            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
-                raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
-            case e.PassFinished(reason=reason, error=error):
-                later = (record.event for record in journal.records[journal.cursor :])
-                end = next((event for event in later if isinstance(event, e.RunFinished)), None)
-                if reason == "budget_exhausted" and end is not None and end.dimension:  # a bound of the run, which ends with its passes
-                    raise BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), error)
-                raise PlannerFailed(error, reason=reason)
-            case e.CancelRequested() | e.TurnStarted():
-                raise Interrupted
-            case _:
-                raise journal.diverged("a call of the planner")
-
-    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """What the log holds is redacted already; calls that a strategy makes are not, and are taken as they stand there."""
-        expected = self._journal.next
-        if isinstance(expected, e.Planned) and any(spec.sensitive for spec in specs.values()):
-            return msgspec.structs.replace(plan, actions=(*expected.actions, *expected.dropped))
-        return plan
-
-    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
-        """What the log names is stored already."""
-        return outcome
-
-    async def full(self, item: Item) -> Any:
-        """Only the preview is in the log; the whole is beside it, unless it was erased."""
-        data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
-        return item.content if data is None else msgspec.json.decode(data)
-
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
-        """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
-        turns = 0
-        while True:
-            expected = self._journal.expect()
-            found = answer_for(call, expected)
-            if found is not None:
-                return found
-            turns += 1
-            if turns > STUCK:
-                raise self._journal.diverged(f"the outcome of call {call.call_id}")
-            await asyncio.sleep(0)
-
-    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
-        """All at once: the log says in which order they end."""
-        refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
-
-    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
-        """Answer as the tool's `reconcile` did."""
-        expected = self._journal.next
-        if isinstance(expected, e.ToolReconciled) and expected.call == call.call_id and expected.source == "reconcile":
-            if expected.outcome == "again":
-                return ToolOutcome(kind="not_executed")
-            return _outcome(expected.result, expected.error, None, fatal=False)
-        return None
+def _made_by_kernel(event: e.AnyEvent | None) -> bool:
+    """Whether an event is one that the kernel makes again, and none that came from outside of what is re-executed."""
+    return not isinstance(event, (*e.INPUTS, *GATEWAY)) or from_kernel(event)
 
 
-def _hides(held: str, said: str) -> bool:
-    """Whether a text of the log is this one with values replaced by placeholders."""
-    parts = PLACEHOLDER.split(held)
-    return len(parts) > 1 and re.fullmatch(".+?".join(map(re.escape, parts)), said, re.DOTALL) is not None
-
-
-def _from_kernel(event: e.AnyEvent) -> bool:
+def from_kernel(event: e.AnyEvent | None) -> bool:
     """Whether a settlement, which may come from outside, is one that the kernel makes again."""
     return isinstance(event, e.ToolReconciled) and event.source not in ("person", "late_worker")
-
-
-def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
-    """Return how the attempt of `call` ended if `expected` is the record of that."""
-    match expected:
-        case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
-            return msgspec.structs.replace(
-                _outcome(expected.result, expected.error, artifact, fatal=expected.fatal), source=expected.source
-            )
-        case e.ToolInDoubt(call=name, why=why) if name == call.call_id:
-            return ToolOutcome(kind="in_doubt", message=why, final=True)
-        case e.ToolStarted(call=name, previous=previous) if name == call.call_id and previous is not None:
-            return ToolOutcome(kind="not_executed", error_code=previous.code, message=previous.message, details=previous.details)
-        case _:
-            return None
-
-
-def _outcome(result: msgspec.Raw, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
-    if error is not None:
-        kind = "fatal" if fatal else "failed"
-        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details, final=True)
-    return ToolOutcome(kind="ok", result=bytes(result), artifact=artifact)

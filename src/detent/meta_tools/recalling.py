@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import mimetypes
 import re
 from typing import Annotated, Any, Literal, cast
 
@@ -77,7 +78,8 @@ def _text_of(document: Any) -> str:
         return document if isinstance(document, str) else ""
     fields = cast("dict[str, Any]", document)
     text, data = fields.get("text"), fields.get("data")
-    if not isinstance(text, str) and isinstance(data, str) and _READABLE.match(str(fields.get("media_type"))):
+    kind = fields.get("media_type") or mimetypes.guess_type(str(fields.get("name")))[0]
+    if not isinstance(text, str) and isinstance(data, str) and _READABLE.match(str(kind)):
         with contextlib.suppress(ValueError):
             text = base64.b64decode(data, validate=True).decode()
     return "\n".join(part for part in (fields.get("name"), text) if isinstance(part, str)) if isinstance(text, str) else ""
@@ -140,7 +142,8 @@ async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
         places += [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
     if args.scope not in ("results", "notes"):
         places += [(key, as_text(value)) for key, value in _given(state, run, *(() if args.scope == "all" else (args.scope,))).items()]
-    scored = [(sum(word in text.lower() for word in words), -n, key, text) for n, (key, text) in enumerate(places)]
+    lowered = (text.lower() for _, text in places)  # once for all words: a document may be long
+    scored = [(sum(word in low for word in words), -n, key, text) for n, ((key, text), low) in enumerate(zip(places, lowered, strict=True))]
     hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
     if not hits:
         return Answer(content=f"nothing here has {args.query!r}")
@@ -153,7 +156,8 @@ async def _whole(item: Item, context: Any) -> Any:
 
 def _around(text: str, words: set[str]) -> str:
     """Return the piece of a text in which the first of the words stands."""
-    place = min((p for word in words if (p := text.lower().find(word)) >= 0), default=0)
+    low = text.lower()
+    place = min((p for word in words if (p := low.find(word)) >= 0), default=0)
     first = max(0, place - PREVIEW // 4)
     piece = " ".join(text[first : first + PREVIEW].split())
     return f"{'…' if first else ''}{piece}{'…' if first + PREVIEW < len(text) else ''}"

@@ -17,14 +17,15 @@ CLAIMS = "-claims"
 _open: Counter[str] = Counter()
 
 
-def register(path: str | os.PathLike[str]) -> None:
-    """Say that a store opens the SQLite file `path`; once for each store that does."""
-    _open[os.path.realpath(path)] += 1
-
-
-def unregister(path: str | os.PathLike[str]) -> None:
-    """Say that a store has closed the file."""
+def register(path: str | os.PathLike[str]) -> str:
+    """Say that a store opens the SQLite file `path`, once for each store that does; return what to call `unregister` with."""
     real = os.path.realpath(path)
+    _open[real] += 1
+    return real
+
+
+def unregister(real: str) -> None:
+    """Say that a store has closed the file that was registered as `real`; a link on the way to it may lead elsewhere by now."""
     _open[real] -= 1
     if _open[real] <= 0:
         del _open[real]

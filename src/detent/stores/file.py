@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunBusy, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent
 from detent.stores.file_logs import Logs
@@ -230,13 +230,11 @@ class FileStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         self._file(run_id, "")
         had = run_id in self._claims.holder.runs
-        self._owed.forget(run_id)
+        owed = self._owed.forget(run_id)
         try:
             await self._do(run_id, functools.partial(self._claims.take, run_id))
-        except RunBusy:
-            raise
-        except BaseException:
-            if not had and self._open:  # it may have been taken, or was still owed
+        except BaseException as error:
+            if (owed or isinstance(error, asyncio.CancelledError)) and not had and self._open:
                 self._owed.begin(run_id)
             raise
         self._claims.holder.runs.add(run_id)

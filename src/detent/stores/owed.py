@@ -33,9 +33,9 @@ class Owed:
         task.add_done_callback(functools.partial(self._ended, first))
         return first
 
-    def forget(self, run_id: str) -> None:
-        """The claim is wanted again: it is not given up any more."""
-        self._runs.pop(run_id, None)
+    def forget(self, run_id: str) -> bool:
+        """The claim is wanted again: it is not given up any more; return whether it was being given up."""
+        return self._runs.pop(run_id, None) is not None
 
     async def close(self) -> None:
         """Stop trying: the claims end with their holder."""

@@ -120,7 +120,7 @@ class PostgresStore:
             writer = Writer(self._connections)
             try:
                 with given_until(db, deadline):
-                    await self._connections.check_session(db)
+                    await self._connections.check_session(db, deadline)
                     there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
                     await (writer.start(db) if there else db.close())
                 return writer if there else None
@@ -265,11 +265,12 @@ class PostgresStore:
 
     async def claim(self, run_id: str) -> None:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
-        writer, holder = self._open_writer(), self._holder
+        self._open_writer()
+        holder = self._holder
         self._owed.forget(run_id)
         try:
             await self._session.start()
-            other = await writer.submit(Claim(run_id, holder.renewal()))
+            other = await self._open_writer().submit(Claim(run_id, holder.renewal()))
             if other is not None:
                 await self._take_over(run_id)
         except RunBusy:
@@ -278,7 +279,7 @@ class PostgresStore:
             if run_id not in holder.runs and self._writer is not None:  # it may have been taken, or was still owed
                 self._owed.begin(run_id)
             raise
-        holder.runs.add(run_id)
+        holder.runs.setdefault(run_id, object())
 
     async def _take_over(self, run_id: str) -> None:
         """Take a claim whose holder is dead; raise `RunBusy` where it lives."""
@@ -300,8 +301,7 @@ class PostgresStore:
         """Give the claim up, if it is held."""
         self._open_writer()
         self._holder.tips.pop(run_id, None)
-        if run_id in self._holder.runs:
-            self._holder.runs.discard(run_id)
+        if self._holder.runs.pop(run_id, None) is not None:
             await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
@@ -310,11 +310,12 @@ class PostgresStore:
         holder = self._holder
         if not holder.runs:
             return []
-        before = set(holder.runs)
+        before = dict(holder.runs)
         await self._connections.rows(RENEW, holder.renewal())
         held = {run_id for (run_id,) in await self._connections.rows("SELECT run_id FROM claims WHERE holder=%s", (holder.name,))}
-        lost = sorted((before & holder.runs) - held)
-        holder.runs.difference_update(lost)
+        lost = sorted(run_id for run_id, taken in before.items() if run_id not in held and holder.runs.get(run_id) is taken)
+        for run_id in lost:
+            del holder.runs[run_id]
         return lost
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------

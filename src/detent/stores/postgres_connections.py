@@ -47,10 +47,6 @@ _SETTINGS = """SELECT set_config('search_path', %s, false),
     set_config('client_min_messages', 'warning', false), current_setting('server_encoding')"""
 
 
-_POOLED_S = 2.0
-"""How long a session may be waited for that nobody else should have."""
-
-
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What a URL says: `conninfo` for the driver, `shown` for people (without password), `schema` where the tables stand."""
 
@@ -180,20 +176,19 @@ class Connections:
         if isinstance(error, psycopg.Error) and (advice := refuses_for_good(error)):
             raise StoreError(f"{self.target.shown} refuses the connection ({in_one_line(error)}); {advice}") from error
 
-    async def check_session(self, db: Connection) -> None:
-        """Raise `ConfigError` where somebody between gives each transaction another session of the server.
+    async def check_session(self, db: Connection, deadline: float) -> None:
+        """Raise `ConfigError` where somebody between gives each transaction another session of the server; `StoreBusy`, `psycopg.Error`.
 
         The session that a connection says it has is then another than the one that it has. A pooler in session mode does that, too; but there
-        the session stays when somebody else needs one.
+        the session stays, and is nobody else's.
         """
         mine = await _backend(db)
         if mine == db.info.backend_pid:
             return
-        async with await psycopg.AsyncConnection.connect(self.target.conninfo) as other:
-            await _backend(other)  # a transaction, and in it some session, until the end of this block
-            again = asyncio.ensure_future(_backend(db))
-            in_time, _ = await asyncio.wait((again,), timeout=_POOLED_S)
-        if await again != mine or not in_time:
+        async with await self.connect(deadline) as other, other.transaction():
+            with given_until(other, deadline):  # some session is the other's until the end of its transaction
+                moved = await _backend(other) == mine or await _backend(db) != mine
+        if moved:
             raise ConfigError(
                 f"{self.target.shown} is a pooler that gives each transaction another session; claims (advisory locks), notifications and"
                 " prepared statements need one that stays. Give the address of the server itself, or of a pool in session mode"

@@ -21,6 +21,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from detent.core.errors import DetentError
+from detent.core.errors import DetentError, StoreError
 from detent.stores.locks import host_identity
 from detent.stores.postgres_connections import Connections, break_off
 from detent.stores.postgres_schema import Connection
@@ -70,7 +71,7 @@ class Holder:
         self.host, self.lease_s, self._now = host or _own_host(), lease_s, now
         self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
         self.lock_key = secrets.randbits(62)
-        self.runs: set[str] = set()
+        self.runs: dict[str, object] = {}  # each with what is another once it was given up and taken again
         self.tips: dict[str, tuple[int, int]] = {}
         """Of runs that are held here: how many records they have, and the hash of the last."""
 
@@ -138,6 +139,7 @@ class Session:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
             self._task = loop.create_task(self._keep(self._ready))
+            self._task.add_done_callback(partial(_closed, self._ready))
         return self._ready
 
     async def start(self) -> None:
@@ -198,3 +200,10 @@ class Session:
         if self._lock_key is not None:
             await db.execute("SELECT pg_advisory_lock(%s)", (self._lock_key,))
         await db.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+
+
+def _closed(ready: asyncio.Future[None], _: asyncio.Task[None]) -> None:
+    """Say to who waits for a connection that it does not come any more."""
+    if not ready.done():
+        ready.set_exception(StoreError("the store was closed while a run was being claimed in it; nothing was claimed"))
+        ready.exception()

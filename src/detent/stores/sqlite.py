@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal, Spent, store_files
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
@@ -92,6 +92,7 @@ class SqliteStore:
         self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
         self._opening = Opening()
         self._db: Db | None = None
+        self._real: str
         self._writer: Writer
         self._checkpointer: Checkpointer
         self._turned = 0.0
@@ -119,11 +120,11 @@ class SqliteStore:
             if self._db is None:
                 patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
                 writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
-                store_files.register(self.path)
+                self._real = store_files.register(self.path)
                 try:
                     self._db, self._writer = await writer.start(), writer
                 except BaseException:
-                    store_files.unregister(self.path)
+                    store_files.unregister(self._real)
                     raise
 
     async def close(self) -> None:
@@ -138,7 +139,7 @@ class SqliteStore:
         await self._owed.close()
         await asyncio.gather(*last, return_exceptions=True)
         await self._writer.stop()
-        store_files.unregister(self.path)
+        store_files.unregister(self._real)
         self._holder.drop()
 
     def _connection(self) -> Db:
@@ -315,15 +316,13 @@ class SqliteStore:
         """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
         db = self._connection()
         self._take()
-        self._owed.forget(run_id)
+        owed = self._owed.forget(run_id)
         self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
             await claimed
-        except RunBusy:
-            raise
-        except BaseException:
-            if run_id not in self._holder.runs and self._db is not None:  # it may have been taken, or was still owed
+        except BaseException as error:
+            if (owed or isinstance(error, asyncio.CancelledError)) and run_id not in self._holder.runs and self._db is not None:
                 self._owed.begin(run_id)
             raise
         self._holder.runs.add(run_id)

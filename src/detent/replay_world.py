@@ -1,0 +1,199 @@
+"""What stands where the world stands while a log is re-executed: every answer of planner, tools and people is taken from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import AnyAction
+from detent.core.budget import Exhausted
+from detent.core.codec import walk
+from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
+from detent.core.state import CallState, Item
+from detent.kernel.outside import PLACEHOLDER, Begin, BoundReached, Interrupted
+from detent.kernel.replay import GATEWAY, STUCK, ReplayJournal, from_kernel
+from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+
+
+class ReplayWorld:
+    """A world that holds nothing but the log."""
+
+    scheduled: bool = False
+    quiet: bool = False
+
+    def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes | None]] | None = None) -> None:
+        """`blob` reads an artifact of the run: strategies work with whole results."""
+        self._journal, self._blob = journal, blob
+
+    @property
+    def cancelled(self) -> Cancellation:
+        """Set where the log goes on with a cancellation, or has one, which a pass beside this one may have put on record."""
+        flag = Cancellation()
+        if self._journal.cancelled():
+            flag.set("cancelled")
+        return flag
+
+    def proceed(self) -> None:
+        """Nothing suspends a re-execution."""
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+        """Return what foreign code says again as the log holds it: with the same placeholders, whatever it was that they hide."""
+        await self._journal.until()
+        held: list[str] = []
+        walk(msgspec.to_builtins(self._journal.expect()), lambda text: held.append(text) or text)
+        held.sort(key=lambda text: -len(PLACEHOLDER.sub("", text)))  # what says more comes first
+        return walk(value, lambda text: text if text in held else next((known for known in held if _hides(known, text)), text))
+
+    def running_ms(self) -> float:
+        """Replaced by what the log says."""
+        return self._journal.state.running_ms
+
+    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
+        """Return the value that was recorded, when it is this pass's turn."""
+        await self._journal.until()
+        expected = self._journal.expect()
+        if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
+            return expected.value
+        if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
+            raise DetentError(expected.error)  # as the one that ended it then
+        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
+            raise Interrupted
+        raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
+
+    async def pause(self, seconds: float) -> None:
+        """A re-execution does not wait."""
+        await self._journal.until()
+
+    async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
+        """Take the account as it was read."""
+        await self._journal.commit()
+        while isinstance(self._journal.next, GATEWAY):
+            self._journal.accept()
+
+    async def reading(self, what: Literal["now", "random"]) -> float:
+        """Never asked: what was recorded is found before."""
+        raise self._journal.diverged(f"a reading of {what!r}")
+
+    async def breathe(self) -> None:
+        """Other passes go on here, as they did."""
+        await self._journal.commit()
+
+    async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
+        """Take the inputs that the log has here; that the run was resumed is only found (`expect`) by what goes on behind it, from the top."""
+        taken: list[e.AnyEvent] = []
+        while isinstance(self._journal.next, e.INPUTS) and not self._journal.asks():
+            if from_kernel(self._journal.next) or (not fresh and isinstance(self._journal.next, e.RunResumed)):
+                break
+            taken.append(self._journal.accept())
+        return taken
+
+    def models(self, context: Any) -> None:
+        """A re-execution calls no model."""
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Answer as the planner did."""
+        journal = self._journal
+        await journal.until()
+        expected = journal.expect()
+        match expected:
+            case e.Planned():
+                actions: tuple[AnyAction, ...] = (*expected.actions, *expected.dropped)
+                return Plan(
+                    actions=actions,
+                    text=expected.text,
+                    thinking=expected.thinking,
+                    usage=expected.usage,
+                    model=expected.model,
+                    provider_data=expected.provider_data,
+                )
+            case e.PlanRejected(problem=problem, raw=raw, usage=usage):
+                raise MalformedPlan(problem, raw=raw, usage=usage)
+            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
+                raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
+            case e.PassFinished(reason=reason, error=error):
+                later = (record.event for record in journal.records[journal.cursor :])
+                end = next((event for event in later if isinstance(event, e.RunFinished)), None)
+                if reason == "budget_exhausted" and end is not None and end.dimension:  # a bound of the run, which ends with its passes
+                    raise BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), error)
+                raise PlannerFailed(error, reason=reason)
+            case e.CancelRequested() | e.TurnStarted():
+                raise Interrupted
+            case _:
+                raise journal.diverged("a call of the planner")
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
+        """What the log holds is redacted already; calls that a strategy makes are not, and are taken as they stand there."""
+        await self._journal.until()
+        expected = self._journal.next
+        if isinstance(expected, e.Planned) and any(spec.sensitive for spec in specs.values()):
+            return msgspec.structs.replace(plan, actions=(*expected.actions, *expected.dropped))
+        return plan
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """What the log names is stored already."""
+        return outcome
+
+    async def full(self, item: Item) -> Any:
+        """Only the preview is in the log; the whole is beside it, unless it was erased."""
+        data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
+        return item.content if data is None else msgspec.json.decode(data)
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+        """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
+        turns = 0
+        while True:
+            expected = self._journal.expect()
+            found = answer_for(call, expected)
+            if found is not None:
+                return found
+            turns += 1
+            if turns > STUCK:
+                raise self._journal.diverged(f"the outcome of call {call.call_id}")
+            await asyncio.sleep(0)
+
+    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
+        """All at once: the log says in which order they end."""
+        refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Answer as the tool's `reconcile` did."""
+        await self._journal.until()
+        expected = self._journal.next
+        if isinstance(expected, e.ToolReconciled) and expected.call == call.call_id and expected.source == "reconcile":
+            if expected.outcome == "again":
+                return ToolOutcome(kind="not_executed")
+            return _outcome(expected.result, expected.error, None, fatal=False)
+        return None
+
+
+def _hides(held: str, said: str) -> bool:
+    """Whether a text of the log is this one with values replaced by placeholders."""
+    parts = PLACEHOLDER.split(held)
+    return len(parts) > 1 and re.fullmatch(".+?".join(map(re.escape, parts)), said, re.DOTALL) is not None
+
+
+def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
+    """Return how the attempt of `call` ended if `expected` is the record of that."""
+    match expected:
+        case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
+            return msgspec.structs.replace(
+                _outcome(expected.result, expected.error, artifact, fatal=expected.fatal), source=expected.source
+            )
+        case e.ToolInDoubt(call=name, why=why) if name == call.call_id:
+            return ToolOutcome(kind="in_doubt", message=why, final=True)
+        case e.ToolStarted(call=name, previous=previous) if name == call.call_id and previous is not None:
+            return ToolOutcome(kind="not_executed", error_code=previous.code, message=previous.message, details=previous.details)
+        case _:
+            return None
+
+
+def _outcome(result: msgspec.Raw, error: e.ToolError | None, artifact: e.ArtifactRef | None, *, fatal: bool) -> ToolOutcome:
+    if error is not None:
+        kind = "fatal" if fatal else "failed"
+        return ToolOutcome(kind=kind, error_code=error.code, message=error.message, details=error.details, final=True)
+    return ToolOutcome(kind="ok", result=bytes(result), artifact=artifact)

@@ -1,0 +1,325 @@
+"""Passes side by side when a run is cancelled, waits or crashes: each goes by its own affairs, and the log comes out again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.actions import AskUser, Schedule, Thought
+from detent.core.errors import EffectFailed
+from detent.ports import Branch, StrategyRun
+from detent.stores.ram import RamStore
+from detent.testing.clocks import FakeClock
+from detent.testing.faults import Crash, CrashingStore
+from gateway.providers import Planning, engine, events_of, of
+
+AGENT = Agent(name="a", strategy="mine", tools=["put", "look"], on_unknown="tell", budget=Budget(max_iterations=20))
+
+
+@tool(side_effect="write")
+async def put(n: int) -> int:
+    """Put."""
+    await asyncio.sleep(0)
+    return n
+
+
+@tool(side_effect="read")
+async def look(n: int) -> int:
+    """Look."""
+    return n
+
+
+async def both(run: StrategyRun) -> Any:
+    """Run a and b side by side."""
+    return [passed.output for passed in await run.parallel(Branch(label="a"), Branch(label="b"))]
+
+
+async def replays(made: Any) -> None:
+    again = await made.replay("r")
+    assert again.identical, again.divergence
+
+
+class Cancels:
+    """Cancels the run from outside, once the pass has gone on that has made the record that `when` looks for."""
+
+    def __init__(self, when: Any) -> None:
+        self.made: Any = None
+        self.when, self.task = when, None
+
+    async def on_record(self, record: Any, state: Any) -> None:
+        """Cancel once."""
+        if self.task is None and self.when(record):
+            self.task = asyncio.ensure_future(self.made.cancel("r", by="ann", why="enough"))
+
+    def on_chunk(self, chunk: Any) -> None:
+        """Not told."""
+
+
+def answered(record: Any) -> bool:
+    return isinstance(record.event, e.Planned) and record.envelope.scope == "b"
+
+
+async def answers(view: View) -> Any:
+    """Answer at once."""
+    return FinalAnswer(content=view.scope)
+
+
+def test_a_cancellation_that_comes_after_the_last_pass_is_on_record_before_the_strategy_goes_on() -> None:
+    """It came in the steps of the event loop between the end of the passes and what awaits them, where no pass can see it."""
+
+    async def mine(run: StrategyRun) -> Any:
+        await both(run)
+        return await run.kernel("last")
+
+    async def main() -> None:
+        cancels = Cancels(answered)
+        async with engine(Planning(answers), put, look, strategies={"mine": mine}, observers=[cancels]) as made:
+            cancels.made = made
+            result = await made.run(AGENT, "go", run_id="r")
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+            events = of(await events_of(made.store, "r"), e.CancelRequested, e.PassFinished, e.PassStarted, e.TurnStarted)
+            kinds = [type(event).__name__ for event in events if getattr(event, "key", "") not in ("a", "b")]
+            assert kinds == ["TurnStarted", "PassFinished"] * 2 + ["CancelRequested", "PassStarted", "PassFinished"]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_run_that_is_cancelled_while_its_passes_come_to_rest_does_not_wait_for_what_they_wait_for() -> None:
+    """The end by a cancellation is before any wait: nobody has to answer, and no timer has to fire, for it."""
+
+    async def later(view: View) -> Any:
+        return Schedule(delay_s=60.0)
+
+    async def main() -> None:
+        cancels = Cancels(lambda record: isinstance(record.event, e.ScheduleSet) and record.envelope.scope == "b")
+        async with engine(Planning(later), put, look, strategies={"mine": both}, observers=[cancels]) as made:
+            cancels.made = made
+            result = await made.run(AGENT, "go", run_id="r")
+            assert (result.status, result.reason, result.error) == ("stopped", "cancelled", "enough")
+            assert of(await events_of(made.store, "r"), e.RunWaiting) == []
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("asked", [Schedule(delay_s=60.0), AskUser(question="well?")])
+def test_a_pass_is_not_held_back_by_what_the_one_beside_it_waits_for(asked: Any) -> None:
+    """A run waits only when none of its passes can move: `b` goes on to its end."""
+    set_up = asyncio.Event()
+
+    async def uneven(view: View) -> Any:
+        if view.scope == "a":
+            set_up.set()
+            return asked
+        await set_up.wait()
+        return FinalAnswer(content="b") if view.results else ToolCall(tool="put", args={"n": 1})
+
+    async def main() -> None:
+        async with engine(Planning(uneven), put, look, strategies={"mine": both}) as made:
+            result = await made.run(AGENT, "go", run_id="r")
+            assert result.status.startswith("waiting_for_") and result.state.passes["b"].status == "done"
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_pass_that_finds_the_cancellation_that_another_has_put_on_record_replays() -> None:
+    """`b` was interrupted and recorded it; `a`, whose call ran on to its end, begins no further one, live and in the replay."""
+    asked, given_up = asyncio.Event(), asyncio.Event()
+
+    async def plan(view: View) -> Any:
+        if view.scope == "a":
+            return Plan(actions=(ToolCall(tool="held", args={}), ToolCall(tool="put", args={"n": 1})))
+        asked.set()
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    async def main() -> None:
+        @tool(side_effect="write")
+        async def held() -> str:
+            """Cancel the run and end in good order."""
+            await asked.wait()
+            await made.cancel("r", by="ann", why="enough")
+            await given_up.wait()
+            for _ in range(9):
+                await asyncio.sleep(0)
+            return "held"
+
+        async with engine(Planning(plan), put, look, held, strategies={"mine": both}) as made:
+            result = await made.run(Agent(name="a", strategy="mine", tools=["held", "put"]), "go", run_id="r")
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+            events = await events_of(made.store, "r")
+            assert [started.tool for started in of(events, e.ToolStarted)] == ["held"]
+            assert [type(one) for one in of(events, e.CancelRequested, e.ToolFinished)] == [e.CancelRequested, e.ToolFinished]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+class Uneven(RamStore):
+    """A store that lets others go on while it writes, now shorter, now longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends = 0
+
+    async def append(self, *args: Any, **options: Any) -> None:
+        """See `EventStore.append`."""
+        self.appends += 1
+        for _ in range(self.appends * 7 % 5):
+            await asyncio.sleep(0)
+        await super().append(*args, **options)
+
+
+async def uneven(view: View) -> Any:
+    """Act, then wait a while, then answer: `a` and `b` take turns in another order each time."""
+    for _ in range(3 * view.iteration if view.scope == "a" else 1):
+        await asyncio.sleep(0)
+    if view.iteration == 1:
+        return Plan(actions=(ToolCall(tool="put", args={"n": 1}), ToolCall(tool="look", args={"n": 2})))
+    if view.iteration == 2 and view.scope == "a":
+        return Schedule(delay_s=5.0)
+    return FinalAnswer(content=view.scope)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_log_of_passes_that_were_cut_off_anywhere_comes_out_again(cancelled: bool) -> None:
+    """Before or after each write, also when the run is cancelled then: whoever resumes it leaves a log that replays."""
+
+    async def main(at: int, when: Any) -> bool:
+        inner, clock = Uneven(), FakeClock()
+        store = CrashingStore(inner, at=at, when=when, operations=("append",))
+        first = engine(Planning(uneven), put, look, store=store, clock=clock, strategies={"mine": both})
+        with contextlib.suppress(Crash):
+            await first.run(AGENT, "go", run_id="r")
+        await inner.release("r")
+        if not await inner.read("r"):
+            return True
+        async with engine(Planning(uneven), put, look, store=inner, clock=clock, strategies={"mine": both}) as made:
+            await (made.cancel("r", by="ann") if cancelled else made.resume("r"))
+            clock.advance(10)
+            if not (await made.load("r")).terminal:
+                await made.resume("r")
+            assert (await made.load("r")).terminal
+            await replays(made)
+        return store.crashed
+
+    for when in ("before", "after"):
+        at = 1
+        while asyncio.run(main(at, when)):
+            at += 1
+        assert at > 10
+
+
+class Died(BaseException):
+    """A process that ends, as no handler for foreign code sees it."""
+
+
+def test_what_stops_a_pass_amid_its_work_weighs_more_than_the_wait_of_another() -> None:
+    """Nothing is put on record as if all had come to rest while the outcome of a call is unknown; whoever resumes finds that."""
+    dead: list[bool] = []
+
+    @tool(side_effect="write")
+    async def dies() -> str:
+        """Die once."""
+        if not dead:
+            dead.append(True)
+            raise Died
+        return "did"
+
+    async def plan(view: View) -> Any:
+        if view.results:
+            return FinalAnswer(content=view.scope)
+        return AskUser(question="well?") if view.scope == "a" else ToolCall(tool="dies", args={})
+
+    async def main() -> None:
+        store, agent = RamStore(), Agent(name="a", strategy="mine", tools=["dies"], on_unknown="tell")
+        async with engine(Planning(plan), dies, store=store, strategies={"mine": both}) as made:
+            with pytest.raises(Died):
+                await made.run(agent, "go", run_id="r")
+            assert of(await events_of(store, "r"), e.RunWaiting) == []
+            assert (await made.resume("r")).status == "waiting_for_user"
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_run_that_one_pass_ends_while_the_others_wait_replays() -> None:
+    """The passes that wait are closed with it, in the order in which they began and not by themselves."""
+
+    async def plan(view: View) -> Any:
+        if view.scope != "c":
+            return AskUser(question="well?")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return Thought(content="hm")
+
+    async def three(run: StrategyRun) -> Any:
+        return [passed.output for passed in await run.parallel(*(Branch(label=label) for label in "abc"))]
+
+    async def main() -> None:
+        async with engine(Planning(plan), put, look, strategies={"mine": three}) as made:
+            result = await made.run(AGENT, "go", run_id="r", budget=Budget(max_iterations=3))
+            assert (result.status, result.reason) == ("stopped", "max_iterations")
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_what_a_pass_answers_after_a_cancellation_was_recorded_beside_it_replays() -> None:
+    """Its planner answered in the very step in which it was to be interrupted: that is on record, and a replay asks for it."""
+    answered, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def plan(view: View) -> Any:
+        asked.release()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if view.scope == "a":
+                raise
+            for _ in range(9):  # what swallows its cancellation is given its end
+                await asyncio.sleep(0)
+            answered.set()
+        return ToolCall(tool="put", args={"n": 1})
+
+    async def main() -> None:
+        async with engine(Planning(plan), put, look, strategies={"mine": both}) as made:
+            task = asyncio.create_task(made.run(AGENT, "go", run_id="r"))
+            await asked.acquire()
+            await asked.acquire()
+            await made.cancel("r", by="ann")
+            assert (await task).status == "stopped" and answered.is_set()
+            events = await events_of(made.store, "r")
+            assert [type(one) for one in of(events, e.CancelRequested, e.Planned)] == [e.CancelRequested, e.Planned]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_effects_that_fail_beside_each_other_are_both_on_record() -> None:
+    """The second does not take the place of the first: whoever resumes the run, or replays it, finds that both failed, and makes neither again."""
+
+    async def fails() -> int:
+        await asyncio.sleep(0)
+        raise OSError("broken")
+
+    async def mine(run: StrategyRun) -> Any:
+        failed = await asyncio.gather(run.effect("one", fails), run.effect("two", fails), return_exceptions=True)
+        assert all(isinstance(one, EffectFailed) for one in failed)
+        return "done"
+
+    async def main() -> None:
+        async with engine(Planning(answers), put, look, strategies={"mine": mine}) as made:
+            assert (await made.run(AGENT, "go", run_id="r")).output == "done"
+            assert [effect.label for effect in of(await events_of(made.store, "r"), e.EffectRecorded)] == ["one", "two"]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))

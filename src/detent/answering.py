@@ -74,10 +74,11 @@ def approval_payload(
     return {"call": call_id, "digest": asked.digest, **answer}
 
 
-def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id: str) -> dict[str, Any]:
+def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id: str, *, by: str) -> dict[str, Any]:
     """Return what to put into the inbox for a reply to a question (the only open one where `ask_id` is ""); raise `NotAllowedNow`.
 
-    `waiting`: what the inbox holds already; the first reply to a question counts, so a second one is refused.
+    `waiting`: what the inbox holds already; the first reply to a question counts, so another one is refused. The same one of the same
+    person is not: who was interrupted may say it again.
     """
     run_id, asks = state.run_id, state.asks
     if not ask_id and len(asks) == 1:
@@ -86,12 +87,13 @@ def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id
         which = f" {ask_id!r}" if ask_id else "" if not asks else " that could be the only one meant; name it (ask_id=..., --ask ID)"
         why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'})"
         raise NotAllowedNow(run_id, why, reason_code="not_asked")
+    payload = {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
     for signal in waiting:
-        if signal.kind == "reply" and signal.payload.get("ask_id") == ask_id:
-            by = f" by {signal.by}" if signal.by else ""
-            why = f"question {ask_id!r} of run {run_id!r} was answered{by} already; that is taken up when the run goes on (`detent resume {run_id}`)"
+        if signal.kind == "reply" and signal.payload.get("ask_id") == ask_id and (signal.by, signal.payload) != (by, payload):
+            who = f" by {signal.by}" if signal.by else ""
+            why = f"question {ask_id!r} of run {run_id!r} was answered{who} already; that is taken up when the run goes on (`detent resume {run_id}`)"
             raise NotAllowedNow(run_id, why, reason_code="already_replied")
-    return {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
+    return payload
 
 
 def reconcile_payload(state: RunState, call_id: str, *, happened: bool, result: Any) -> dict[str, Any]:

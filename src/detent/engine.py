@@ -760,7 +760,7 @@ class Engine:
         await self._visible(run_id, host)
         state = await self.load(run_id)
         left = (await self.store.signals([run_id])).get(run_id, [])
-        payload = reply_payload(state, left, reply, ask_id)
+        payload = reply_payload(state, left, reply, ask_id, by=by)
         return await self._deliver(run_id, self._signal("reply", payload, by=by), resume=resume)
 
     async def reconcile(

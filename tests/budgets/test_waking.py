@@ -236,6 +236,7 @@ def test_a_second_reply_before_the_first_is_taken_up_is_refused() -> None:
         with pytest.raises(NotAllowedNow, match="was answered by ann already") as caught:
             await made.reply("a", "y", resume=False)
         assert caught.value.reason_code == "already_replied"
+        await made.reply("a", "x", by="ann", resume=False)  # she does not know that it arrived
         assert (await made.resume("a")).status == "completed"
         with pytest.raises(NotAllowedNow, match=r"has no open question \(open: none\)"):
             await made.reply("a", "z")

@@ -6,7 +6,10 @@ specific over the less, over `DEFAULT`. Zero and negative bounds are refused, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter, ge
+from typing import Any
 
 import msgspec
 
@@ -196,11 +199,26 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
     return budget
 
 
+class _Limits(msgspec.Struct, frozen=True):
+    """The bounds that are set, in the order in which they are looked at.
+
+    Where all of them count something, `counters` takes what they bound out of a `Usage`, in the order of `most`.
+    """
+
+    bounds: tuple[tuple[str, float], ...]
+    counters: Callable[[Usage], tuple[float, ...]] | None
+    most: tuple[float, ...]
+
+
 @lru_cache(maxsize=512)
-def _limits(budget: Budget, only: tuple[str, ...] | None) -> tuple[tuple[str, float], ...]:
-    """Return the bounds that are set, in the order in which they are looked at; asked several times a turn, always of the same budgets."""
+def _limits(budget: Budget, only: tuple[str, ...] | None) -> _Limits:
+    """Return the bounds that are set; asked several times a turn, always of the same budgets."""
     looked = DIMENSIONS if only is None else only
-    return tuple((dimension, limit) for dimension in looked if (limit := getattr(budget, OPTIONS[dimension])) is not None)
+    bounds = tuple((dimension, limit) for dimension in looked if (limit := getattr(budget, OPTIONS[dimension])) is not None)
+    counted = tuple(bound for bound in bounds if bound[0] != "goal_depth")
+    plain = len(counted) > 1 and not {"running_s", "total_s", "cost_usd"} & {dimension for dimension, _ in counted}
+    counters: Any = attrgetter(*(dimension for dimension, _ in counted)) if plain else None
+    return _Limits(bounds, counters, tuple(limit for _, limit in counted))
 
 
 def exhausted(
@@ -216,7 +234,10 @@ def exhausted(
 
     `only` narrows the look to these dimensions.
     """
-    for dimension, limit in _limits(budget, only):
+    limits = _limits(budget, only)
+    if limits.counters is not None and goal_depth < 2 and not any(map(ge, limits.counters(used), limits.most)):
+        return None  # as a rule
+    for dimension, limit in limits.bounds:
         if dimension not in _GIVEN:
             value = getattr(used, dimension) or 0
         else:
@@ -238,7 +259,7 @@ def shared(budget: Budget, parts: int) -> Budget:
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
     left: dict[str, float] = {}
-    for dimension, limit in _limits(budget, _SPENT):
+    for dimension, limit in _limits(budget, _SPENT).bounds:
         value = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
         left[OPTIONS[dimension]] = limit - value if limit > value else 0
     return msgspec.structs.replace(budget, **left)

@@ -118,11 +118,14 @@ class Journal:
             lines, consumed, state = self._lines, self._consumed, self.state
             self._lines, self._consumed = [], []
             spent = self._spent(self._charged, state, lines)
-            charged: dict[str, Any] = {"spent": spent} if spent else {}
+            head = head_of(state)
             try:
-                await self._store.append(
-                    state.run_id, self._committed, lines, head=head_of(state), durable=durable, consumed=consumed, **charged
-                )
+                if spent is None:
+                    await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed)
+                else:
+                    await self._store.append(
+                        state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, spent=spent
+                    )
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
-from detent.core.budget import NOTHING
+from detent.core.budget import NOTHING, Usage
 from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.outside import BoundReached, Interrupted
@@ -38,7 +40,7 @@ async def propose(context: KernelContext) -> Planned | None:
         except (BoundReached, Divergence, StoreError):
             raise
         except MalformedPlan as error:
-            await _reject(context, error.problem, raw=error.raw, usage=error.usage or NOTHING, started=started)
+            await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
             failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
             said = await world.scrub(str(failed), known=context.known)
@@ -47,8 +49,7 @@ async def propose(context: KernelContext) -> Planned | None:
             problem, event = check(answer, context, latency_ms=round(world.running_ms() - started, 3))
             problem = problem if event is None else recorded(event, context)
             if problem:
-                usage = answer.usage if isinstance(answer, Plan) else NOTHING  # pyright: ignore[reportUnnecessaryIsInstance]
-                await _reject(context, problem, raw=written(answer), usage=usage, started=started)
+                await _reject(context, problem, raw=written(answer), usage=getattr(answer, "usage", NOTHING), started=started)
         if context.run.journal.state.usage.model_calls:
             await context.commit()
     return context.state.plan
@@ -65,7 +66,8 @@ async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any,
     world = context.run.world
     said = await world.scrub([problem, raw[:4000]], known=context.known)
     elapsed = round(world.running_ms() - started, 3)
-    event = PlanRejected(problem=said[0], raw=said[1], attempt=context.state.rejected + 1, usage=usage, latency_ms=elapsed)
+    used = usage if isinstance(usage, Usage) else NOTHING
+    event = PlanRejected(problem=said[0], raw=said[1], attempt=context.state.rejected + 1, usage=used, latency_ms=elapsed)
     context.run.record(context.scope, event)
 
 
@@ -111,6 +113,8 @@ def recorded(event: Planned, context: KernelContext) -> str:
     """Put a plan on record; return the problem in words where it cannot be, because it holds what is no JSON data."""
     try:
         context.run.journal.put(event, context.scope)
+    except msgspec.ValidationError as error:  # a field of another type
+        return f"it is no plan: {error}"
     except (
         NotImplementedError,
         TypeError,

@@ -30,12 +30,11 @@ class RandomIds:
 
     def token(self, length: int) -> str:
         """Return `length` random characters of [a-z0-9]."""
-        end = self._used + length
-        if end > len(self._block):
-            self._block = os.urandom(max(4096, length)).translate(_TABLE).decode()
-            self._used, end = 0, length
-        token = self._block[self._used : end]
-        self._used = end
+        token = self._block[self._used : self._used + length]
+        if len(token) < length:
+            self._block, self._used = os.urandom(max(4096, length)).translate(_TABLE).decode(), 0
+            token = self._block[:length]
+        self._used += length
         return token
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Usage
-from detent.core.codec import decode_event, encode_event, read_log, seal
+from detent.core.codec import decode_event, encode, encode_event, read_log, seal
 from detent.core.errors import Conflict
 from detent.core.events import (
     TITLE,
@@ -86,7 +86,10 @@ class Journal:
     def put(self, event: AnyEvent, scope: str) -> None:
         """Stamp, fold and buffer one event; see `record`. Raise what its encoding raises when it is no JSON data."""
         before, kind = self.state, type(event)
-        body = encode_event(event)
+        try:
+            body = encode(event)
+        except UnicodeEncodeError:
+            body = encode_event(event)
         if kind is not TurnStarted:  # which holds nothing that could differ
             event = decode_event(body)  # what is folded is what was encoded
         iteration = event.iteration if isinstance(event, TurnStarted) else before.passes[scope].iteration if scope in before.passes else 0

@@ -61,7 +61,7 @@ def a_run(n: int) -> Run:
     store = RamStore()
     journal = Journal(store, RunState(run_id="r"), clock=SystemClock(), ids=RandomIds())
     journal.record(e.RunStarted(goal="look", agent=AgentSpec(name="a", tools=("look",)), budget=MOST))
-    world = LiveWorld(run=lambda: journal.state, planner=Looking(n), store=store, clock=SystemClock(), control=Control())
+    world = LiveWorld(journal=journal, planner=Looking(n), store=store, clock=SystemClock(), control=Control())
     return Run(journal=journal, world=world, tools={"look": Registry([look]).get("look")}, policy=TieredPolicy())
 
 

@@ -24,16 +24,25 @@ class Pooler:
         self._free: list[_Session] = []
         self._open: list[socket.socket] = []
         self._places = threading.Semaphore(sessions)
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._serving: list[threading.Thread] = []
 
     def __enter__(self) -> Pooler:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        with self._listener:
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake who waits in accept()
+            self._accepting.join()
+        while any(thread.is_alive() for thread in self._serving):
+            self._places.release()  # who still waits for a session finds its client gone
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in self._serving:
+                thread.join(0.01)
         for end in self._open:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
             end.close()
 
     def _accept(self) -> None:
@@ -43,15 +52,17 @@ class Pooler:
             except OSError:
                 return
             self._open.append(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            self._serving.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+            self._serving[-1].start()
 
     def _lend(self) -> _Session:
         self._places.acquire()
         if self._free:
             return self._free.pop()
-        session = _Session(self._server, self._database)
-        self._open.append(session.end)
-        return session
+        end = socket.socket(socket.AF_UNIX)
+        self._open.append(end)
+        end.connect(self._server)
+        return _Session(end, self._database)
 
     def _serve(self, client: socket.socket) -> None:
         session: _Session | None = None
@@ -81,9 +92,8 @@ class Pooler:
 class _Session:
     """A connection to the server, and whether it is outside of any transaction."""
 
-    def __init__(self, server: str, database: str) -> None:
-        self.end = socket.socket(socket.AF_UNIX)
-        self.end.connect(server)
+    def __init__(self, end: socket.socket, database: str) -> None:
+        self.end = end
         said = b"".join(part.encode() + b"\0" for part in ("user", "detent", "database", database, ""))
         self.end.sendall(struct.pack(">II", 8 + len(said), 196608) + said)
         self.greeting, self.idle = b"", True

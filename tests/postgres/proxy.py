@@ -24,7 +24,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._armed: tuple[bytes, Loss, Callable[[], None]] | None = None
         self.lost = 0
-        self._ended = False
+        self._passing: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> Proxy:
@@ -32,10 +32,17 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended = True
+        self._refusing = True
         self._open.set()
-        self._listener.close()
+        with self._listener:
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake who waits in accept()
+            self._thread.join()
         self.hang_up()
+        for thread in self._passing:
+            thread.join()
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
 
     def url(self, database_url: str, **options: str) -> str:
         """Return the URL of the same database through this proxy."""
@@ -83,11 +90,14 @@ class Proxy:
                 server.connect(self._server)
             except OSError:
                 client.close()
+                server.close()
                 continue
             self._pairs.append((client, server))
             losing = threading.Event()
-            threading.Thread(target=self._pass, args=(client, server, losing, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, losing, False), daemon=True).start()
+            for source, target, to_server in ((client, server, True), (server, client, False)):
+                thread = threading.Thread(target=self._pass, args=(source, target, losing, to_server), daemon=True)
+                self._passing.append(thread)
+                thread.start()
 
     def _pass(self, source: socket.socket, target: socket.socket, losing: threading.Event, to_server: bool) -> None:
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from detent.core.budget import Exhausted
 from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
-from detent.kernel.outside import PLACEHOLDER, Begin, BoundReached, Interrupted
+from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
 from detent.kernel.replay import GATEWAY, STUCK, ReplayJournal, from_kernel
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 
@@ -86,8 +86,14 @@ class ReplayWorld:
     async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
         """Take the inputs that the log has here; that the run was resumed is only found (`expect`) by what goes on behind it, from the top."""
         taken: list[e.AnyEvent] = []
+        if BRANCH.get() and isinstance(self._journal.next, e.CancelRequested) and self._journal.cancelled():
+            await asyncio.sleep(0)  # those that work on had all begun when it came
         while isinstance(self._journal.next, e.INPUTS) and not self._journal.asks():
-            if from_kernel(self._journal.next) or (not fresh and isinstance(self._journal.next, e.RunResumed)):
+            if (
+                from_kernel(self._journal.next)
+                or (not fresh and isinstance(self._journal.next, e.RunResumed))
+                or self._journal.came_amid_work()
+            ):
                 break
             taken.append(self._journal.accept())
         return taken

@@ -11,7 +11,7 @@ import pytest
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, Schedule, Thought
-from detent.core.errors import EffectFailed
+from detent.core.errors import EffectFailed, Suspended
 from detent.ports import Branch, StrategyRun
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
@@ -274,31 +274,70 @@ def test_a_run_that_one_pass_ends_while_the_others_wait_replays() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_what_a_pass_answers_after_a_cancellation_was_recorded_beside_it_replays() -> None:
-    """Its planner answered in the very step in which it was to be interrupted: that is on record, and a replay asks for it."""
-    answered, asked = asyncio.Event(), asyncio.Semaphore(0)
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("stubborn", ["a", "b"])
+def test_what_a_pass_answers_after_a_cancellation_was_recorded_beside_it_replays(resumed: bool, stubborn: str) -> None:
+    """Its planner answered in the very step in which it was to be interrupted: that is on record, and a replay asks for it; also where the run
+    had only just been resumed, with no record between.
+    """
+    answered, asked, suspends = asyncio.Event(), asyncio.Semaphore(0), resumed
 
     async def plan(view: View) -> Any:
         asked.release()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            if view.scope == "a":
+            if suspends or view.scope != stubborn:
                 raise
             for _ in range(9):  # what swallows its cancellation is given its end
                 await asyncio.sleep(0)
             answered.set()
         return ToolCall(tool="put", args={"n": 1})
 
+    async def all_asked() -> None:
+        await asked.acquire()
+        await asked.acquire()
+
     async def main() -> None:
-        async with engine(Planning(plan), put, look, strategies={"mine": both}) as made:
-            task = asyncio.create_task(made.run(AGENT, "go", run_id="r"))
-            await asked.acquire()
-            await asked.acquire()
+        nonlocal suspends
+        store = RamStore()
+        if resumed:
+            async with engine(Planning(plan), put, look, store=store, strategies={"mine": both}) as made:
+                task = asyncio.create_task(made.run(AGENT, "go", run_id="r"))
+                await all_asked()
+                made.suspend("later")
+                with pytest.raises(Suspended):
+                    await task
+            suspends = False
+        async with engine(Planning(plan), put, look, store=store, strategies={"mine": both}) as made:
+            task = asyncio.create_task(made.resume("r") if resumed else made.run(AGENT, "go", run_id="r"))
+            await all_asked()
             await made.cancel("r", by="ann")
             assert (await task).status == "stopped" and answered.is_set()
-            events = await events_of(made.store, "r")
-            assert [type(one) for one in of(events, e.CancelRequested, e.Planned)] == [e.CancelRequested, e.Planned]
+            events = await events_of(store, "r")
+            kinds = [type(one) for one in of(events, e.RunResumed, e.CancelRequested, e.Planned)]
+            assert kinds == [e.RunResumed] * resumed + [e.CancelRequested, e.Planned]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_pass_that_waits_goes_on_waiting_when_the_one_beside_it_uses_up_a_bound_of_the_run() -> None:
+    """When it came to rest the bound was not reached; no log says when that was, so no verdict may depend on it."""
+
+    async def plan(view: View) -> Any:
+        if view.scope == "a":
+            return AskUser(question="well?") if view.iteration == 1 else FinalAnswer(content="a")
+        return FinalAnswer(content="b") if view.iteration == 3 else Plan(actions=(Thought(content="hm"),))
+
+    async def main() -> None:
+        agent = Agent(name="a", strategy="mine", on_unknown="tell", wrap_up=True)
+        async with engine(Planning(plan), strategies={"mine": both}) as made:
+            result = await made.run(agent, "go", run_id="r", budget=Budget(max_iterations=4))
+            assert result.status == "waiting_for_user"
+            await replays(made)
+            result = await made.reply("r", "it is well")
+            assert (result.status, result.iterations) == ("completed", 5)  # the answer was heard in one last turn
             await replays(made)
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -1,7 +1,8 @@
 """The one termination decision: does this run go on, wait, or end, and why (DESIGN law 6, section 4).
 
 `settle` is pure and every exit of a run passes through it. Precedence: what a pass has ended with, then cancellation, failed turns,
-exhausted bounds and stagnation, then waits in the order of `WAITING`.
+exhausted bounds and stagnation, then waits in the order of `WAITING`. Of passes side by side one that waits goes on waiting, whatever the
+others use up meanwhile, and bounds of the run are looked at where a turn begins: when else it looked, no log says.
 """
 
 from __future__ import annotations
@@ -90,15 +91,18 @@ def wraps_up(run: RunState, state: KernelState, bound: Exhausted) -> bool:
     return run.agent.wrap_up and not state.wrapping_up and bound.dimension.partition(":")[0] in WRAPPED_UP
 
 
-def settle(run: RunState, state: KernelState, *, running_s: float, total_s: float = 0.0, turn_over: bool) -> Verdict:
+def settle(run: RunState, state: KernelState, *, running_s: float, total_s: float = 0.0, turn_over: bool, beside: bool = False) -> Verdict:
     """Return how the run goes on; None means: with the next turn, or with the rest of the open one (`turn_over` false).
 
-    `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open.
+    `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open. `beside`:
+    others may go on beside this pass.
     """
     if state.ended:
         return Settled(reason=state.ended, output=state.output, error=state.error)
     if run.cancel is not None:
         return Settled(reason="cancelled", error=run.cancel)
+    if beside and ((waiting := waits(run, state)) or not turn_over):
+        return Wait(waiting) if waiting else None
     if turn_over:
         failed = run.budget.max_failed_turns
         if failed is not None and state.consecutive_failed_turns >= failed:

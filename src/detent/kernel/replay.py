@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -150,6 +151,13 @@ class ReplayJournal:
             return self.state.cancel is not None or isinstance(self.next, e.CancelRequested)
         event, found = self._own()
         return found and not isinstance(event, WORK)
+
+    def came_amid_work(self) -> bool:
+        """Whether the next record is a cancellation that came when passes had begun again side by side, of which one works on after it."""
+        if BRANCH.get() or not isinstance(self.next, e.CancelRequested):
+            return False
+        ahead = (self.records[index].event for index in range(self.cursor, len(self.records)))
+        return any(isinstance(event, WORK) for event in takewhile(lambda event: not isinstance(event, e.RunResumed), ahead))
 
     def asks(self) -> bool:
         """Whether this is a pass beside others that asks its planner next, whatever happened beside it since it decided to."""

@@ -17,7 +17,7 @@ from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
 from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
-from detent.kernel.outside import BoundReached, Interrupted
+from detent.kernel.outside import BRANCH, BoundReached, Interrupted
 
 log = logging.getLogger("detent")
 
@@ -52,6 +52,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     run = context.run
     turn_over = context.state.iteration == 0
     budget, limits = run.state.budget, context.state.limits
+    beside = bool(BRANCH.get())
     timed = any(bound is not None for bound in (budget.max_running_s, budget.max_total_s, limits.max_running_s, limits.max_total_s))
     while True:
         run.world.proceed()
@@ -59,7 +60,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
             await absorb(run, fresh=False)
             await run.world.weigh(context)
         now = run.journal.state
-        verdict = settle(now, now.passes[context.scope], running_s=now.running_ms / 1000, turn_over=turn_over)
+        verdict = settle(now, now.passes[context.scope], running_s=now.running_ms / 1000, turn_over=turn_over, beside=beside)
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue

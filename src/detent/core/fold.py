@@ -8,7 +8,7 @@ completion: an outcome waits in its `CallState` until all calls before it have t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
@@ -40,7 +40,7 @@ from detent.core.state import (
     transition,
 )
 
-replace = msgspec.structs.replace
+replace, force_setattr = msgspec.structs.replace, msgspec.structs.force_setattr
 
 
 def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
@@ -63,10 +63,16 @@ def evolve(state: RunState, record: Record) -> RunState:
         raise IllegalEvent(
             state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
         )
-    after = _apply(state, event, record)
+    often = _OFTEN.get(type(event))
+    after = _apply(state, event, record) if often is None else often(state, event, record)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
-    return replace(after, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
+    if after is state:
+        return replace(state, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
+    force_setattr(after, "seq", envelope.seq)  # nobody has seen this state yet: a second copy for these three would be thrown away at once
+    force_setattr(after, "digest", record.digest)
+    force_setattr(after, "updated_at", envelope.at)
+    return after
 
 
 _AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
@@ -85,23 +91,6 @@ def _intervention(event: Any, seq: int) -> Intervention:
 def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
     scope = record.envelope.scope
     match event:
-        case e.ToolFinished():
-            return _tool_finished(state, scope, event)
-        case e.ToolStarted():
-            return _tool_started(state, scope, event)
-        case e.PolicyDecided(call=call, decision=decision):
-            if decision == "allow":
-                return _with_call(state, replace(_open_call(state, call), status="allowed"))
-            if decision == "deny":
-                return _call(state, call, refused="policy_denied", why=event.reason)
-            if decision == "stop":
-                return _end(_call(state, call, refused="policy_stopped", why=event.reason), scope, "policy_stopped", error=event.reason)
-            return state
-        case e.Planned():
-            return _planned(state, scope, event)
-        case e.TurnStarted(iteration=iteration):
-            state = _turn_started(state, scope, iteration, event.running_ms, record.envelope.at)
-            return _with(state, replace(_pass(state, scope), wrapping_up=True, guidance=(event.wrap_up,))) if event.wrap_up else state
         case e.GuardBlocked(call=call):
             return _call(state, call, refused="guard_blocked", why=event.reason)
         case e.StateChanged():
@@ -129,7 +118,7 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             item = item_of(now, before.iteration, result=result, error=error, meta=True)
             kept: dict[str, Any] = {k: v for k, v in (before.meta.get("meta_tools", {}) | event.notes).items() if v is not None}
             before = replace(before, meta={**before.meta, "meta_tools": kept}) if event.notes else before
-            state = _with(state, _observed(before, now, item, ok=success, work=False))
+            state = _with(state, _observed(before, now, item, ok=success))
             return state if event.action is None else _concluded(state, scope, event.action)
         case e.EffectRecorded():
             return _effect(state, scope, event)
@@ -180,27 +169,6 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
     scope = record.envelope.scope
     checked: e.AnyEvent = event
     match checked:
-        case e.RunStarted():
-            return _run_started(state, event, record)
-        case e.PassStarted(key=key):
-            if key in state.passes:
-                raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
-            first = Item(kind="user", text=event.input or state.goal)
-            opened = KernelState(
-                task_id=state.run_id,
-                strategy=state.strategy,
-                kernel_type=event.kernel,
-                scope=key,
-                limits=event.limits if event.limits != UNBOUNDED else UNBOUNDED,
-                digest=event.digest,
-                meta=event.meta,
-            )
-            return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
-        case e.PassFinished(status=status, reason=reason):
-            before = _pass(state, scope)
-            now = transition(before, status=status, ended=reason or before.ended, output=event.output, error=event.error or before.error)
-            bound = Exhausted(event.dimension, event.limit or 0, event.used or 0, of="pass") if event.dimension else None
-            return _with(state, replace(now, bound=bound) if bound else now)
         case e.TenantBalance():
             return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.StrategySwitched(new=new):
@@ -214,8 +182,6 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             if status not in WAITING:
                 raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
             return move(state, status, running_ms=ms, read_at=record.envelope.at)  # type: ignore[arg-type]
-        case e.RunFinished(status=status):
-            return _finished(_charge_open_calls(state), event)
         case e.DeadLettered(why=why):
             return move(state, "waiting_for_operator", dead_letter=why)
         case e.Forked(parent=parent):
@@ -269,6 +235,10 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             | e.PolicyDecided()
             | e.Planned()
             | e.TurnStarted()
+            | e.RunStarted()
+            | e.PassStarted()
+            | e.PassFinished()
+            | e.RunFinished()
             | e.GuardBlocked()
             | e.StateChanged()
             | e.ModelCallStarted()
@@ -289,7 +259,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             | e.MemoryRecalled()
             | e.ContextCompacted()
         ):
-            raise AssertionError(f"{describe(checked)} is folded by _apply")
+            raise AssertionError(f"{describe(checked)} is folded by _apply or one of _OFTEN")
         case _:
             assert_never(checked)
 
@@ -328,7 +298,8 @@ def away_ms(state: RunState, now: datetime) -> float:
     return round(state.away_ms + max(0.0, (now - since).total_seconds()) * 1000, 3)
 
 
-def _finished(state: RunState, event: e.RunFinished) -> RunState:
+def _finished(state: RunState, event: e.RunFinished, record: Record) -> RunState:
+    state = _charge_open_calls(state)
     blank = event.output is None or (isinstance(event.output, str) and not event.output.strip())
     if (event.status == "completed") == blank:
         raise IllegalEvent(state.run_id, f"run {state.run_id!r} cannot be {event.status} with output {event.output!r}")
@@ -459,7 +430,33 @@ def _note(state: RunState, scope: str, text: str) -> RunState:
 _NO_PHASES: frozenset[int] = frozenset()
 
 
-def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float, at: datetime) -> RunState:
+def _pass_started(state: RunState, event: e.PassStarted, record: Record) -> RunState:
+    key = event.key
+    if key in state.passes:
+        raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
+    first = Item(kind="user", text=event.input or state.goal)
+    opened = KernelState(
+        task_id=state.run_id,
+        strategy=state.strategy,
+        kernel_type=event.kernel,
+        scope=key,
+        limits=event.limits if event.limits != UNBOUNDED else UNBOUNDED,
+        digest=event.digest,
+        meta=event.meta,
+    )
+    return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
+
+
+def _pass_finished(state: RunState, event: e.PassFinished, record: Record) -> RunState:
+    before = _pass(state, record.envelope.scope)
+    ended, error = event.reason or before.ended, event.error or before.error
+    now = transition(before, status=event.status, ended=ended, output=event.output, error=error)
+    bound = Exhausted(event.dimension, event.limit or 0, event.used or 0, of="pass") if event.dimension else None
+    return _with(state, replace(now, bound=bound) if bound else now)
+
+
+def _turn_started(state: RunState, event: e.TurnStarted, record: Record) -> RunState:
+    scope, iteration = record.envelope.scope, event.iteration
     before = _pass(state, scope)
     if iteration != before.iteration + 1:
         raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
@@ -486,8 +483,10 @@ def _turn_started(state: RunState, scope: str, iteration: int, running_ms: float
         phases_done=_NO_PHASES,
         effects={},
     )
+    if event.wrap_up:
+        now = replace(now, wrapping_up=True, guidance=(event.wrap_up,))
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
-    return replace(state, usage=usage, running_ms=running_ms, read_at=at, passes={**state.passes, scope: now})
+    return replace(state, usage=usage, running_ms=event.running_ms, read_at=record.envelope.at, passes={**state.passes, scope: now})
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -514,7 +513,8 @@ def _planner_use(state: RunState, scope: str, event: e.Planned | e.PlanRejected)
     return replace(_use(state, scope, usage), reserved={c: r for c, r in state.reserved.items() if c})
 
 
-def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
+def _planned(state: RunState, event: e.Planned, record: Record) -> RunState:
+    scope = record.envelope.scope
     if event.model or event.usage is not NOTHING or state.reserved or _pass(state, scope).metered:
         state = _planner_use(state, scope, event)
     before = _pass(state, scope)
@@ -603,7 +603,21 @@ def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
     return _with_call(state, replace(_open_call(state, call_id), **changes))
 
 
-def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
+def _decided(state: RunState, event: e.PolicyDecided, record: Record) -> RunState:
+    call, reason = event.call, event.reason
+    match event.decision:
+        case "allow":
+            return _with_call(state, replace(_open_call(state, call), status="allowed"))
+        case "deny":
+            return _call(state, call, refused="policy_denied", why=reason)
+        case "stop":
+            return _end(_call(state, call, refused="policy_stopped", why=reason), record.envelope.scope, "policy_stopped", error=reason)
+        case _:
+            return state
+
+
+def _tool_started(state: RunState, event: e.ToolStarted, record: Record) -> RunState:
+    scope = record.envelope.scope
     if event.cost_usd is not None:
         state = _use(state, scope, Usage(cost_usd=event.cost_usd))
     call, before = _open_call(state, event.call), _pass(state, scope)
@@ -660,7 +674,8 @@ def item_of(
     )
 
 
-def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
+def _tool_finished(state: RunState, event: e.ToolFinished, record: Record) -> RunState:
+    scope = record.envelope.scope
     call = _open_call(state, event.call)
     first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
     if first:
@@ -695,8 +710,23 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
         whole = _counted(whole, calls=int(begun), failures=failures)
     if begun:
         calls_of = {**calls_of, call.tool: calls_of.get(call.tool, 0) + 1}
-    before = replace(before, seen=seen, progressed=progressed, polled=polled, tools_used=tools_used, usage=mine)
-    now = _observed(before, call, item, ok=error is None, work=True)
+    calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
+    steps, results, observed = _in_order(before, calls)
+    now = replace(
+        before,
+        seen=seen,
+        progressed=progressed,
+        polled=polled,
+        tools_used=tools_used,
+        usage=mine,
+        calls=calls,
+        steps=steps,
+        results=results,
+        observed=observed,
+        turn_ok=before.turn_ok + (error is None),
+        turn_bad=before.turn_bad + (error is not None),
+        status="observing" if observed == len(calls) and before.status == "acting" else before.status,
+    )
     if error is not None or call.ends_turn or call.provenance == "text":
         now = replace(now, **_ending(state, call, item, fatal=fatal))
     return replace(state, usage=whole, calls_of=calls_of, passes={**state.passes, scope: now})
@@ -724,8 +754,8 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
     return {}
 
 
-def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, work: bool) -> KernelState:
-    """Finish `call`; observations keep the order of call indices."""
+def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool) -> KernelState:
+    """Finish `call`, which was no work; observations keep the order of call indices."""
     calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
     steps, results, observed = _in_order(before, calls)
     return replace(
@@ -735,7 +765,6 @@ def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool, wor
         results=results,
         observed=observed,
         turn_ok=before.turn_ok + ok,
-        turn_bad=before.turn_bad + (not ok and work),
         status="observing" if observed == len(calls) and before.status == "acting" else before.status,
     )
 
@@ -771,5 +800,19 @@ def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunStat
         )
     item = item_of(call, _pass(state, scope).iteration, result=event.result, error=error)
     if state.terminal:
-        return _with(state, _observed(_pass(state, scope), call, item, ok=error is None, work=False))
+        return _with(state, _observed(_pass(state, scope), call, item, ok=error is None))
     return _wake(_outcome(state, scope, call, item))
+
+
+_OFTEN: dict[type, Callable[[RunState, Any, Record], RunState]] = {
+    e.TurnStarted: _turn_started,
+    e.Planned: _planned,
+    e.PolicyDecided: _decided,
+    e.ToolStarted: _tool_started,
+    e.ToolFinished: _tool_finished,
+    e.RunStarted: _run_started,
+    e.PassStarted: _pass_started,
+    e.PassFinished: _pass_finished,
+    e.RunFinished: _finished,
+}
+"""What folds the events of every turn and run, found at once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from math import inf
 from operator import attrgetter, ge
 from typing import Any
 
@@ -202,12 +203,15 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
 class _Limits(msgspec.Struct, frozen=True):
     """The bounds that are set, in the order in which they are looked at.
 
-    Where all of them count something, `counters` takes what they bound out of a `Usage`, in the order of `most`.
+    Where several of them count something, `counters` takes that out of a `Usage`, in the order of `most`.
     """
 
     bounds: tuple[tuple[str, float], ...]
     counters: Callable[[Usage], tuple[float, ...]] | None
     most: tuple[float, ...]
+    running_s: float
+    total_s: float
+    cost_usd: float
 
 
 @lru_cache(maxsize=512)
@@ -215,10 +219,10 @@ def _limits(budget: Budget, only: tuple[str, ...] | None) -> _Limits:
     """Return the bounds that are set; asked several times a turn, always of the same budgets."""
     looked = DIMENSIONS if only is None else only
     bounds = tuple((dimension, limit) for dimension in looked if (limit := getattr(budget, OPTIONS[dimension])) is not None)
-    counted = tuple(bound for bound in bounds if bound[0] != "goal_depth")
-    plain = len(counted) > 1 and not {"running_s", "total_s", "cost_usd"} & {dimension for dimension, _ in counted}
-    counters: Any = attrgetter(*(dimension for dimension, _ in counted)) if plain else None
-    return _Limits(bounds, counters, tuple(limit for _, limit in counted))
+    counted = tuple(bound for bound in bounds if bound[0] not in (*_GIVEN, "cost_usd"))
+    counters: Any = attrgetter(*(dimension for dimension, _ in counted)) if len(counted) > 1 else None
+    others = (dict(bounds).get(dimension, inf) for dimension in ("running_s", "total_s", "cost_usd"))
+    return _Limits(bounds, counters, tuple(limit for _, limit in counted), *others)
 
 
 def exhausted(
@@ -235,7 +239,14 @@ def exhausted(
     `only` narrows the look to these dimensions.
     """
     limits = _limits(budget, only)
-    if limits.counters is not None and goal_depth < 2 and not any(map(ge, limits.counters(used), limits.most)):
+    if (
+        limits.counters is not None
+        and goal_depth < 2
+        and running_s < limits.running_s
+        and total_s < limits.total_s
+        and (used.cost_usd or 0.0) < limits.cost_usd
+        and not any(map(ge, limits.counters(used), limits.most))
+    ):
         return None  # as a rule
     for dimension, limit in limits.bounds:
         if dimension not in _GIVEN:

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.errors import CorruptLog, NewerVersion
 from detent.core.events import AnyEvent, Planned
 from detent.core.history import Map, Seq
-from detent.core.records import VERSION, Envelope, Record, chain
+from detent.core.records import VERSION, Envelope, Record
 from detent.core.state import KernelState, RunState
 
 StateT = TypeVar("StateT", KernelState, RunState)
@@ -88,7 +88,7 @@ def digest_of(value: Any) -> str:
 def seal(envelope: Envelope, body: bytes, *, previous: str, salt: str) -> tuple[bytes, str]:
     """Return a record's line and its digest."""
     head, salted = encode(envelope), salt.encode()
-    kept = sha256(salted + b"\n" + body).hexdigest()  # `_kept` and `chain`, without the calls: this is done for every record
+    kept = sha256(salted + b"\n" + body).hexdigest()  # `_kept`, without the call: this is done for every record
     digest = sha256(b"%b\n%b\n%b" % (previous.encode(), head, kept.encode())).hexdigest()
     return b'{"envelope":%b,"salt":"%b","body":%b,"digest":"%b"}' % (head, salted, body, digest.encode()), digest
 
@@ -150,7 +150,8 @@ def links(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int
             head, salt, body, stored = _split(line)
         except ValueError as error:
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
-        digest = chain(link, head, body if salt is None else _kept(salt, body))
+        kept = body if salt is None else sha256(b"%b\n%b" % (salt, body)).hexdigest().encode()  # as in `seal`, for every record
+        digest = sha256(b"%b\n%b\n%b" % (link, head, kept)).hexdigest()
         link = digest.encode()
         if link != stored:
             raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")

@@ -14,7 +14,6 @@ salt keeps a guessed body from being confirmed (DESIGN 4).
 from __future__ import annotations
 
 from datetime import datetime
-from hashlib import sha256
 
 import msgspec
 
@@ -74,8 +73,3 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     records: int = 0
     created_at: datetime
     updated_at: datetime
-
-
-def chain(previous: bytes, envelope: bytes, body_hash: bytes) -> str:
-    """Return the digest of a record, in hex; the digest before it and the hash of its body are in hex, too."""
-    return sha256(previous + b"\n" + envelope + b"\n" + body_hash).hexdigest()

@@ -1,6 +1,6 @@
 """Prompt injection, measured on AgentDojo (PyPI `agentdojo`), suites workspace and banking, without a model and without a network.
 
-    python benchmarks/agentdojo.py [--suite banking] [--attack important_instructions] [--details] [--json]
+    python benchmarks/agentdojo.py [--suite banking] [--attack important_instructions] [--details] [--quick] [--json]
 
 The agent is the worst one there could be: it makes the published calls of the user's task, and obeys every injection that it has read, at
 once, by making the published calls of the injected task. What is measured is therefore the policy alone. Every tool of a suite is a tool of
@@ -207,11 +207,12 @@ def attacked_cases(suite: Any, attack_name: str) -> tuple[list[tuple[Any, Any, d
     return pairs, unpublished, unreachable
 
 
-async def measure(name: str, attack_name: str, details: bool) -> dict[str, Any]:
-    """Measure one suite under every policy."""
+async def measure(name: str, attack_name: str, details: bool, most: int | None) -> dict[str, Any]:
+    """Measure one suite under every policy; of its tasks and of its pairs the first `most`."""
     suite = get_suites(VERSION)[name]
     pairs, unpublished, unreachable = attacked_cases(suite, attack_name)
-    benign = {task.ID: Case(suite, task) for task in suite.user_tasks.values()}
+    pairs = pairs[:most]
+    benign = {task.ID: Case(suite, task) for task in list(suite.user_tasks.values())[:most]}
     report: dict[str, Any] = {
         "suite": name,
         "user_tasks": len(benign),
@@ -284,10 +285,11 @@ def main() -> None:
     parser.add_argument("--suite", action="append", choices=("workspace", "banking"))
     parser.add_argument("--attack", default="important_instructions")
     parser.add_argument("--details", action="store_true", help="one line for each task held up and each attack that went through")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    for name in given.suite or ("workspace", "banking"):
-        report = asyncio.run(measure(name, given.attack, given.details))
+    for name in given.suite or (("banking",) if given.quick else ("workspace", "banking")):
+        report = asyncio.run(measure(name, given.attack, given.details, 2 if given.quick else None))
         print(json.dumps(report) if given.json else shown(report))
 
 

@@ -1,6 +1,6 @@
 """What `ModelPlanner` costs a call beside the model and beside what pydantic-ai itself spends, at 20 and at 1,000 turns with 20 tools.
 
-    python benchmarks/planner.py [--turns 20 1000] [--tools 20] [--calls 300] [--cold] [--json]
+    python benchmarks/planner.py [--turns 20 1000] [--tools 20] [--calls 300] [--cold] [--quick] [--json]
 
 The floor is pydantic-ai's own work inside the same call: preparing the messages for the model and asking a `FunctionModel`. It is measured
 where the planner calls it, so that what is left is the planner's own. Each call is on a transcript that is one turn longer than the last,
@@ -184,8 +184,11 @@ def main() -> None:
     parser.add_argument("--tools", type=int, default=20)
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     said = parser.parse_args()
+    if said.quick:
+        said.turns, said.tools, said.calls = [2, 10], 3, 5
     gc.disable()
     rows: list[dict[str, Any]] = []
     for turns in said.turns:

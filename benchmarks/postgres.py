@@ -1,12 +1,12 @@
 """What the PostgreSQL store costs, next to the raw floor measured side by side on the same server.
 
-    python benchmarks/postgres.py [--url postgresql://...] [--n 1000] [--rounds 5] [--runs 200] [--resume 5000] [--json]
+    python benchmarks/postgres.py [--url postgresql://...] [--n 1000] [--rounds 5] [--runs 200] [--resume 5000] [--quick] [--json]
 
 Without `--url` a server of its own is started, with its data on the disk of /tmp and fsync on. One iteration is one turn: a scripted planner
 that costs nothing asks for one trivial async tool that reads, and the turn is one commit. Floors: one row with as many bytes as a turn writes,
 committed by itself; the same rows and bytes as the runs write, one transaction for one turn of every run. That is done in three ways: an INSERT
 a row (the floor that the goal of 60 % is of), a pipeline of them (`executemany`) and one statement over arrays. For the last two it is shown what
-the loop itself reaches of them without any store: no store can get it further. Nothing is asserted.
+the loop itself reaches of them without any store: no store can get it further. With `--quick` everything is done in one process. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ async def log_bytes(n: int) -> int:
     return round((await iterations("ram:", "read", n))["log_bytes"])
 
 
-def measured(name: str, *values: Any) -> Any:
+def here(name: str, *values: Any) -> Any:
+    """Measure in this process."""
+    return one(name, [str(value) for value in values])
+
+
+def apart(name: str, *values: Any) -> Any:
     """Measure in a process of its own: nothing is loaded, cached or allocated that would not be there in a program."""
     done = subprocess.run([sys.executable, str(HERE), "--one", name, *map(str, values)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -126,7 +131,8 @@ async def iterations_of(url: str, n: int) -> Row:
 
 def measure(url: str, asked: argparse.Namespace) -> Row:
     """Measure floors and store by turns, so that both see the same machine; return medians, and of the ratios of each round."""
-    size = asyncio.run(log_bytes(200))
+    measured = here if asked.quick else apart
+    size = asyncio.run(log_bytes(asked.n if asked.quick else 200))
     rounds: list[Row] = []
     for number in range(asked.rounds):
         one_round = {"row": measured("row", url, asked.n, size), "alone": measured("alone", url, asked.n)}
@@ -171,8 +177,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--resume", type=int, default=5000)
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.n, asked.rounds, asked.runs, asked.resume = 20, 1, 2, 20
     if asked.url:
         row = measure(asked.url, asked)
     else:

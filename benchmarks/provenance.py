@@ -1,6 +1,6 @@
 """What it costs to trace where arguments came from: microseconds of processor time a decision, at a transcript of many steps.
 
-    python benchmarks/provenance.py [--steps 200] [--chars 300] [--json]
+    python benchmarks/provenance.py [--steps 200] [--chars 300] [--quick] [--json]
 
 Each iteration a new result of about `--chars` characters is in the transcript, and one call is decided: everything that the policy does
 for one turn is in the figure, the indexing of that result included. `proven` are arguments that the user named, `made up` are found nowhere,
@@ -71,7 +71,7 @@ def state_with(steps: int, chars: int) -> RunState:
     return RunState(run_id="r", goal=GOAL, agent=AgentSpec(name="a"), passes={"main": KernelState(task_id="r", steps=main)})
 
 
-def measure(args: dict[str, Any], steps: int, chars: int, turns: int = 300) -> dict[str, float]:
+def measure(args: dict[str, Any], steps: int, chars: int, turns: int) -> dict[str, float]:
     """Return the median and the 99th percentile of a turn, and of the first decision, in microseconds."""
     policy = ProvenancePolicy()
     state = state_with(steps, chars)
@@ -96,9 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, nargs="+", default=[200, 2000])
     parser.add_argument("--chars", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = [{"args": name, "steps": n, **measure(args, n, given.chars)} for n in given.steps for name, args in ARGS.items()]
+    steps, turns = ([20], 20) if given.quick else (given.steps, 300)
+    rows = [{"args": name, "steps": n, **measure(args, n, given.chars, turns)} for n in steps for name, args in ARGS.items()]
     if given.json:
         print(json.dumps(rows))
         return

@@ -1,6 +1,6 @@
 """What strategies add: `reactive` over the bare kernel, an iteration; and a run with finished passes that starts again from its top.
 
-    python benchmarks/strategies.py [--n 2000] [--passes 100] [--json]
+    python benchmarks/strategies.py [--n 2000] [--passes 100] [--times 7] [--quick] [--json]
 
 The first pair is measured in one process, in turns, the smallest of several: `run_kernel` on one pass, and the same pass made by the strategy.
 """
@@ -127,8 +127,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2000, help="iterations of one run")
     parser.add_argument("--passes", type=int, default=100, help="finished passes of the run that starts again")
     parser.add_argument("--times", type=int, default=7, help="how often each is measured")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     given = parser.parse_args()
+    if given.quick:
+        given.n, given.passes, given.times = 20, 3, 1
     asyncio.run(bare(50))
     pairs = [(iteration_us(bare, given.n), iteration_us(by_strategy, given.n)) for _ in range(given.times)]
     alone, made = min(a for a, _ in pairs), min(b for _, b in pairs)

@@ -1,6 +1,6 @@
 """How much later than the provider sends it a streamed piece reaches an observer of a run.
 
-    python benchmarks/streaming.py [--calls 60] [--pieces 5] [--json]
+    python benchmarks/streaming.py [--calls 60] [--pieces 5] [--quick] [--json]
 
 A server in a process of its own speaks OpenAI's chat completions on loopback. Each piece of text is the reading of the machine's monotonic clock
 just before the piece is written, so what is measured is the way from there to whoever looks: a client that reads lines and decodes JSON (the floor),
@@ -180,12 +180,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--calls", type=int, default=60)
     parser.add_argument("--pieces", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.serve:
         asyncio.run(serve(said.serve))
         return
+    if said.quick:
+        said.calls, said.pieces = 2, 2
     rows = measure(said.calls, max(2, said.pieces))
     if said.json:
         print(json.dumps(rows))

@@ -205,6 +205,15 @@ def test_strategies_are_small_and_have_no_loop_over_tool_calls() -> None:
     assert wrong == []
 
 
+def test_a_run_is_ended_in_one_place() -> None:
+    """Law 6: one function makes the end of a run, and one place asks it to; every other way to end goes through there."""
+    made = [
+        path.name for path in modules() for _, name in calls(path) if name.split(".")[-1] == "RunFinished" and "testing" not in path.parts
+    ]
+    asked = [path.name for path in modules() for _, name in calls(path) if name == "finish"]
+    assert (made, asked) == (["settle.py"], ["passes.py"])
+
+
 DECLARATIONS = ("actions.py", "agent.py", "events.py", "errors.py", "outside.py")
 """Modules that only declare data and seams: their size is that of the closed lists in the design, not of behaviour."""
 

@@ -1,11 +1,17 @@
-"""The benchmark runs and prints all its rows; what it measures is nobody's pass or fail."""
+"""The benchmarks run and print all their figures; what they measure is nobody's pass or fail."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 
+import pytest
+
+from postgres.cluster import MISSING, programs
 from source_code import ROOT
 
 EXPECTED = (
@@ -39,3 +45,68 @@ def test_the_benchmark_prints_every_row() -> None:
     for row in rows:
         assert row["value"] > 0 or row["what"].endswith("peak memory"), row
         assert (row["target"] is None) == (row["ok"] is None)
+
+
+FIGURES: dict[str, tuple[str, ...]] = {
+    "governance": (
+        *(f"{part} # us an iteration #" for part in ("nothing", "budgets", "guards", "rules", "rules and guards")),
+        *("everything # us an iteration # target <= #", "backtest of # decisions # a second target >= #"),
+    ),
+    "strategies": (
+        *("bare kernel, an iteration # us", "reactive, an iteration # us", "reactive adds # us (target: below #)"),
+        "restart with # finished passes # ms (target: below #)",
+    ),
+    "planner": ("# turns: overhead # µs, floor # µs (# of the floor, # of that at # turns), alone # µs",),
+    "streaming": (
+        *("an HTTP client and JSON # # # #", "pydantic-ai # # # #", "engine, in memory # # # #", "engine, SQLite # # # #"),
+        *("engine, SQLite, bounded # # # #", "target: # ms:"),
+    ),
+    "forking": (
+        *(f"{store}, a run of # records" for store in ("ram", "file", "sqlite")),
+        *(f"fork at the {place} best # ms median # ms" for place in ("end", "end, and load", "middle", "middle, and load")),
+        "floor: one durable append best # ms median # ms",
+    ),
+    "on_device": tuple(
+        line
+        for n in (20, 100, 1000)
+        for line in (f"bare work at {n} turns # µs", f"a plan at {n} turns # µs", f"times the bare work at {n} turns # x")
+    ),
+    "provenance": ("proven # # # #", "made up # # # #"),
+    "postgres": (
+        *("one commit of one row of # bytes # us", "one run alone, an iteration # us # times", "# runs at once, iterations # /s"),
+        *(f"grouped, {how} # /s #% of it" for how in ("an INSERT a row", "a pipeline of INSERTs", "one statement")),
+        *("the loop itself, without a store # /s #% of it", "ready to step a run of # iterations # ms"),
+    ),
+    "agentdojo": (
+        "banking: # user tasks; # attacked pairs (# pairs without published calls, # without a place to inject)",
+        *(f"{policy} # % # % # % # % # #" for policy in ("no policy", "provenance, deny", "provenance, deny, grants")),
+        *(f"{policy} # % - - - # #" for policy in ("provenance, ask", "provenance, ask, grants")),
+    ),
+}
+"""What each of the others prints; # stands for a number, one space for any number of them."""
+NEEDS = {"planner": "pydantic_ai", "streaming": "pydantic_ai", "agentdojo": "agentdojo", "postgres": "psycopg"}
+
+
+def test_every_benchmark_is_run_here() -> None:
+    """A new one brings its figures along."""
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*FIGURES, "overhead"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: pytest.FixtureRequest) -> None:
+    """With `--quick`, in a process of its own, so that several may run side by side; it ends well, and each figure is a number."""
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"benchmarks/{name}.py was NOT run: it needs {NEEDS[name]}, which is not installed")
+    if name == "postgres" and programs() is None:
+        pytest.skip(f"benchmarks/{name}.py was NOT run: {MISSING}")
+    words = ["--url", request.getfixturevalue("postgres_url")] if name == "postgres" else []
+    script = str(ROOT / "benchmarks" / f"{name}.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, script, "--quick", *words], capture_output=True, encoding="utf-8", timeout=100, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    printed = re.sub(r" +", " ", done.stdout)
+    for line in FIGURES[name]:
+        promised = re.escape(line).replace(r"\ ", " ").replace(r"\#", r"[+-]?\d[\d,]*(?:\.\d+)?")
+        assert re.search(promised, printed), f"no line {line!r} in\n{printed}"

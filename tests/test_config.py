@@ -247,6 +247,8 @@ def test_variables_are_read_as_their_kind_and_mistakes_are_named() -> None:
         config_from_environment({"DETENT_MAX_ITERATIONS": "many"})
     with pytest.raises(BudgetRefused, match="max_iterations is 0"):
         config_from_environment({"DETENT_MAX_ITERATIONS": "0"})
+    with pytest.raises(ConfigError, match="DETENT_PROGRESS: expected true or false, found 'maybe'"):
+        config_from_environment({"DETENT_PROGRESS": "maybe"})
 
 
 def test_bounds_are_given_as_pairs() -> None:
@@ -349,3 +351,14 @@ def test_configuration_is_light_to_import() -> None:
 def test_an_agent_made_in_code_needs_no_file() -> None:
     """`Agent` and its specification are unchanged by the files."""
     assert Agent(name="x", tools=["a", "a"]).spec().tools == ("a",)
+
+
+def test_the_times_that_are_promised_are_the_defaults() -> None:
+    """Signals are seen within 500 ms, a cancelled call has 5 s, a busy store is waited for 30 s, a program runs for 30 s, a claim lasts over renewals."""
+    from detent import live, watcher
+    from detent.stores import locks
+    from detent.tools import process
+
+    assert watcher.POLL_S <= 0.5
+    assert (live.GRACE_S, locks.BUSY_TIMEOUT_S, process.DEFAULT_TIMEOUT_S) == (5.0, 30.0, 30.0)
+    assert 3 * watcher.RENEW_S <= locks.LEASE_S, "a renewal may be late twice"

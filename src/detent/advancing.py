@@ -20,7 +20,7 @@ from detent.attempts import tries_of
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import DetentError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -149,20 +149,19 @@ class Advancing:
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
-        """Take the claim; raise `RunBusy`, also when this engine itself is advancing the run, and `Suspended`."""
+        """Take the claim; raise `RunBusy`, also when an engine of this store object is advancing the run, and `Suspended`."""
         if self.control.stop:
             raise Suspended(self.run_id, self.control.stop)
-        if self.parts.watcher.control(self.run_id) is not None:
-            raise RunBusy(self.run_id, "this engine")
+        self.parts.watcher.add(self.run_id, self.control)
         self.control.attach()
         if self._sinks or self.parts.hooks is not noop_hooks:
             PATIENCE.set(patience_of(self.control))
-        self.parts.watcher.add(self.run_id, self.control)
         try:
             await self.parts.store.claim(self.run_id)
         except BaseException as error:
             PATIENCE.set(awaited)
             self.parts.watcher.remove(self.run_id)
+            self.parts.watcher.free(self.run_id, self.control)
             if isinstance(error, asyncio.CancelledError) and self.control.stop:
                 raise Suspended(self.run_id, self.control.stop) from None
             raise
@@ -177,11 +176,17 @@ class Advancing:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
             self.parts.watcher.remove(self.run_id)
-            await asyncio.shield(give_back(self.parts.store, self.run_id))
+            await asyncio.shield(self._give_back())
         if isinstance(error, asyncio.CancelledError) and self.control.stop:
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
+
+    async def _give_back(self) -> None:
+        try:
+            await give_back(self.parts.store, self.run_id)
+        finally:
+            self.parts.watcher.free(self.run_id, self.control)
 
     async def _say_stopped(self) -> None:
         """Record that the run was taken up and put down again in good order, where nothing came of that: it is no failed attempt.
@@ -201,7 +206,7 @@ class Advancing:
         sinks = [apart(sink) for sink in self._sinks]
         hooks = self.parts.hooks
         if hooks is not noop_hooks:
-            sinks.append(apart(lambda record, state: fire(hooks, record, state)))
+            sinks.append(apart(lambda record, state: fire(hooks, record, state), events=False))
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
         )
@@ -218,7 +223,8 @@ class Advancing:
     def _run(self, journal: Journal) -> Run:
         """Put together what the run works with; raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
         parts = self.parts
-        planner = self._planner_for(journal.state.agent)
+        spec = journal.state.agent
+        planner = admission.NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
         begin = getattr(planner, "begin_run", None)
         if begin is not None:
             begin(self.run_id)
@@ -263,7 +269,7 @@ class Advancing:
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
-        now = digests_of(tools, parts, usable)
+        now = state.digests if self.control.cancelled else digests_of(tools, parts, usable)  # what ends it uses none of the code
         changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
         journal = self.journal(state)
         if not state.terminal:

@@ -23,6 +23,7 @@ from detent.core.history import Map, Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
 from detent.ports import json_problem
+from detent.profile import sized
 
 replace = msgspec.structs.replace
 
@@ -180,6 +181,8 @@ def checked_edits(edits: Mapping[str, Any], agent: AgentSpec) -> dict[str, Any]:
             msgspec.convert(plain["budget"], Budget)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the edit of 'budget' does not fit: {error}") from error
+    if isinstance(plain.get("profile"), dict):
+        plain["profile"] = sized(plain["profile"], str(plain.get("model", agent.model)))
     try:
         edited_agent(agent, plain)
     except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
 from detent.model_limits import ModelLimits, ModelRetries
 from detent.pricing import ModelPrice
+from detent.profile import sized
 from detent.tenants import TenantBudget
 from detent.tools.mcp.settings import McpServer
 
@@ -30,8 +31,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is
     its own policy as data (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
     `required_tools`: how often which tool must have succeeded before an answer counts; `deliverables`: what the work is to produce, each
-    `{"file": PATH}` or `{"section": HEADING}` of the answer. `healing`: whether calls with a wrong name, shape or type are repaired before
-    they are checked (None: for agents with a model).
+    `{"file": PATH}` or `{"section": HEADING}` of the answer. `profile`: how much a model of a size is shown
+    (`detent.profile`). `healing`: whether calls with a wrong name, shape or type are repaired before they are checked (None: for agents
+    with a model).
     """
 
     name: str
@@ -123,7 +125,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
             on_reject=self.on_reject,
             on_unknown=self.on_unknown,
             wrap_up=self.wrap_up,
-            profile=self.profile,
+            profile=sized(self.profile, self.model),
             redact=tuple(self.redact),
             grants=tuple(self.grants),
             policy=self._policy(),
@@ -175,6 +177,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str | None = None
     busy_timeout_s: float | None = None
+    refused_s: float | None = None
     lease_s: float | None = None
 
 

@@ -318,7 +318,6 @@ class Engine:
         turns now; with 0 it is started, durably, and not taken on. Raises `ConfigError` and `BudgetRefused` before anything is recorded,
         `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
         """
-        await self._open()
         agent = await self._with_servers(agent)
         spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
         from detent.planners.attachments import inlined
@@ -349,6 +348,7 @@ class Engine:
         )
         self._planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
         admission.checked_run_id(run_id)
+        await self._open()  # makes the store: nothing is left behind by what is refused
         if run_id is not None and await self.store.head(run_id) is not None:
             await admission.same_context(self.store, run_id, started, (*self._parts.redact, *spec.redact))
             if turns == 0:

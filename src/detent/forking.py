@@ -94,12 +94,12 @@ async def fork(
     if host is not None:
         admission.same_host(run_id, there.host, host)
     plain = checked_edits(edits or {}, there.agent)
-    if "budget" in plain:
-        checked(msgspec.convert(plain["budget"], Budget), ceiling=ceiling)
+    budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=ceiling)
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
         usable(edited)
-    parts.affordable(edited, msgspec.convert(plain.get("budget", {}), Budget).over(there.budget), there.host)
+    admission.refuse_bounds_of_unknown(budget, [*edited.tools, *parts.tools.names()])
+    parts.affordable(edited, budget.over(there.budget), there.host)
     await _known(store, run_id, at, plain)
     refuse_open_effects(run_id, at, there)
     patterns = (*parts.redact, *edited.redact)

@@ -11,7 +11,7 @@ import importlib.util
 import math
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -33,13 +33,13 @@ CONFIG_FILE = "detent.toml"
 # Files ------------------------------------------------------------------------------------------------------------------------
 
 
-def load_config(path: str | Path) -> Config:
-    """Return what a `detent.toml` says; paths in it are relative to it. Raise `ConfigError`."""
+def load_config(path: str | Path, *, without: Iterable[str] = ()) -> Config:
+    """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at. Raise `ConfigError`."""
     from detent.mcp_tables import take_servers
     from detent.model_tables import take_models, take_tenants
 
     file = Path(path)
-    table = read_toml(file, "config file")
+    table = {key: value for key, value in read_toml(file, "config file").items() if key not in without}
     if "name" in table and ("instructions" in table or "rules" in table):
         raise ConfigError(f"{path}: this is an agent file; give it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
     for key, field in (("store", "url"), ("workspace", "root")):
@@ -82,6 +82,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     tools: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
     rules: str | list[dict[str, Any]] = ""
     workspace: str | None = None
     sandbox: Literal["auto", "require", "off"] | None = None
@@ -107,7 +108,7 @@ class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
 def load_agent(path: str | Path) -> Agent:
     """Return the agent that an agent file describes; its imported tools are loaded, its rules checked. Raise `ConfigError`.
 
-    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox` and `tool_imports`.
+    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox`, `skills` and `tool_imports`.
     """
     from detent.mcp_tables import take_servers
     from detent.policies.combining import check_guards, policy_in_file
@@ -132,11 +133,18 @@ def load_agent(path: str | Path) -> Agent:
     meta = {**said.meta, "agent_file": str(file.resolve())}
     if imports:
         meta["tool_imports"] = imports
+    if said.skills:
+        meta["skills"] = [str((home / place).resolve()) for place in said.skills]
+        tools.append(load_skills(meta["skills"], where))
     if said.workspace is not None:
         meta["workspace"] = str((home / said.workspace).resolve())
     if said.sandbox is not None:
         meta["sandbox"] = said.sandbox
-    same = {f: getattr(said, f) for f in AgentFile.__struct_fields__ if f not in ("tools", "rules", "workspace", "sandbox", "mcp", "meta")}
+    same = {
+        f: getattr(said, f)
+        for f in AgentFile.__struct_fields__
+        if f not in ("tools", "skills", "rules", "workspace", "sandbox", "mcp", "meta")
+    }
     mcp = take_servers(said.mcp, where, home)
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
     check_guards(said.guards, where, named=Names("guard", GUARDS).get)
@@ -461,6 +469,16 @@ def load_tool(path: str, where: str) -> Any:
         return found
     what = f"the function {found.__name__!r}" if hasattr(found, "__code__") else f"a {type(found).__name__}"
     raise ConfigError(f"{where}: {path!r} is {what}, not a tool; decorate it with @tool(side_effect=...)")
+
+
+def load_skills(places: Sequence[str], where: str) -> Any:
+    """Return the tool `activate_skill` for the skills in these folders; raise `ConfigError`."""
+    from detent.tools.skills import skill_tool
+
+    try:
+        return skill_tool(*places)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: skills: {error}") from None
 
 
 def load_part(path: str, where: str) -> Any:

@@ -42,6 +42,7 @@ from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, Too
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
+WAYS_OUT = "Install the code that the run was started with, look at `detent check-upgrade`, or fork the run before this pass"
 
 
 class Ends(BaseException):
@@ -94,6 +95,7 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
     """Run the strategy from its top; return what its end means for the run."""
     try:
         returned = await strategy(passes)
+        passes.all_asked_for("the end of the strategy")
         passes.went_on()
     except PassFailed as failed:
         return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
@@ -133,11 +135,14 @@ def _end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_failed", "_kernel_of", "_parent", "_run", "_seen", "_turns")
+    __slots__ = ("_bound", "_failed", "_kernel_of", "_parent", "_run", "_seen", "_turns", "_unasked")
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns, *, parent: str = "") -> None:
         self._run, self._kernel_of, self._turns, self._parent = run, kernel_of, turns, parent
         self._seen: dict[str, int] = {}
+        self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
+        known = run.state.passes if self._bound and not run.state.ancestors else {}
+        self._unasked = {scope: None for scope, state in known.items() if state.digest}
         self._failed: e.EffectRecorded | None = None
 
     # What is known --------------------------------------------------------------------------------------------------------------
@@ -230,13 +235,12 @@ class StrategyPasses:
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
-        elif (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
+        elif self._bound and (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
             raise Divergence(
                 run.state.run_id,
                 run.state.seq,
                 f"pass {scope!r} with input digest {known}",
-                f"{digest}: the strategy gives it another kernel, limits or input. Install the code that the run was started with, "
-                "look at `detent check-upgrade`, or fork the run before this pass",
+                f"{digest}: the strategy gives it another kernel, limits or input. {WAYS_OUT}",
             )
         if run.state.passes[scope].status in CLOSED:
             return passed(run.state.passes[scope], branch.label)
@@ -262,11 +266,18 @@ class StrategyPasses:
                 raise UnknownName("tool", name, self._run.tools)
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
+        self.all_asked_for(f"pass {scope!r}")
         self.went_on()
         digest = self._digest(branch, kernel)
         self._run.record(
             scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
         )
+
+    def all_asked_for(self, now: str) -> None:
+        """Raise `Divergence` where the log has a pass that the strategy has not asked for before `now`: it has another label, or is left out."""
+        for left in self._unasked:
+            run = self._run.state
+            raise Divergence(run.run_id, run.seq, f"pass {left!r}", f"{now}: the strategy does not ask for that pass. {WAYS_OUT}")
 
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
@@ -284,7 +295,9 @@ class StrategyPasses:
                 f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"
             )
         self._seen[label] = count = self._seen.get(label, 0) + 1
-        return (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
+        scope = (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
+        self._unasked.pop(scope, None)
+        return scope
 
     # Values ---------------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Regular expressions in schemas of others, which are matched in this process: only those that cannot take long are kept. Pure.
+"""Regular expressions of others, which are matched in this process: only those that cannot take long are kept of a schema. Pure.
 
 A backtracking match may take longer than the universe will last, and nothing can interrupt it. So a pattern stays where it is anchored at
 its beginning and has at most one repetition of open length, none inside another, few options and alternatives, and no look-around.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 MOST_CHOICES = 8
@@ -64,3 +65,22 @@ def is_quick(pattern: str) -> bool:
             case _:
                 pass
     return open_ended <= 1 and choices <= MOST_CHOICES
+
+
+def widest(pattern: str) -> int:
+    """Return how many characters may decide about a match, with what it looks at before and behind itself, very many where nothing bounds it."""
+    parsed: Any = importlib.import_module("re._parser").parse(pattern)
+    most, todo = int(parsed.getwidth()[1]), [parsed]
+    while todo:
+        for kind, said in todo.pop():
+            if str(kind) in ("ASSERT", "ASSERT_NOT"):
+                most += int(said[1].getwidth()[1])
+            todo += [part for part in _flat(said) if isinstance(part, type(parsed))]
+    return most
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield what stands in nested tuples and lists."""
+    for part in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ():
+        yield part
+        yield from _flat(part)

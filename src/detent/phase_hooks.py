@@ -101,19 +101,30 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     return kind, reason
 
 
-def apart(sink: Sink) -> Sink:
-    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools."""
+def apart(sink: Sink, *, events: bool = True) -> Sink:
+    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools.
+
+    `events`: of the record's event too; hooks are handed none.
+    """
+    closed: dict[str, tuple[KernelState, KernelState]] = {}
+
+    def copied(scope: str, known: KernelState) -> KernelState:
+        """Copy an open pass each time, and one that is closed once."""
+        if known.status not in CLOSED:
+            return _copied(known)
+        if scope not in closed or closed[scope][0] is not known:
+            closed[scope] = known, _copied(known)
+        return closed[scope][1]
 
     def told(record: Record, state: RunState) -> Any:
         event = record.event
-        if event is not None and not (
-            isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None)
+        if (
+            events
+            and event is not None
+            and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
         ):
             record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
-        passes = {
-            scope: _copied(known) if scope == record.envelope.scope or known.status not in CLOSED else known
-            for scope, known in state.passes.items()
-        }
+        passes = {scope: copied(scope, known) for scope, known in state.passes.items()}
         return sink(record, msgspec.structs.replace(state, passes=passes, variables=_copy(state.variables)))
 
     return told

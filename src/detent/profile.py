@@ -1,15 +1,17 @@
 """Context profiles: how much of the past and of a result a model of a given size is shown.
 
-Values are those of section 9 of the composable-kernel catalogue; a partial profile is merged over `mid`.
+Values are those of section 9 of the composable-kernel catalogue; a partial profile is merged over `mid`, or over the `tier` that it names;
+the tier `auto` is the one that the model's name speaks for, chosen when the run begins.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from detent.core.errors import UnknownName
+from detent.core.errors import ConfigError, UnknownName
 from detent.ports import ContextProfile, ResultCompression
 
 PROFILES: dict[str, ContextProfile] = {
@@ -22,17 +24,47 @@ PROFILES: dict[str, ContextProfile] = {
 }
 
 
+AUTO = "auto"
+_OF_ONES_OWN = ("ollama", "llamacpp", "lmstudio", "vllm")
+_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b\b")
+_NAMED = (
+    ("mid", re.compile(r"\b(?:nano|mini|small|lite|flash|haiku|tiny)\b")),
+    ("frontier", re.compile(r"\b(?:opus|sonnet|gpt-5|gpt-6|o[1-9]|gemini-[\d.]+-pro|grok-[3-9])")),
+    ("large", re.compile(r"\b(?:large|gpt-4|pro|command-r|deepseek)")),
+)
+
+
+def tier_for(model: str) -> str:
+    """Return the tier that a model's name speaks for: its billions of parameters, a server of one's own, words of its makers; else mid."""
+    provider, _, name = model.lower().partition(":")
+    if said := _BILLIONS.search(name):
+        return "local" if float(said[1]) <= 15 else "mid" if float(said[1]) <= 40 else "large"
+    if provider in _OF_ONES_OWN:
+        return "local"
+    return next((tier for tier, words in _NAMED if words.search(name or provider)), "mid")
+
+
+def sized(given: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return a profile with the tier that fits the model where it leaves that to its name (`auto`), any other as it is. Raise as `make_profile`."""
+    said = {**given, "tier": tier_for(model)} if given.get("tier") == AUTO else given
+    make_profile(said)
+    return said
+
+
 def make_profile(given: dict[str, Any]) -> ContextProfile:
-    """Return `given` merged over its `tier`, or over mid; raise `UnknownName` for an unknown tier or field."""
+    """Return `given` merged over its `tier`, or over mid; raise `UnknownName` for an unknown tier or field, `ConfigError` for a value that does not fit."""
     if not given:
         return PROFILES["mid"]
     tier = given.get("tier", "mid")
-    if tier not in PROFILES:
-        raise UnknownName("context profile", tier, PROFILES)
+    if not isinstance(tier, str) or tier not in PROFILES:
+        raise UnknownName("context profile", str(tier), (*PROFILES, AUTO))
     for field in given:
         if field not in ContextProfile.__struct_fields__:
             raise UnknownName("context profile field", field, ContextProfile.__struct_fields__)
-    return msgspec.convert(msgspec.to_builtins(PROFILES[tier]) | given, ContextProfile)
+    try:
+        return msgspec.convert(msgspec.to_builtins(PROFILES[tier]) | given, ContextProfile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"profile: {error}") from None
 
 
 def compression_for(profile: ContextProfile) -> ResultCompression:

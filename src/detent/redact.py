@@ -7,10 +7,9 @@ idempotency key, guards and policy see the placeholder, live and in replay alike
 from __future__ import annotations
 
 import hmac
-import importlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from detent.core.codec import walk
 from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
 from detent.kernel.outside import PLACEHOLDER
+from detent.patterns import widest
 from detent.ports import ToolSpec, calls_in
 
 REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
@@ -31,6 +31,8 @@ _NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
 """Under what a planned call has its tool, and its arguments."""
 _ENDS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u201d": "\u201d", "\u2018": "\u2019", "\u2019": "\u2019"}
 """By the quote that opens a text, the one that ends it; models write typographic ones, too."""
+_PREFIXES = frozenset("bBfFrRtTuU")
+"""What may stand before the quote of a text of Python: `f"..."`, `rb'...'`."""
 _QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|(?<!\\)\\+$""")
 _BARE = re.compile(r"""[{(,]\s*([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
 """Where a name without quotes may be about to come."""
@@ -165,7 +167,7 @@ class Streamed:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = [re.compile(p) for p in patterns]
-        self._held = max((_widest(p) for p in patterns), default=0) + 1
+        self._held = max((widest(p) for p in patterns), default=0) + 1
         self._raw, self._shown = "", 0  # what was shown stays for a while: matches depend on what is before them
 
     def add(self, piece: str) -> str:
@@ -209,7 +211,7 @@ class StreamedFields:
     which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
     """
 
-    __slots__ = ("_begun", "_brackets", "_depth", "_escapes", "_find", "_held", "_in_text", "_names", "_run", "_state")
+    __slots__ = ("_begun", "_brackets", "_depth", "_escapes", "_find", "_held", "_in_text", "_joins", "_names", "_quotes", "_run", "_state")
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
@@ -219,7 +221,9 @@ class StreamedFields:
         )
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes stand before a quote where the field is
-        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first character
+        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first characters
+        self._quotes = 0  # of a text: 0 it has one, 1 it has just begun, 2 so or it is empty, 3 it has three, 4 and 5 it may be ending
+        self._joins = False  # whether a text is over that another one may go on, as in a call
         self._brackets = "{[", "}]"
 
     def add(self, piece: str) -> str:
@@ -260,6 +264,7 @@ class StreamedFields:
         if after:
             self._state = "value" if after[0] in ":=" else "text"
             self._depth, self._in_text, self._begun, self._run = 0, "", "", 0
+            self._quotes, self._joins = 0, False
             self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is a character like any other
         return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
 
@@ -268,7 +273,7 @@ class StreamedFields:
         begun, end = self._begun, len(self._held)
         for at, sign in enumerate(self._held):
             escapes, self._run = self._run, self._run + 1 if sign == "\\" else 0
-            over = None if sign == "\\" else self._over(sign, escapes)
+            over = None if sign == "\\" and self._quotes != 2 else self._over(sign, escapes)
             if over is not None:
                 end, self._state = at + over, "text"
                 break
@@ -279,16 +284,28 @@ class StreamedFields:
     def _over(self, sign: str, escapes: int) -> int | None:
         """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
         if self._in_text:
-            closes = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
-            self._in_text = "" if sign == self._in_text and closes else self._in_text
-            return 1 if not self._in_text and not self._depth else None
+            even = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
+            over = self._closed(closes=even and sign == self._in_text)
+            if over is None:
+                return None
+            self._in_text, self._quotes, self._joins = "", 0, "(" in self._brackets[0]
+            return over if not self._depth and not self._joins else None if over else self._over(sign, escapes)
         opening, closing = self._brackets
-        if not self._depth and (sign == "," or sign in closing or (self._begun and (sign == '"' or sign.isspace()))):
+        prefixed = self._joins or (0 < len(self._begun) < 3 and _PREFIXES.issuperset(self._begun))
+        if not self._depth and (sign == "," or sign in closing or (self._begun and (sign.isspace() or (sign == '"' and not prefixed)))):
             return 0
-        self._in_text = _ENDS.get(sign, "") if sign == '"' or self._depth or not self._begun else ""
-        self._begun = self._begun or ("" if sign.isspace() or sign in "=>" else sign)
+        self._in_text = _ENDS.get(sign, "") if sign == '"' or self._depth or not self._begun or prefixed else ""
+        self._quotes = int(sign in "\"'" and not self._escapes)
+        self._begun = (self._begun + sign)[:3] if self._begun or not (sign.isspace() or sign in "=>") else ""
         self._depth += (sign in opening) - (sign in closing)
-        return 1 if sign in closing and not self._depth and self._begun in opening else None
+        return 1 if sign in closing and not self._depth and self._begun[0] in opening else None
+
+    def _closed(self, *, closes: bool) -> int | None:
+        """Return whether a text ends before (0) or after (1) this character, which may be a quote that `closes` it: three are ended by three."""
+        if (self._quotes == 2 and not closes) or (self._quotes in (0, 5) and closes):
+            return int(closes)
+        self._quotes = self._quotes + 1 if closes else 3 if self._quotes > 2 else 0
+        return None
 
 
 def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:
@@ -327,25 +344,6 @@ def _strange(tool: str, specs: Mapping[str, ToolSpec]) -> ToolSpec | None:
 def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:
     """Return the names of the fields that tools declare sensitive."""
     return frozenset([name for spec in specs for name in spec.sensitive])
-
-
-def _widest(pattern: str) -> int:
-    """Return how many characters may decide about a match, with what it looks at before and behind itself, very many where nothing bounds it."""
-    parsed: Any = importlib.import_module("re._parser").parse(pattern)
-    most, todo = int(parsed.getwidth()[1]), [parsed]
-    while todo:
-        for kind, said in todo.pop():
-            if str(kind) in ("ASSERT", "ASSERT_NOT"):
-                most += int(said[1].getwidth()[1])
-            todo += [part for part in _flat(said) if isinstance(part, type(parsed))]
-    return most
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield what stands in nested tuples and lists."""
-    for part in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ():
-        yield part
-        yield from _flat(part)
 
 
 def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:

@@ -52,11 +52,10 @@ async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
 async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
     """Hold the run, so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
 
-    The claims of an engine are one holder's: the store would grant it this one a second time, and the first to be done would give it up.
+    The claims of a store object are one holder's: it would grant this one a second time, and the first to be done would give it up.
     """
-    if parts.watcher.control(run_id) is not None:
-        raise RunBusy(run_id, "this engine")
-    parts.watcher.add(run_id, Control())
+    control = Control()
+    parts.watcher.add(run_id, control)
     try:
         await parts.store.claim(run_id)
         try:
@@ -65,6 +64,7 @@ async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
             await give_back(parts.store, run_id)
     finally:
         parts.watcher.remove(run_id)
+        parts.watcher.free(run_id, control)
 
 
 async def collect(parts: Parts) -> int:

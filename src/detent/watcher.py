@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
+from weakref import WeakKeyDictionary
 
-from detent.core.errors import DetentError
+from detent.core.errors import DetentError, RunBusy
 from detent.live import Control
 from detent.ports import EventStore, wait_for_news
 
@@ -16,6 +18,10 @@ LOST = "its claim was lost to another worker"
 
 log = logging.getLogger("detent")
 
+_Held = dict[str, tuple[object, Control]]
+_HELD: WeakKeyDictionary[EventStore, _Held] = WeakKeyDictionary()
+"""By store, who advances which run: engines that share a store object are one holder of claims, which do not keep them apart."""
+
 
 class Watcher:
     """Polls, or is woken by the store, while runs are advanced, and sleeps for good when there are none."""
@@ -24,16 +30,30 @@ class Watcher:
         self._store = store
         self._controls: dict[str, Control] = {}
         self._task: asyncio.Task[None] | None = None
+        self._mark = object()
+        self._held: _Held = {}
+        with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
+            self._held = _HELD.setdefault(store, self._held)
 
     def add(self, run_id: str, control: Control) -> None:
-        """Begin to watch a run."""
+        """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
+        if run_id in self._controls:
+            raise RunBusy(run_id, "this engine")
+        if self._held.setdefault(run_id, (self._mark, control))[0] is not self._mark:
+            raise RunBusy(run_id, "another engine of this process")
+        self._held[run_id] = self._mark, control
         self._controls[run_id] = control
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def remove(self, run_id: str) -> None:
-        """Stop watching a run."""
+        """Stop watching a run; other engines may have it once it is given up with `free`."""
         self._controls.pop(run_id, None)
+
+    def free(self, run_id: str, control: Control) -> None:
+        """Let other engines have a run whose claim is given back, unless this one has taken it again meanwhile."""
+        if self._held.get(run_id, (None, None))[1] is control:
+            del self._held[run_id]
 
     def control(self, run_id: str) -> Control | None:
         """Return the control of a run that is advanced here."""

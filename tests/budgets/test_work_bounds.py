@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View
+from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import BudgetRefused, ConfigError, NotAllowedNow, UnknownName
 from detent.loading import parse_budget
@@ -47,6 +47,19 @@ def test_of_calls_that_run_together_only_so_many_begin_as_their_tool_may() -> No
     desk = Desk()
     done_ = ran([tuple(call("look", n=n) for n in range(5)), END], *desk.all, budget=Budget(max_calls_of={"look": 3}))
     assert (desk.ran, done_.state.dimension) == ([("look", 0), ("look", 1), ("look", 2)], "tool_calls:look")
+
+
+def test_calls_of_other_tools_that_run_together_with_it_do_not_count_against_a_tool() -> None:
+    """Two reads of another tool begin in the same moment as the one call that this tool may have: it runs."""
+
+    @tool(side_effect="read")
+    async def peek() -> str:
+        """Peek."""
+        return "peeked"
+
+    desk = Desk()
+    done_ = ran([(call("look", n=0), call("look", n=1), call("peek")), END], *desk.all, peek, budget=Budget(max_calls_of={"peek": 1}))
+    assert (done_.why, done_.codes) == (("completed", "final_answer"), ["", "", ""])
 
 
 def test_the_bound_of_a_tool_holds_over_resumption_and_only_naming_it_opens_the_run_again() -> None:

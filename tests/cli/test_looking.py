@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from cli.desk import Desk, Done, ended
-from detent import Agent, Engine, Thought
+from detent import Agent, AskUser, Engine, FinalAnswer, Thought, ToolCall, tool
 from detent.cli import looking
 from detent.cli.progress import Progress
 from detent.cli.session import Session
+from detent.cli.trace import make_trace
+from detent.core.codec import read_log
 from detent.testing import ScriptedPlanner
 
 
@@ -50,6 +53,34 @@ def test_a_wrong_filter_is_a_usage_error(desk: Desk, words: tuple[str, ...]) -> 
     assert "did you mean 'completed'" in done.err or "12h" in done.err
 
 
+@pytest.mark.parametrize("agent", ["tester", "a-worker-of-a-quite-remarkable-name"])
+@pytest.mark.parametrize("run_id", ["mine", "20260131-080000-water-the-plants-7k3f9q", f"20260131-080000-{'s' * 48}-7k3f9q"])
+def test_list_keeps_ids_statuses_and_goals_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_id: str, agent: str
+) -> None:
+    """An id is whole, to be copied, on a line of its own where it is long; no other line is too long, and 15 characters of a goal are there."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    async def fill() -> None:
+        async with Engine(store=f"sqlite:///{tmp_path}/.detent/runs.db", planner=ScriptedPlanner([AskUser(question="Which?")])) as engine:
+            await engine.run(Agent(name=agent), "Water the plants on the balcony and those in the kitchen", run_id=run_id)
+
+    asyncio.run(fill())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    assert looking.list_runs() == 0
+    lines = shown.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    assert run_id in text and "waiting_for_user" in text and "Water the plants" in text
+
+
 def test_list_without_a_store_creates_none(desk: Desk) -> None:
     """Looking leaves nothing behind."""
     done = desk.detent("list")
@@ -80,6 +111,8 @@ def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
         "in doubt  none",
         "resumed",
         "records, head",
+        "receipt   failed: 2 calls ok, 1 failed (note 1 ok, wipe 1 ok, explode 0 ok 1 failed)",
+        "approved by ann (main.2.0)",
     ):
         assert piece in audit
 
@@ -267,3 +300,21 @@ def test_help_names_every_command(desk: Desk) -> None:
     assert "--max-iterations" in desk.detent("run", "--help").out
     assert desk.detent("--version").out.startswith("detent ")
     assert desk.detent("frobnicate").code == 2
+
+
+def test_each_call_of_a_batch_is_shown_with_its_own_reason() -> None:
+    """Also the last one."""
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    async def main() -> list[str]:
+        plan = tuple(ToolCall(tool="look", args={"n": n}, reason=f"because of {n}") for n in range(3))
+        async with Engine(store="ram:", planner=ScriptedPlanner([plan, FinalAnswer(content="done")])) as engine:
+            result = await engine.run(Agent(name="a", tools=[look]), "go")
+            trace = make_trace(list(read_log(result.run_id, await engine.store.read(result.run_id))))
+        return [call.why for call in trace.iterations[0].calls]
+
+    assert asyncio.run(main()) == ["because of 0", "because of 1", "because of 2"]

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -57,6 +58,32 @@ def test_a_wrong_agent_file_is_named_with_the_key_and_what_is_right(desk: Desk, 
     assert said in done.err
     assert len(done.err.splitlines()) <= 2
     assert desk.detent("list").out == ""
+
+
+def test_a_policy_or_planner_that_cannot_be_had_is_in_the_way_only_of_what_decides(desk: Desk) -> None:
+    """Looking and cancelling go on, and the log names no change of policy; running and resuming refuse, and `doctor` names the fault."""
+    desk.steps("wipe", "answer")
+    desk.detent("run", "--run-id", "mine", "Clean")
+    desk.write("detent.toml", 'planner = "no_such_package:Planner"\ntools = ["./gone.py:gone"]\n[[policy]]\nrule = "no"\n')
+    (desk.home / "tools.py").unlink()
+    for words in (("run", "Go"), ("resume", "mine")):
+        refused = desk.detent(*words)
+        assert refused.code == 2 and "detent.toml:4: rules[0].rule: unknown key" in refused.err
+    assert "unknown key" in desk.detent("doctor", "--json").json["files"][0]["problem"]
+    for words in (("list",), ("show", "mine"), ("export", "mine"), ("deny", "mine", "main.1.0", "--no-resume")):
+        assert desk.detent(*words).code == 0, words
+    assert desk.detent("cancel", "mine").code == 4
+    assert "changed since" not in desk.detent("show", "mine").out
+
+
+def test_a_server_that_nobody_started_is_named_at_once(desk: Desk) -> None:
+    """Where everything else about the store is waited for longer than this test may take; without the password."""
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as was:
+        port = was.getsockname()[1]
+    desk.write("detent.toml", "[store]\nbusy_timeout_s = 600\n")
+    refused = desk.detent("run", "Go", "--store", f"postgresql://ann:secret@127.0.0.1:{port}/db")
+    assert refused.code == 5 and "no server listens" in refused.err and f"127.0.0.1:{port}" in refused.err and "secret" not in refused.err
 
 
 def test_an_agent_file_that_cannot_be_read_is_said(desk: Desk) -> None:

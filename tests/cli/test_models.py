@@ -172,12 +172,12 @@ def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_kno
     ],
 )
 def test_what_is_missing_is_said_in_two_lines(words: list[str], environment: dict[str, str], said: str, desk: Desk) -> None:
-    """Exit code 2, what to do next, and nothing recorded."""
+    """Exit code 2, what to do next, and nothing is left behind, not even an empty store."""
     desk.write("ruled.toml", RULES)
     done = desk.detent(*words, **{**NO_KEYS, **environment})
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch(said, done.err), done.err
-    assert desk.detent("list", "--json").json == []
+    assert not (desk.home / ".detent").exists()
 
 
 def test_a_planner_of_the_configuration_is_not_silently_passed_over(desk: Desk) -> None:

@@ -35,6 +35,24 @@ def test_the_words_of_the_goal_are_joined(desk: Desk) -> None:
     assert desk.detent("list", "--json").json[0]["goal"] == "Write --one line"
 
 
+def test_skills_of_the_agent_file_are_there_in_every_process_that_takes_the_run_on(desk: Desk) -> None:
+    """Their folders stand in the log; a folder without a skill is refused before anything runs."""
+    skill = desk.home / "skills" / "letters"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: letters\ndescription: How letters are written.\n---\n\nWrite politely.\n")
+    agent = desk.home / "agent.toml"
+    agent.write_text(agent.read_text() + 'skills = ["skills"]\n')
+    read = "{name: read, call: {tool: activate_skill, args: {name: letters}}, as: skill}"
+    wipe = "{name: wipe, call: {tool: wipe, args: {name: x}}}"
+    (desk.home / "rules.yaml").write_text(f"[{wipe}, {read}, {{name: say, answer: '${{results.skill.value.instructions}}'}}]\n")
+    assert desk.detent("run", "Write").code == 3
+    done = desk.detent("approve", "last", "main.1.0", "--by", "ann")
+    assert (done.code, done.out) == (0, "Write politely.\n")
+    agent.write_text(agent.read_text().replace('"skills"', '"notes"'))
+    refused = desk.detent("run", "Write")
+    assert refused.code == 2 and "skills: there is no skill in" in refused.err
+
+
 @pytest.mark.parametrize(
     ("steps", "code", "status", "reason"),
     [
@@ -185,11 +203,12 @@ def test_a_run_that_another_process_advances_is_busy(desk: Desk) -> None:
 
 
 def test_cancel_reaches_the_process_that_advances_the_run(desk: Desk) -> None:
-    """The other process stops its call and ends the run as cancelled: exit 4 there, 0 here."""
+    """The other process stops its call and ends the run as cancelled: exit 4 there, 0 here, with the document that was asked for."""
     desk.steps("pause", "answer")
     process = desk.start_and_wait_for_the_tool("run", "Go")
-    told = desk.detent("cancel", "last", "--why", "wrong goal")
+    told = desk.detent("cancel", "last", "--why", "wrong goal", "--json")
     assert told.code in (0, 4)
+    assert told.json["run_id"]
     done = ended(process)
     assert done.code == 4
     assert "wrong goal" in done.err

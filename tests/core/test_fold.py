@@ -113,10 +113,16 @@ def test_the_transcript_begins_with_the_goal_and_tells_what_happened_in_order() 
 
 
 def test_a_note_without_a_pass_goes_to_every_open_one() -> None:
-    """An operator speaks to the run."""
+    """An operator speaks to the run; what is said in one pass stays there."""
     log = opened().add(e.PassStarted(key="aside", kernel="react"), e.PassStarted(key="over", kernel="react"))
     log.add(e.PassFinished(status="done"), scope="over").add(e.NoteWritten(text="hear"), scope="")
     assert {k: [i.text for i in p.steps][1:] for k, p in log.state.passes.items()} == {"main": ["hear"], "aside": ["hear"], "over": []}
+    log.add(e.NoteWritten(text="you"), scope="aside")
+    assert {k: [i.text for i in p.steps][1:] for k, p in log.state.passes.items()} == {
+        "main": ["hear"],
+        "aside": ["hear", "you"],
+        "over": [],
+    }
 
 
 def test_tools_that_were_denied_or_failed_are_not_among_those_used() -> None:

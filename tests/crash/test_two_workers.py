@@ -14,6 +14,7 @@ from crash.processes import Gate, answer_of, command, end, start
 from detent import FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import Conflict, RunBusy
+from detent.ports import Passed, StrategyRun
 from detent.testing.faults import Crash, CrashingStore
 from detent.tools.settlement import NotHappened
 from laws.checks import check_laws
@@ -144,9 +145,15 @@ def plan_one_call(view: View) -> Any:
     return FinalAnswer(content=last.content if last.ok else last.error.code)
 
 
+async def one_pass(run: StrategyRun) -> Passed:
+    """One pass, whose label has a dot, as call ids have."""
+    return await run.kernel("step 1.2")
+
+
+@pytest.mark.parametrize("strategy", ["reactive", "one_pass"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, tmp_path: Path) -> None:
-    """A worker whose claim was taken while its tool ran loses the append after the effect, and the log shows both facts."""
+def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, strategy: str, tmp_path: Path) -> None:
+    """A worker whose claim was taken while its tool ran loses the append after the effect, and the log shows both facts, in the pass of the call."""
 
     async def main() -> None:
         place, effects = Place(kind, tmp_path), Effects(tmp_path / "effects")
@@ -160,9 +167,9 @@ def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, tmp_path: Path) ->
             effects.add("act")
             return "acted"
 
-        engines = [engine_on(UnclaimedStore(place.store()), plan_one_call, [act]) for _ in range(2)]
+        engines = [engine_on(UnclaimedStore(place.store()), plan_one_call, [act], strategies={"one_pass": one_pass}) for _ in range(2)]
         async with engines[0] as late, engines[1] as early:
-            first = asyncio.create_task(late.run(agent_of("act"), "act", run_id="run"))
+            first = asyncio.create_task(late.run(agent_of("act", strategy=strategy), "act", run_id="run"))
             await began.wait()
             taken = await early.resume("run")
             assert taken.status == "waiting_for_reconciliation"

@@ -183,12 +183,12 @@ def test_every_command_and_option_is_described() -> None:
 
 @pytest.mark.parametrize("name", sorted(command_line().commands))
 def test_the_help_of_a_command_says_what_the_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`detent COMMAND --help` shows every option and every argument that cli.md has, in the same words."""
+    """`detent COMMAND --help` shows every option and every argument that cli.md has, in the same words, and breaks no line for itself."""
     from typer.testing import CliRunner
 
     from detent.cli.main import make_app
 
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setenv("NO_COLOR", "1")
     shown = CliRunner().invoke(make_app(), [name, "--help"])
     assert shown.exit_code == 0
@@ -196,6 +196,8 @@ def test_the_help_of_a_command_says_what_the_page_says(name: str, monkeypatch: p
     part = re.search(rf"^#### detent {name}\n(.*?)(?=^#{{3,4}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert part is not None
     said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.output).split())
+    about = part[1].partition("```")[0].strip().split("\n\n")
+    assert [line.strip() for line in shown.output.split("╭")[0].split("\n") if line.strip()][1:] == about
     for names, meaning in rows(part[1]):
         assert all(option.strip("[].") in said for option in re.findall(r"`([^` ]+)", names))
         assert re.sub(r" Default: \d+\.$", "", meaning) in said  # a number is shown in brackets there

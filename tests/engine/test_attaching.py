@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Host, tool
+from detent import Agent, Engine, Host, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, RunContextMismatch, ToolsMissing, UnknownName
 from detent.stores.ram import RamStore
@@ -87,6 +87,24 @@ def test_a_run_is_not_resumed_without_its_tools() -> None:
                 await verb(begun.run_id)
             assert caught.value.names == ["put", "slip"]
         assert (await engine_for(Script([END]), *desk.all, store=place).resume(begun.run_id)).status == "completed"
+
+    run_async(main)
+
+
+def test_ending_a_run_needs_neither_its_tools_nor_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its model cannot be asked a run is not resumed, but cancelled; nothing of the code counts as changed by that."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    async def main() -> None:
+        place = RamStore()
+        agent = Agent(name="w", model="openai:gpt-5", tools=["put"])
+        begun = await engine_for(Script([call("put", n=1)]), *Desk().all, store=place).step(agent, "go")
+        bare = Engine(store=place)
+        with pytest.raises(ToolsMissing):
+            await bare.resume(begun.run_id)
+        assert (await bare.cancel(begun.run_id)).reason == "cancelled"
+        resumed = [r.event for r in await bare.records(begun.run_id) if isinstance(r.event, e.RunResumed)]
+        assert [event.changed for event in resumed] == [()]
 
     run_async(main)
 

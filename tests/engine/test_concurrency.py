@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
 # Concurrency and claims -------------------------------------------------------------------------------------------------------
 
 
-def test_two_engines_never_advance_one_run_at_once() -> None:
-    """The loser says who holds it, and does nothing; so does the same engine."""
+@pytest.mark.parametrize("place_of", [RamStore.sibling, lambda place: place], ids=["two stores", "one store object"])
+def test_two_engines_never_advance_one_run_at_once(place_of: Callable[[RamStore], RamStore]) -> None:
+    """The loser says who holds it, and does nothing; so does the same engine. What one has done with, the other may have."""
 
     async def main() -> None:
         place = RamStore()
@@ -31,15 +33,16 @@ def test_two_engines_never_advance_one_run_at_once() -> None:
             return "ok"
 
         first = engine_for(Script([call("work"), END]), work, store=place)
-        second = engine_for(Script([END]), work, store=place.sibling())
+        second = engine_for(Script([END]), work, store=place_of(place))
         running = asyncio.create_task(first.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
         await begun.wait()
-        for other in (second, first):
+        for refused in (second.resume, first.resume, second.delete):
             with pytest.raises(RunBusy, match="is being advanced by"):
-                await other.resume("r")
+                await refused("r")
         gate.set()
         assert (await running).status == "completed" and ran == [1]
         assert (await second.resume("r")).status == "completed"
+        await first.delete("r")
 
     run_async(main)
 

@@ -245,6 +245,8 @@ def test_bytes_of_a_command_line_that_are_no_text_are_named(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     Path("agent.toml").write_text('name = "a"\nrules = "rules.yaml"\n')
     Path("rules.yaml").write_text("- name: end\n  answer: ok\n")
+    assert run(["run", "go", "--store", "sqlite:///runs.db"]) == 0
+    capsys.readouterr()
     for words, named in (
         (["run", "a\udcff"], "goal"),
         (["run", "--tenant", "\udcff", "go"], "host.tenant"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, FinalAnswer, ToolCall
+from detent import Agent, FinalAnswer, ToolCall, ToolFailed, tool
 from detent.core import events as e
 from detent.observers.bus import EventBus
-from detent.ports import Abort, KernelHooks, Skip
+from detent.ports import Abort, Branch, KernelHooks, Skip
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
 
 
@@ -42,6 +42,38 @@ def test_a_hook_that_writes_into_what_it_is_shown_changes_nothing(hooks: KernelH
     assert desk.ran == [("put", 1), ("look", 2)] and decided == [{"n": 1}, {"n": 2}] * 2  # live and in the replay
     assert done.main.meta == {} and dict(done.main.scratchpad) == {}
     assert [item.args for item in done.items] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_handler_that_writes_into_an_error_changes_nothing() -> None:
+    """What the tool said of it is still there."""
+    bus = EventBus()
+    bus.on(e.ToolFinished, lambda event, state: event.error.details.clear())
+
+    @tool(side_effect="read")
+    async def weigh() -> str:
+        """Fail."""
+        raise ToolFailed("too heavy", details={"kg": 900})
+
+    error = ran([call("weigh"), END], weigh, observers=[bus]).items[0].error
+    assert error is not None and error.details == {"kg": 900}
+
+
+def test_a_handler_that_writes_into_other_passes_changes_none_of_them() -> None:
+    """Whatever record it is told of, what works beside it is a copy, too."""
+    bus, desk = EventBus(), Desk()
+
+    def meddle_everywhere(event: Any, state: Any) -> None:
+        for known in state.passes.values():
+            meddle(known)
+
+    async def both(run: Any) -> str:
+        made = [Branch(label=f"put-{n}", calls=(call("put", n=n),)) for n in (1, 2)]
+        await run.parallel(*made)
+        return "done"
+
+    bus.subscribe(meddle_everywhere)
+    done = ran([], *desk.all, observers=[bus], strategies={"both": both}, agent={"strategy": "both"}, policy=Decide(lambda c: "allow"))
+    assert sorted(desk.ran) == [("put", 1), ("put", 2)] and all(not known.meta for known in done.state.passes.values())
 
 
 def test_a_handler_of_the_bus_that_writes_into_an_event_changes_nothing() -> None:

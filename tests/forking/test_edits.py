@@ -191,6 +191,8 @@ def test_a_strategy_and_a_kernel_are_edited() -> None:
         ({"budget": {"max_iterations": "many"}}, ConfigError, "budget"),
         ({"budget": {"max_iterations": 0}}, BudgetRefused, "above 0"),
         ({"budget": {"max_iterations": 5000}}, BudgetRefused, "ceiling"),
+        ({"budget": {"max_calls_of": {"nots": 3}}}, UnknownName, "did you mean 'note'"),
+        ({"budget": Budget(max_calls_of={"nots": 3})}, UnknownName, "did you mean 'note'"),
         ({"model": 3}, ConfigError, "does not fit"),
         ({"on_deny": "shout"}, ConfigError, "does not fit"),
         ({"tools": ["nothing"]}, UnknownName, "unknown tool 'nothing'"),

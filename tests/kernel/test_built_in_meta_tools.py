@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Engine, FinalAnswer, ToolCall, tool
+from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, tool
 from detent.core import events as e
 from detent.meta_tools import BUILT_IN
 from detent.stores.ram import RamStore
@@ -16,6 +16,11 @@ from detent.testing import ScriptedPlanner
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, look, ran, run_async
 
 ROWS = [{"row": n, "text": f"entry number {n}"} for n in range(400)]
+
+
+def line(n: int) -> str:
+    """Return row number n as it is read."""
+    return f'{{"row":{n},"text":"entry number {n}"}}'
 
 
 @tool(side_effect="read", max_result_bytes=2000)
@@ -63,7 +68,7 @@ def test_each_passes_policy_and_starts_nothing(name: str) -> None:
 def test_they_are_no_work_and_no_progress() -> None:
     """No tool call is counted, nothing is in `tools_used`, and looking at oneself alone ends as no progress."""
     done = ran([call("pulse", question=str(n)) for n in range(20)], *Desk().all, agent=asked("pulse"))
-    assert done.why == ("stopped", "no_progress")
+    assert done.why == ("stopped", "no_progress") and all(ok for ok, _ in answers(done))
     assert done.result.usage.tool_calls == 0 and done.result.tools_used == frozenset() and done.result.receipt.calls_ok == 0
 
 
@@ -71,25 +76,31 @@ def test_brief_says_where_the_run_stands() -> None:
     """Tools, results by key, goals, what is left."""
     done = ran([call(n=1), call("brief"), call("brief", section="results"), END], *Desk().all, agent=asked("brief"))
     (_, page), (_, part) = answers(done)
-    assert "look (1 ok)" in page and "main.1.0 look" in page and "goals: go" in page and "iterations 48 of 50 left" in page
+    assert (
+        "look (1 ok), put, slip, brief" in page and "main.1.0 look" in page and "goals: go" in page and "iterations 48 of 50 left" in page
+    )
     assert part == "results: main.1.0 look 7 bytes"
+    script = [note(action="save", name="a", content="half"), call("brief", section="notes"), call("brief", section="budget"), END]
+    (_, notes), (_, left) = answers(ran(script, *Desk().all, agent=asked("brief", "checkpoint"), budget=Budget(max_iterations=6)))[1:]
+    assert notes == "notes: checkpoint:a" and "iterations 3 of 6 left (50 % used)" in left
 
 
 def test_pulse_says_whether_it_is_getting_anywhere() -> None:
     """Failing, then moving; what is still required blocks."""
-    script = [call("slip"), call("pulse"), call(n=1), call("pulse"), END, END]
-    done = ran(script, *Desk().all, agent=asked("pulse", required_tools={"look": 2}))
-    first, second = (json.loads(content) for _, content in answers(done))
+    script = [call("slip"), call("pulse"), call(n=1), call("pulse"), (call("put"), call(n=2), call(n=3)), call("pulse"), END]
+    done = ran(script, *Desk().all, agent=asked("pulse", required_tools={"look": 3}))
+    first, second, third = (json.loads(content) for _, content in answers(done))
     assert first["signal"] == "failing" and "slip: handler_error" in first["blockers"] and not first["ready_to_answer"]
     assert second["signal"] == "moving" and "required: look" in second["blockers"]
+    assert third["blockers"] == [] and third["ready_to_answer"] and third["behaviour"]["success_rate"] == 0.8
 
 
 def test_recall_gives_back_exactly_what_was_cut() -> None:
     """A result over its tool's cap is shown in part and recalled whole; the log replays."""
-    script = [call("table"), call("recall", key="main.1.0", full=True), END]
+    script = [call("table"), call("recall", key="main.1.0", full=True), call("recall"), END]
     done = ran(script, table, agent={"tools": ["table", "recall"]})
-    (ok, whole) = answers(done)[0]
-    assert ok and json.loads(whole) == ROWS and done.items[0].artifact is not None
+    (ok, whole), (_, listed) = answers(done)
+    assert listed == f"main.1.0 (table, {len(whole)} bytes)" and ok and json.loads(whole) == ROWS and done.items[0].artifact is not None
 
 
 @pytest.mark.parametrize(
@@ -101,6 +112,7 @@ def test_recall_gives_back_exactly_what_was_cut() -> None:
         ),
         ({"unit": "lines", "start": 399}, '{"row":399,"text":"entry number 399"}\n[lines 399 to 400 of 400]'),
         ({"unit": "characters", "end": 9}, '[{"row":0\n[characters 0 to 9 of 14271]'),
+        ({"unit": "lines", "start": 300}, "\n".join(map(line, range(300, 350))) + "\n[lines 300 to 350 of 400]"),
         ({"query": "number 77"}, '{"row":77,"text":"entry number 77"}'),
     ],
 )
@@ -112,14 +124,23 @@ def test_recall_reads_pieces(args: dict[str, Any], expected: str) -> None:
 
 
 def test_recall_keeps_notes_and_says_what_there_is() -> None:
-    """An unknown key is an error that lists the known ones."""
-    script = [call("recall", key="plan", content="do b"), call("recall", key="plan"), call("recall", key="nope"), call("recall"), END]
+    """An unknown key is an error that lists the known ones; a call that failed has left nothing."""
+    script = [
+        call("slip"),
+        call("recall", key="plan", content="do b"),
+        call("recall", key="plan"),
+        call("recall", key="nope"),
+        call("recall"),
+        call("recall", key="plan", start=3),
+        END,
+    ]
     done = ran(script, *Desk().all, agent=asked("recall"))
     assert answers(done) == [
         (True, "kept under 'plan'"),
         (True, "do b"),
         (False, "recall: nothing is kept under 'nope'; there is: plan (note)"),
         (True, "plan (note)"),
+        (True, "b\n[characters 3 to 4 of 4]"),
     ]
 
 
@@ -128,7 +149,7 @@ def test_find_looks_in_whole_results_and_notes() -> None:
     script = [
         call("table"),
         call("recall", key="n", content="number theory"),
-        call("find", query="number 399"),
+        call("find", query="399 theory"),
         call("find", query="zebra"),
         END,
     ]
@@ -140,21 +161,26 @@ def test_find_looks_in_whole_results_and_notes() -> None:
 
 
 def test_checkpoint_and_todo_keep_what_they_are_told() -> None:
-    """In the log: another process, and a replay, finds it."""
+    """In the log: another process, and a replay, finds it. What says too little is refused with what there is."""
     script = [
         note(action="save", name="a", content="half way"),
         call("todo", action="add", items=["first", "second"]),
         call("todo", action="done", number=1),
+        call("todo", action="done"),
         call("todo", action="start", number=9),
+        note(action="save", name="b", content=" "),
         note(action="retrieve", name="a"),
         note(action="retrieve", name="b"),
+        note(action="list"),
+        call("todo", action="start", number=2),
         call("todo", action="list"),
         END,
     ]
-    done = ran(script, *Desk().all, agent=asked("checkpoint", "todo"), budget=None)
-    told = answers(done)
-    assert told[2] == (True, "1. [x] first\n2. [ ] second") and told[6] == told[2]
-    assert told[3][0] is False and told[4] == (True, "half way") and told[5][0] is False
+    told = answers(ran(script, *Desk().all, agent=asked("checkpoint", "todo"), budget=None))
+    assert told[2] == (True, "1. [x] first\n2. [ ] second")
+    assert [ok for ok, _ in told[3:6]] == [False] * 3 and told[6] == (True, "half way")
+    assert told[7] == (False, "checkpoint: there is none named 'b'; there are: a") and told[8] == (True, "a")
+    assert told[9] == told[10] == (True, "1. [x] first\n2. [>] second")
 
 
 def test_two_runs_at_once_share_nothing() -> None:
@@ -194,6 +220,7 @@ def test_final_answer_ends_the_run_as_an_answer_does() -> None:
     ]
     done = ran(script, *Desk().all, agent=asked("final_answer"))
     assert done.why == ("completed", "final_answer") and done.result.output == "42" and done.codes[-1] == "not_run"
+    assert (done.result.receipt.calls_failed, done.result.receipt.verdict) == (0, "ungrounded")
     assert [ok for ok, _ in answers(done)] == [False, False, False, True]
 
 
@@ -223,16 +250,17 @@ def test_a_failed_call_in_the_batch_holds_the_answer_back() -> None:
     assert ran([(call("slip"), call("abstain", reason="it slips"))], *Desk().all, agent=asked("abstain")).why == ("stopped", "abstained")
 
 
-def test_ask_user_waits_for_the_reply() -> None:
+@pytest.mark.parametrize(("choices", "expected"), [({"choices": ["a", "b"]}, {"enum": ["a", "b"]}), ({}, None)], ids=["choices", "free"])
+def test_ask_user_waits_for_the_reply(choices: dict[str, Any], expected: Any) -> None:
     """The run waits, the reply is in the transcript, and the log replays."""
 
     async def main() -> None:
-        script = Script([call("ask_user", question="which?", choices=["a", "b"]), FinalAnswer(content="b it is")])
+        script = Script([call("ask_user", question="which?", **choices), FinalAnswer(content="b it is")])
         async with engine_for(script, store=RamStore()) as engine:
             result = await engine.run(Agent(name="a", tools=["ask_user"]), "go")
             assert result.status == "waiting_for_user"
             (ask,) = result.state.asks.values()
-            assert (ask.question, ask.expected) == ("which?", {"enum": ["a", "b"]})
+            assert (ask.question, ask.expected) == ("which?", expected)
             result = await engine.reply(result.run_id, "b", by="ann")
             done = await look(engine, result, script)
             assert done.why == ("completed", "final_answer") and script.views[1].transcript[-1].text == "b"

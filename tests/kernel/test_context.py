@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from detent import Agent
+from detent.branching import checked_edits
+from detent.core.agent import AgentSpec
 from detent.core.state import KernelState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
@@ -57,7 +60,7 @@ def test_a_partial_profile_is_merged_over_mid() -> None:
     )
     ((profile, compression),) = seen
     assert profile == replace(PROFILES["mid"], temperature=0.1, tool_result_max_chars=99)
-    assert (compression.budget_chars, compression.preview_items, compression.auto_store) == (99, 5, True)
+    assert (compression.budget_chars, compression.preview_items) == (99, 5)
     assert make_profile({"tier": "local", "preview_items": 2}) == replace(PROFILES["local"], preview_items=2)
     assert make_profile({"temperature": 0}).temperature == 0
 
@@ -73,7 +76,31 @@ def test_the_four_tiers_have_the_values_of_the_catalogue() -> None:
     assert compression_for(PROFILES["frontier"]).budget_chars == 600
 
 
-@pytest.mark.parametrize(("given", "says"), [({"tier": "lrge"}, "did you mean 'large'"), ({"temprature": 1}, "did you mean 'temperature'")])
+@pytest.mark.parametrize(
+    ("model", "tier"),
+    [
+        ("ollama:qwen3:8b", "local"), ("lmstudio:anything", "local"), ("groq:llama-3.1-8b-instant", "local"), ("x:qwen3-30b-a3b", "mid"),
+        ("ollama:llama3.3:70b", "large"), ("openai:gpt-5-mini", "mid"), ("openai:gpt-5", "frontier"), ("openai:gpt-4o", "large"),
+        ("google:gemini-2.5-flash", "mid"), ("anthropic:claude-opus-4-1", "frontier"), ("own:unheard-of", "mid"), ("", "mid"),
+    ],
+)  # fmt: skip
+def test_a_profile_may_be_left_to_the_name_of_the_model(model: str, tier: str) -> None:
+    """`auto`: billions of parameters, a server of one's own, words of its makers, else mid; it stands in the log as what it came to."""
+    spec = Agent(name="a", model=model, profile={"tier": "auto", "preview_items": 2}).spec()
+    assert spec.profile == {"tier": tier, "preview_items": 2} and make_profile(spec.profile) == replace(PROFILES[tier], preview_items=2)
+    assert checked_edits({"profile": {"tier": "auto"}, "model": model}, AgentSpec(name="a"))["profile"] == {"tier": tier}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tier": "lrge"}, "did you mean 'large'"),
+        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"tier": ["mid"]}, "unknown context profile"),
+        ({"preview_items": 0}, "preview_items"),
+        ({"window_tokens": "many"}, "window_tokens"),
+    ],
+)
 def test_a_misspelt_profile_is_refused_and_the_nearest_name_is_given(given: Any, says: str) -> None:
     """Before a run starts."""
     from detent.core.errors import ConfigError
@@ -81,7 +108,7 @@ def test_a_misspelt_profile_is_refused_and_the_nearest_name_is_given(given: Any,
     with pytest.raises(ConfigError, match=says):
         make_profile(given)
     with pytest.raises(ConfigError, match=says):
-        ran([END], agent={"profile": given})
+        Agent(name="a", profile=given).spec()
 
 
 def test_a_kernels_guards_are_its_own() -> None:

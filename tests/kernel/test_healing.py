@@ -53,6 +53,8 @@ TOOLS = {t.name: t.spec for t in (search_notes, write_note, delete_note, log_in)
         ("search_notes", {"Query": "a", "limits": 2}, "search_notes", {"query": "a", "limit": 2}, ["parameter", "parameter"]),
         ("write_note", {"path": "a", "body": "b"}, "write_note", {"path": "a", "content": "b"}, ["remap"]),
         ("write_note", {"path": "/work/a.md", "content": "b"}, "write_note", {"path": "a.md", "content": "b"}, ["path"]),
+        ("write_note", {"path": "/work/", "content": "b"}, "write_note", {"path": ".", "content": "b"}, ["path"]),
+        ("write_note", {"path": "/work", "content": "b"}, "write_note", {"path": ".", "content": "b"}, ["path"]),
         ("search_notes", {"query": 7, "limit": "5"}, "search_notes", {"query": "7", "limit": 5}, ["type", "type"]),
         ("search_notes", {"query": "a", "tags": '["x"]'}, "search_notes", {"query": "a", "tags": ["x"]}, ["type"]),
         ("search_notes", {"query": "a", "exact": "True"}, "search_notes", {"query": "a", "exact": True}, ["type"]),
@@ -85,6 +87,8 @@ def test_what_was_meant_is_clear(said: str, args: Any, tool: str, healed: Any, r
         ("write_note", {"path": "/etc/passwd", "content": "b"}),  # outside stays outside
         ("write_note", {"path": "/work/../etc/x", "content": "b"}),
         ("log_in", {"user": "a", "pasword": "b"}),  # its values are hidden by name
+        ("search_notes", {"query": ["a"]}),  # a list, and yes, say nothing in words
+        ("search_notes", {"query": True}),
         ("search_notes", "not json"),
         ("search_notes", [1]),
         ("search_notes", {"query": "a"}),
@@ -94,6 +98,41 @@ def test_what_is_not_clear_stays_as_it_is(said: str, args: Any) -> None:
     """It is then refused with its own error, or runs as it was asked for."""
     found = mended(said, args, TOOLS, root="/work")
     assert (found.tool, found.args, found.repairs) == (said, args, ())
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "meant"),
+    [
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["integer", "null"]}, "5", 5),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Amount"}]}, "5", "5"),
+        ({"type": "integer"}, "null", "null"),
+        ({"type": "boolean"}, 1, 1),
+        ({"type": "number"}, "many", "many"),
+        ({}, "5", "5"),
+    ],
+)
+def test_a_value_is_brought_into_a_type_that_is_said_plainly(schema: dict[str, Any], said: Any, meant: Any) -> None:
+    """A union with a part that is not said here may take it as it is."""
+    spec = ToolSpec(name="pay", side_effect="write", input_schema={"type": "object", "properties": {"sum": schema}})
+    assert mended("pay", {"sum": said}, {"pay": spec}).args == {"sum": meant}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("get_usser", "get_user"), ("saerhc_notes", "search_notes"), ("search_nteso", ""), ("gets_user", ""), ("get_user_notes", "")],
+)
+def test_a_slip_is_one_letter_in_a_word_and_two_in_a_long_one(said: str, meant: str) -> None:
+    """Short words must be as they are, and none may be missing or too many."""
+    tools = {name: ToolSpec(name=name, side_effect="read") for name in ("get_user", "search_notes")}
+    assert mended(said, {}, tools).tool == (meant or said)
+
+
+def test_a_parameter_that_is_called_like_a_wrapper_is_none() -> None:
+    """The tool says that it has it."""
+    spec = ToolSpec(name="start", side_effect="read", input_schema={"type": "object", "properties": {"args": {"type": "object"}}})
+    assert mended("start", {"args": {"n": 1}}, {"start": spec}).args == {"args": {"n": 1}}
 
 
 def test_two_tools_that_fit_are_none() -> None:
@@ -109,6 +148,13 @@ def test_a_run_heals_and_records_each_repair() -> None:
     assert done.items[0].content == {"query": "a", "limit": 2, "tags": None, "exact": False}
     (healed,) = done.all(e.CallHealed)
     assert [r.partition(":")[0] for r in healed.repairs] == ["name", "wrapper", "parameter", "type"] and healed.tool == "search_notes"
+
+
+def test_paths_are_healed_below_the_workspace_of_the_agent() -> None:
+    """Which its specification names."""
+    agent = {"healing": True, "meta": {"workspace": "/srv/desk"}}
+    done = ran([call("write_note", path="/srv/desk/a.md", content="b"), END], write_note, agent=agent)
+    assert done.items[0].content == "a.md: b" and len(done.all(e.CallHealed)) == 1
 
 
 def test_the_policy_decides_about_what_was_healed() -> None:

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent import Abstain, Agent, AskUser, Budget, Engine, FinalAnswer, tool
+from detent import Abstain, Agent, AskUser, Budget, Engine, FinalAnswer, Plan, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
 from detent.endings import has_section, same_file
 from detent.markup import clean
+from detent.receipts import lines_of
 from detent.stores.ram import RamStore
 from detent.tools.done import done_tool
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, look, ran, run_async
@@ -39,7 +40,7 @@ def test_an_answer_without_its_required_tools_is_refused_once_and_then_counts() 
     done = ran([call(n=1), END, call(n=2), FinalAnswer(content="two")], *Desk().all, agent=LOOK_TWICE)
     assert done.why == ("completed", "final_answer") and done.result.output == "two"
     refused = [p.refused for p in done.all(e.Planned)]
-    assert [bool(r) for r in refused] == [False, True, False, False] and "requires look" in refused[1]
+    assert [bool(r) for r in refused] == [False, True, False, False] and "requires look; call it first" in refused[1]
     assert refused[1] in [item.text for item in done.views[2].transcript]  # the planner saw it
     assert done.result.receipt.verdict == "grounded" and done.result.receipt.missing == ()
 
@@ -57,7 +58,7 @@ def test_two_answers_that_rest_on_nothing_are_an_abstention() -> None:
     """Forced: no call succeeded, and two answers were given."""
     done = ran([END, END], *Desk().all, agent=LOOK_TWICE)
     assert done.why == ("stopped", "abstained") and done.result.receipt.verdict == "abstained"
-    assert done.result.receipt.missing == ("look",)
+    assert done.result.receipt.missing == ("look",) and "requires look (2 times more);" in done.all(e.Planned)[0].refused
 
 
 def test_the_last_turn_is_not_spent_on_a_refusal() -> None:
@@ -88,6 +89,18 @@ def test_an_abstention_must_have_tried() -> None:
     assert done.result.receipt.missing == ("slip", "the archive") and done.result.receipt.verdict == "abstained"
 
 
+def test_an_abstention_that_has_tried_some_of_it_is_accepted_at_once() -> None:
+    """Only one that tried nothing of what is missing is refused."""
+    done = ran([call("slip"), Abstain(reason="no data")], *Desk().all, agent={"required_tools": {"slip": 1, "look": 1}})
+    assert done.why == ("stopped", "abstained") and not any(plan.refused for plan in done.all(e.Planned))
+
+
+def test_an_answer_that_is_a_required_call_is_made_and_counts() -> None:
+    """It is held against what is required when the call is over."""
+    done = ran([FinalAnswer(content='look({"n": 3})')], *Desk().all, agent={"required_tools": {"look": 1}})
+    assert done.why == ("completed", "final_answer") and done.result.output == {"n": 3} and not done.all(e.Planned)[0].refused
+
+
 def test_without_required_tools_nothing_is_asked() -> None:
     """The default costs nothing: an abstention and an ungrounded answer end the run at once."""
     assert ran([Abstain(reason="no")]).why == ("stopped", "abstained")
@@ -110,6 +123,26 @@ def test_missing_deliverables_are_named_once_and_then_stand_in_the_receipt() -> 
     assert "file 'out/b.md'" in done.all(e.Planned)[2].refused and "out/a.md" not in done.all(e.Planned)[2].refused
 
 
+def test_a_file_in_a_list_of_paths_is_produced_too() -> None:
+    """Wherever in the arguments or the result it is named."""
+
+    @tool(side_effect="write")
+    async def save_all(paths: list[str]) -> dict[str, Any]:
+        """Save files."""
+        return {"saved": [{"path": "out/b.md"}]}
+
+    done = ran([call("save_all", paths=["out/a.md"]), FinalAnswer(content="Risks: none")], save_all, agent=WANTED)
+    assert done.result.receipt.missing == () and done.result.receipt.verdict == "grounded"
+
+
+def test_a_section_can_be_asked_for_where_no_tool_writes() -> None:
+    """A file cannot."""
+    wanted = {"deliverables": [{"file": "a.md"}, {"section": "Risks"}]}
+    done = ran([END, FinalAnswer(content="# Risks\n\nnone")], Desk().look, agent=wanted)
+    assert "section 'Risks'" in done.all(e.Planned)[0].refused and "a.md" not in done.all(e.Planned)[0].refused
+    assert done.result.receipt.missing == ("a.md",)
+
+
 def test_all_deliverables_make_up_for_a_failed_call() -> None:
     """What was wanted is there."""
     script = [call("save", path="/srv/out/a.md"), call("save", path="out/b.md"), call("slip"), FinalAnswer(content="# Risks\n\nnone")]
@@ -127,6 +160,7 @@ def test_all_deliverables_make_up_for_a_failed_call() -> None:
         ("/work/out/a.md", "out/a.md", True),
         ("out/a.md", "/work/about/a.md", False),
         ("out/a.md", "text that names out/a.md", False),
+        ("out/a.md", "/a text\n/that ends with/out/a.md", False),
     ],
 )
 def test_paths_are_reconciled_at_their_parts(declared: str, said: str, same: bool) -> None:
@@ -145,6 +179,7 @@ def test_paths_are_reconciled_at_their_parts(declared: str, said: str, same: boo
         ("the risks are small", False),
         ({"risks": ["a"]}, True),
         ({"risks": []}, False),
+        ({"chances": ["a"]}, False),
         (None, False),
     ],
 )
@@ -168,9 +203,11 @@ def test_a_section_is_a_heading_with_something_below(output: Any, there: bool) -
         ("<reflection>a</reflection>\n42", "42"),
         ("see <reflection>light</reflection> here", "see <reflection>light</reflection> here"),
         ("write `<think>` or\n```\n<think>x</think>\n```", "write `<think>` or\n```\n<think>x</think>\n```"),
+        ("<think>x</think>write `<think>` as it is", "write `<think>` as it is"),
         ("rows\n[the first 3 of 40 items; the rest is not shown]", "rows"),
         ("a < b and [1] stays ", "a < b and [1] stays "),
         ({"answer": "<think>a</think>b", "n": 1}, {"answer": "b", "n": 1}),
+        (["<think>a</think>b", {"n": [1]}], ["b", {"n": [1]}]),
     ],
 )
 def test_no_internal_markup_leaves(said: Any, told: Any) -> None:
@@ -209,6 +246,27 @@ def test_a_strategy_that_returns_what_cannot_be_seen_has_no_answer() -> None:
     assert (result.status, result.reason, result.output) == ("failed", "planner_error", None)
 
 
+def test_what_a_strategy_returns_is_held_to_the_same() -> None:
+    """No markup leaves, and nothing counts that does not rest on what is required."""
+
+    async def mine(run: Any) -> str:
+        return "<think>hm</think>42"
+
+    own = {"strategies": {"mine": mine}, "agent": {"strategy": "mine"}}
+    assert ran([], *Desk().all, **own).result.output == "42"
+    short = ran([], *Desk().all, strategies=own["strategies"], agent={"strategy": "mine", **LOOK_TWICE})
+    assert short.why == ("failed", "missing_required_tool") and short.result.output is None
+
+
+def test_no_markup_leaves_with_the_best_text_so_far() -> None:
+    """What a run that was stopped had; its receipt says what of the deliverables is in it."""
+    plan = Plan(actions=(call(n=1),), text="<think>hm</think># Risks\n\nnone so far")
+    done = ran([plan], *Desk().all, budget=Budget(max_iterations=1), agent={"deliverables": [{"section": "Risks"}]})
+    assert done.why == ("stopped", "max_iterations") and done.result.partial == "# Risks\n\nnone so far"
+    assert done.result.receipt.deliverables[0].produced and done.result.receipt.verdict == "failed"
+    assert done.result.receipt.ended_by == "max_iterations: iterations"
+
+
 @given(
     st.lists(
         st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<thi", "nk>", "`", "```", "[/INST]", "a", "\n"]),
@@ -238,7 +296,31 @@ def test_what_was_cleaned_is_clean(parts: list[str]) -> None:
 )
 def test_the_verdict_follows_the_table(script: list[Any], verdict: str) -> None:
     """From the calls and the end alone."""
-    assert ran(script, *Desk().all, done_tool()).result.receipt.verdict == verdict
+    result = ran(script, *Desk().all, done_tool()).result
+    assert (result.receipt.verdict, result.receipt.ended_by) == (verdict, result.reason)
+
+
+def test_a_receipt_reads_as_lines() -> None:
+    """Calls by tool, each deliverable, what else was missing, who intervened."""
+
+    async def main() -> None:
+        desk = Desk()
+        script = Script([call("save", path="out/a.md"), (call("slip"), call("slip", n=1)), call("wipe"), END, END])
+        wanted = {"deliverables": [{"file": "out/a.md"}, {"file": "b.md"}]}
+        async with engine_for(script, *desk.all, save, store=RamStore()) as engine:
+            result = await engine.run(Agent(name="w", tools=["save", "slip", "wipe"], **wanted), "go", run_id="r")
+            assert lines_of(result.receipt)[0] == "not over: 1 calls ok, 2 failed (save 1 ok, slip 0 ok 2 failed)"
+            result = await engine.approve("r", "main.3.0", by="ann")
+            assert lines_of(result.receipt) == [
+                "partially: 2 calls ok, 2 failed (save 1 ok, slip 0 ok 2 failed, wipe 1 ok)",
+                "produced: file out/a.md",
+                "missing: file b.md",
+                "approved by ann (main.3.0)",
+            ]
+
+    run_async(main)
+    given_up = ran([Abstain(reason="no data", missing=("the archive",))])
+    assert lines_of(given_up.result.receipt) == ["abstained: 0 calls ok, 0 failed", "missing: the archive"]
 
 
 def test_the_receipt_names_who_intervened() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Plan, Suspended, Thought, tool
+from detent import Agent, Plan, Suspended, Thought, ToolFailed, tool
 from detent.core import events as e
-from detent.core.errors import MalformedPlan
+from detent.core.errors import Conflict, MalformedPlan
 from detent.live import Control
 from detent.observers import EventBus
 from detent.patience import patience_of
@@ -101,6 +101,45 @@ def test_retries_are_actions_and_give_one_observation() -> None:
     heard = Heard()
     ran([call("flaky"), END], flaky, hooks=heard.hooks, replays=False)
     assert heard.names == ["thought", "action", "action", "action", "observation", "thought", "done"] and len(tries) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_late_worker_tells_of_a_call_in_doubt_is_its_observation(fails: bool) -> None:
+    """Result or error, it is the outcome that counts; of a call that is settled already nothing is said again."""
+
+    class Partitioned(RamStore):
+        async def claim(self, run_id: str) -> None:
+            """Let everybody in."""
+
+        async def release(self, run_id: str) -> None:
+            """There is nothing to give up."""
+
+    async def main() -> None:
+        store, began, go, late = Partitioned(), asyncio.Event(), asyncio.Event(), Heard()
+
+        @tool(side_effect="write")
+        async def act() -> str:
+            """Act."""
+            began.set()
+            await go.wait()
+            if fails:
+                raise ToolFailed("no paper")
+            return "acted"
+
+        def engine(**more: Any) -> Any:
+            return engine_for(Script([call("act"), END]), act, store=store.sibling(), **more)
+
+        first = asyncio.create_task(engine(hooks=late.hooks).run(Agent(name="a", tools=["act"]), "act", run_id="r"))
+        await began.wait()
+        assert (await engine().resume("r")).status == "waiting_for_reconciliation"
+        go.set()
+        with pytest.raises(Conflict):
+            await first
+        assert [(name, *rest[1:3]) for name, *rest in late.said if name == "observation"] == [
+            ("observation", "no paper", False) if fails else ("observation", '"acted"', True)
+        ]
+
+    run_async(main)
 
 
 def test_a_replay_calls_no_hook() -> None:

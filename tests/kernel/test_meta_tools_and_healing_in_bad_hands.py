@@ -82,6 +82,8 @@ def test_an_unknown_argument_is_never_given_to_a_tool_that_destroys() -> None:
         name="write", side_effect="write", input_schema={"type": "object", "properties": {"content": TEXT}, "required": ["content"]}
     )
     assert healed("write", {"body": "a"}, loose) == ("write", {"body": "a"}, 0)
+    optional = ToolSpec(name="write", side_effect="write", input_schema={"type": "object", "properties": {"limit": TEXT}})
+    assert healed("write", {"limits": "a"}, optional) == ("write", {"limits": "a"}, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +111,10 @@ def test_what_a_person_edited_or_approved_is_not_healed() -> None:
 
         script = Script([call("wipe", path="a", depth=1), END])
         async with engine_for(script, wipe, store=RamStore()) as engine:
-            result = await engine.run(Agent(name="w", tools=["wipe"], healing=True), "go")
-            result = await engine.approve(result.run_id, "main.1.0", by="ann", args={"path": "b", "depth": 2})
+            result = await engine.run(Agent(name="w", tools=["wipe"], healing=True, meta={"workspace": "/srv"}), "go")
+            result = await engine.approve(result.run_id, "main.1.0", by="ann", args={"path": "/srv/b", "depth": 2})
             done = await look(engine, result, script)
-            assert seen == [("b", 2)] and not done.all(e.CallHealed)
+            assert seen == [("/srv/b", 2)] and not done.all(e.CallHealed)
 
     run_async(main)
 
@@ -181,11 +183,72 @@ def test_find_looks_for_words_and_knows_no_patterns(query: str) -> None:
     assert answers(done)[0][0] is False
 
 
-def test_find_looks_in_memory_too() -> None:
-    """And only there where that is asked for."""
-    script = [call(n=1), call("find", query="ann"), call("find", query="ann", scope="results"), END]
-    done = ran(script, *Desk().all, agent=asked("find"), run={"seed_memory": ["Ann is ann@example.org"]})
-    assert [said.partition(":")[0] for _, said in answers(done)] == ["memory 1", "nothing here has 'ann'"]
+@pytest.mark.parametrize(
+    ("scope", "keys"),
+    [
+        ({}, ["note", "main.1.0", "document 1"]),
+        ({"scope": "auto"}, ["note", "main.1.0", "document 1"]),
+        ({"scope": "documents"}, ["main.1.0", "document 1"]),
+        ({"scope": "memory"}, ["memory 1"]),
+        ({"scope": "all"}, ["note", "main.1.0", "document 1", "memory 1"]),
+    ],
+)
+def test_find_looks_where_it_is_told_to(scope: dict[str, str], keys: list[str]) -> None:
+    """Documents are results and attachments; `auto` has notes too, and memory only where these have nothing."""
+    script = [call(n=7), call("recall", key="note", content="seven is 7"), call("find", query="7 seven", **scope), END]
+    run = {"attachments": ["a page about 7"], "seed_memory": ["Ann likes 7"]}
+    done = ran(script, *Desk().all, agent=asked("find", "recall"), run=run)
+    assert [hit.partition(":")[0] for hit in answers(done)[-1][1].splitlines()] == keys
+
+
+@tool(side_effect="read")
+async def get_page(url: str) -> str:
+    """Get what stands there."""
+    return url
+
+
+@tool(side_effect="read")
+async def look_around(query: str) -> str:
+    """Search the web."""
+    return query
+
+
+@tool(side_effect="write")
+async def post_page(url: str) -> str:
+    """Put something on the web."""
+    return url
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([post_page], "this agent has no tool that reads it"),
+        ([get_page, post_page], "call get_page"),
+        ([look_around, get_page], "call look_around or get_page"),
+    ],
+)
+def test_find_looks_in_no_web_and_says_which_tool_does(more: list[Any], said: str) -> None:
+    """Asked for the web it refuses; `auto` looks in memory where nothing else has it, and then says where to go on."""
+    finds = [
+        call("find", query="ann", scope="web"),
+        call("find", query="ann"),
+        call("find", query="bob"),
+        call("find", query="ann", scope="documents"),
+    ]
+    agent = {"tools": ["look", "find", *(one.name for one in more)]}
+    done = ran([call(n=1), *finds, END], *Desk().all, *more, agent=agent, run={"seed_memory": ["Ann is ann@example.org"]})
+    assert answers(done) == [
+        (False, f"find: the web is not looked in from here; {said}"),
+        (True, "memory 1: Ann is ann@example.org"),
+        (True, f"nothing here has 'bob'; for the web: {said}"),
+        (True, "nothing here has 'ann'"),
+    ]
+
+
+def test_find_gives_eight_places_at_most() -> None:
+    """However many there are."""
+    done = ran([call("find", query="zebra"), END], *Desk().all, agent=asked("find"), run={"attachments": [f"zebra {n}" for n in range(10)]})
+    assert [hit.partition(":")[0] for hit in answers(done)[0][1].splitlines()] == [f"document {n}" for n in range(1, 9)]
 
 
 def test_documents_and_memory_are_found_and_read_by_their_keys() -> None:
@@ -193,13 +256,14 @@ def test_documents_and_memory_are_found_and_read_by_their_keys() -> None:
     page = base64.b64encode(("line\n" * 5000 + "the zebra clause").encode()).decode()
     attachments = [
         {"type": "image", "media_type": "image/png", "data": page},
-        {"type": "file", "media_type": "text/markdown", "name": "terms.md", "data": page},
+        {"type": "file", "media_type": "text/markdown", "name": "terms", "data": page},
         {"type": "text", "text": "a zebra"},
         "plain zebra",
         {"type": "file", "name": "of-this-kind.txt", "data": base64.b64encode(b"zebra").decode()},
+        {"type": "file", "name": "zebra.txt", "url": "https://example.org/zebra.txt"},
     ]
     script = [
-        call("find", query="zebra"),
+        call("find", query="zebra", scope="all"),
         call("find", query="terms", scope="documents"),
         call("find", query="zebra", scope="memory"),
         call("recall", key="document 2", query="clause"),
@@ -255,7 +319,7 @@ def test_pulse_knows_repetition_and_standstill() -> None:
 
 
 def test_a_look_for_tools_finds_eight_at_most() -> None:
-    """However many fit."""
+    """However many fit; a look for nothing lists all."""
 
     def made(n: int) -> Any:
         @tool(side_effect="read", name=f"look_{n:02}")
@@ -266,8 +330,13 @@ def test_a_look_for_tools_finds_eight_at_most() -> None:
         return one
 
     many = [made(n) for n in range(12)]
-    done = ran([call("discover_tools", query="look"), END], *many, agent={"tools": [*(t.name for t in many), "discover_tools"]})
-    assert len(answers(done)[0][1].splitlines()) == 1 + 8
+    done = ran(
+        [call("discover_tools", query="look"), call("discover_tools"), call("discover_tools", query="zebra"), END],
+        *many,
+        agent={"tools": [*(t.name for t in many), "discover_tools"]},
+    )
+    assert [len(said.splitlines()) for _, said in answers(done)] == [1 + 8, 1 + 13, 1]
+    assert answers(done)[-1][1].startswith("no tool fits 'zebra'; there are look_00, ")
 
 
 # Endings ------------------------------------------------------------------------------------------------------------------------

@@ -130,6 +130,17 @@ def test_a_strategys_own_calls_pass_the_hook_too() -> None:
     assert desk.ran == [] and done.result.output == "done"
 
 
+def test_what_a_strategy_asks_beside_its_passes_passes_the_hook_too() -> None:
+    """A question is a turn of the loop like any."""
+
+    async def asks(run: Any) -> Any:
+        return await run.ask("quiz", "How many?")
+
+    hooks = KernelHooks(before={"think": lambda s: Abort("no more questions")})
+    done = ran([END], hooks=hooks, strategies={"asks": asks}, agent={"strategy": "asks"})
+    assert done.why == ("stopped", "policy_stopped") and done.views == []
+
+
 def test_a_hook_of_a_phase_that_there_is_not_is_refused_at_once() -> None:
     """With the nearest name."""
     with pytest.raises(UnknownName, match="act"):

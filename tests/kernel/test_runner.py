@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import detent
-from detent import Abstain, Budget, FinalAnswer, Plan, PushGoal, Stop, Thought, Usage, View
+from detent import Abstain, Budget, FinalAnswer, Plan, PushGoal, Stop, Thought, ToolContext, Usage, View
 from detent.core import events as e
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.state import KernelState
@@ -302,17 +302,19 @@ def test_goal_depth_is_bounded() -> None:
 
 @pytest.mark.parametrize("field", ["max_running_s", "max_total_s"])
 def test_time_is_bounded_by_recorded_readings(field: str) -> None:
-    """The clock moves 10 s a call of the tool; the third turn finds the time used up."""
-    clock = FakeClock()
+    """The clock moves 10 s a call of the tool; the third turn finds the time used up. What is left is the deadline of each call."""
+    clock, left = FakeClock(), list[float | None]()
 
     @detent.tool(side_effect="read")
-    async def wait(n: int) -> int:
+    async def wait(n: int, context: ToolContext) -> int:
         """Let time go by."""
+        left.append(context.remaining_s())
         clock.advance(10)
         return n
 
     done = ran([lambda view: call("wait", n=view.iteration)] * 9, wait, clock=clock, budget=Budget(**{field: 20.0}))
     assert done.why == ("stopped", "budget_exhausted") and (done.state.dimension, len(done.items)) == (field.removeprefix("max_"), 2)
+    assert [seconds is not None and seconds < most for seconds, most in zip(left, (20.1, 10.1), strict=True)] == [True, True]
     assert [t.running_ms for t in done.all(e.TurnStarted)] == [0, 10_000, 20_000] and done.records[-1].envelope.at == EPOCH + timedelta(
         seconds=20
     )

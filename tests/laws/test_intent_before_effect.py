@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from detent import FinalAnswer, Plan, Tool, ToolCall, ToolContext, View, tool
+from detent import Engine, FinalAnswer, Plan, Tool, ToolCall, ToolContext, View, tool
 from detent.core import events as e
-from detent.core.codec import read_log
+from detent.core.actions import AskUser, Schedule
+from detent.core.codec import read_log, read_record
 from detent.core.errors import Conflict, StoreFull, Suspended
 from detent.testing import ScriptedPlanner
-from detent.testing.faults import CrashingStore
+from detent.testing.faults import Crash, CrashingStore
+from detent.tools import Happened
 from laws.checks import check_laws
 from laws.places import KINDS, Place, agent_of, engine_on
 
@@ -249,6 +251,73 @@ def test_an_outcome_is_durable_before_anything_else_happens(kind: str, tmp_path:
             result = await engine.run(agent_of(act, look), "act", run_id="run")
             assert result.status == "completed", result.error
         assert seen == ["next call", "planner"]
+        await place.close()
+
+    asyncio.run(main())
+
+
+LEAVES = (e.ApprovalRequested, e.UserAsked, e.ScheduleSet, e.RunWaiting, e.RunFinished, e.ToolInDoubt, e.ToolReconciled)
+"""Records of what leaves the kernel, or settles what did: none may be lost with the power once anybody can know of it."""
+
+
+class Leaving(Durably):
+    """Keeps what it was given of `LEAVES`: each as its kind, and whether that commit was durable."""
+
+    def __init__(self, inner: Any, left: list[tuple[str, bool]]) -> None:
+        super().__init__(inner)
+        self.left = left
+
+    async def append(self, run_id: str, expected_seq: int, records: Any, **options: Any) -> None:
+        """Note it once it is done."""
+        await super().append(run_id, expected_seq, records, **options)
+        for event in (read_record(line).event for line in records):
+            if isinstance(event, LEAVES) and getattr(event, "source", "") != "person":  # whose word the inbox keeps as long as the log
+                self.left.append((type(event).__name__, options["durable"]))
+
+
+def test_what_leaves_the_kernel_is_durable_with_the_first_commit_that_holds_it(tmp_path: Path) -> None:
+    """Requests, questions (a planner's and a meta-tool's), timers, waits, the answer and settlements are in no ordinary commit."""
+    place, left, alive = Place("ram", tmp_path), list[tuple[str, bool]](), [False, False]
+
+    @tool(side_effect="destructive")
+    async def remove() -> str:
+        """Remove."""
+        return "removed"
+
+    def deadly(name: str, **options: Any) -> Tool[..., Any]:
+        async def act() -> str:
+            """Take the process with it the first time."""
+            if not alive.pop():
+                raise Crash
+            return "acted"
+
+        return tool(act, name=name, side_effect="write", **options)
+
+    tools = [remove, deadly("lost"), deadly("told", reconcile=lambda _: Happened("it happened"))]
+    asked = [ToolCall(tool="ask_user", args={"question": "Why?"}), AskUser(question="Who?"), Schedule(delay_s=0)]
+    plans = [*(ToolCall(tool=t.name) for t in tools), *asked, FinalAnswer(content="done")]
+
+    async def other() -> Engine:
+        await place.close()
+        return engine_on(Leaving(place.store(), left), lambda view: plans[view.iteration - 1], tools)
+
+    async def main() -> None:
+        engine = await other()
+        await engine.run(agent_of(*tools, "ask_user"), "leave", run_id="run")
+        with pytest.raises(Crash):
+            await engine.approve("run", "main.1.0", by="Ann")
+        engine = await other()
+        assert (await engine.resume("run")).status == "waiting_for_reconciliation"
+        with pytest.raises(Crash):
+            await engine.reconcile("run", "main.2.0", happened=True, result="yes")
+        engine = await other()
+        assert (await engine.resume("run")).status == "waiting_for_user"
+        await engine.reply("run", "because")
+        assert (await engine.reply("run", "Ann")).status == "waiting_for_schedule"
+        assert (await engine.resume("run")).output == "done"
+        assert {kind for kind, _ in left} == {event.__name__ for event in LEAVES}
+        assert [kind for kind, durable in left if not durable] == []
+        check_laws(await place.lines("run"))
         await place.close()
 
     asyncio.run(main())

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from crash.workload import RUN, work, worker
+from detent import FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.codec import STATE_VERSION, decode_event, dump_state, encode, load_state, read_log, read_record, seal
 from detent.core.errors import NewerVersion
 from detent.core.fold import evolve, fold
 from detent.core.state import KernelState, RunState
 from laws.checks import check_fold, check_laws
-from laws.places import KINDS, Effects, Place, Told
+from laws.places import KINDS, Effects, Place, Told, agent_of, engine_on
 
 
 async def a_run(place: Place) -> tuple[list[bytes], Told]:
@@ -93,3 +94,29 @@ def test_a_state_of_a_newer_version_is_refused() -> None:
         load_state(data.replace(b'"v":%d,' % STATE_VERSION, b'"v":99,'), RunState)
     with pytest.raises(ValueError, match="not a serialised RunState"):
         load_state(b"{}", RunState)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_is_in_the_store_before_the_next_one_is_planned(kind: str, tmp_path: Path) -> None:
+    """Also one that only reads and uses no tokens: whatever a planner decides from can be read by who takes the run on."""
+    place, stored = Place(kind, tmp_path), list[int]()
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    class Looks:
+        async def plan(self, view: View) -> Plan:
+            """Look into the store, through a connection of its own."""
+            if view.iteration > 1:
+                stored.append(len([r for r in await place.records("run") if isinstance(r.event, e.ToolFinished)]))
+            return Plan(actions=(ToolCall(tool="look", args={"n": view.iteration}) if view.iteration < 4 else FinalAnswer(content="done"),))
+
+    async def main() -> None:
+        async with engine_on(place.store(), Looks(), [look]) as engine:
+            assert (await engine.run(agent_of(look), "look", run_id="run")).output == "done"
+        await place.close()
+
+    asyncio.run(main())
+    assert stored == [1, 2, 3]

@@ -115,12 +115,16 @@ def test_a_call_that_is_settled_later_is_completed_then() -> None:
 
     happened = e.ToolReconciled(call="main.1.0", outcome="happened", source="person", result=msgspec.Raw(b"1"))
     late = e.ToolReconciled(call="main.1.0", outcome="happened", source="late_worker", result=msgspec.Raw(b"2"))
+    failed, other = (e.ToolError(code="timeout", message="late") for _ in range(2))
+    broken = e.ToolReconciled(call="main.1.0", outcome="happened", source="late_worker", error=failed)
     again = e.ToolReconciled(call="main.1.0", outcome="again", source="person")
     item = Item(kind="tool", call_id="main.1.0", ok=True, executed=True, result=happened.result)
     both = [ReasoningStepCompleted, ToolCallCompleted]
     assert settled(happened, item) == both
     assert settled(late, item) == []
     assert settled(late, Item(kind="tool", call_id="main.1.0", ok=True, executed=True, result=late.result)) == both
+    assert settled(broken, Item(kind="tool", call_id="main.1.0", ok=False, executed=True, error=other)) == []
+    assert settled(broken, Item(kind="tool", call_id="main.1.0", ok=False, executed=True, error=failed)) == both
     assert settled(again, None) == []
     assert settled(e.ToolFinished(call="main.9.0"), item) == []
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from detent import Agent, ToolCall, View, tool
@@ -135,6 +135,7 @@ def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cut
         ("log_in(pass='s3, cret', user='ann')", "log_in(pass=\"<secret>\", user='ann')"),
         ("log_in(user=ann, pass = s3cret) now", 'log_in(user=ann, pass ="<secret>") now'),
         ('if (pass == "s3cret") it(pass=f("s3", cret)), on', 'if (pass ="<secret>") it(pass="<secret>"), on'),
+        ("go(pass='s3''cr'\"et\"+'!', n=1) and (pass=f'{s['3']}cret').", 'go(pass="<secret>", n=1) and (pass="<secret>").'),
         ("it takes (user, pass) and (pass by)", "it takes (user, pass) and (pass by)"),
         ("{'pass': ['s3], cret'], 'n': 1}", "{'pass':\"<secret>\", 'n': 1}"),
         ("{pass: it's, n: 1}", '{pass:"<secret>", n: 1}'),
@@ -147,6 +148,25 @@ def test_json_with_other_quotes_or_none_and_keywords_of_a_call_are_hidden_too(sa
     for size in range(1, len(said) + 1):
         streamed = StreamedFields(["pass"])
         assert "".join(streamed.add(said[at : at + size]) for at in range(0, len(said), size)) + streamed.rest() == shown
+
+
+@given(
+    st.sampled_from(["", "f", "r", "b", "Rb", "fR", "u"]),
+    st.sampled_from(["'", '"', "'''", '"""']),
+    st.text(alphabet="s3,(){}[]= '\"\n\u201c", max_size=12),
+    st.sampled_from(["pass=", ", 'pass': "]),
+    st.lists(st.integers(0, 60), max_size=6),
+)
+def test_a_text_of_python_is_hidden_whole_whatever_stands_before_its_quotes(
+    prefix: str, quote: str, secret: str, name: str, cuts: list[int]
+) -> None:
+    """With a prefix, in three quotes, with other quotes or brackets within; what comes after it is shown."""
+    assume(quote not in secret and secret[-1:] != quote[0])
+    text, streamed, shown, at = f"(n=1, {name}{prefix}{quote}{secret}{quote}, on='it')", StreamedFields(["pass"]), "", 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(text)), len(text)]:
+        shown += streamed.add(text[at:cut])
+        at = cut
+    assert shown + streamed.rest() == f"(n=1, {name.rstrip()}\"<secret>\", on='it')"
 
 
 def test_only_what_may_become_a_field_is_held_back() -> None:

@@ -181,6 +181,7 @@ def test_a_temperature_is_sent_only_where_somebody_asked_for_one() -> None:
     ("raw", "limit", "expected"),
     [
         ("short", 10, "short"),
+        ("exactlyten", 10, "exactlyten"),
         ("abcdefghijklm", 10, "abcdefghij\n[the first 10 of 13 characters; the rest is not shown]"),
         ("[1,2,3,4,5,6,7,8]", 10, "[1,2]\n[the first 2 of 8 items; the rest is not shown]"),
         ('{"a":"bcdefghij"}', 10, '{"a":"bcde\n[the first 10 of 17 characters; the rest is not shown]'),

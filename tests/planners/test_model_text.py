@@ -112,6 +112,30 @@ def test_the_prompt_fits_the_window_of_the_profile_or_what_is_said() -> None:
         assert len(asked.messages) > 4 and len(asked.messages[-1]) < 2 * len(asked.messages) - 4
 
 
+@pytest.mark.parametrize(("profile", "shown"), [({}, 4000), ({"tool_result_max_chars": 600}, 600)], ids=["none", "600"])
+@pytest.mark.parametrize("recall", [True, False])
+def test_a_long_result_is_cut_as_the_profile_says_and_recalled_by_its_key_whole(profile: dict[str, Any], shown: int, recall: bool) -> None:
+    """The key is told to who can recall; what is recalled ends with the line that says what it is a piece of."""
+
+    @tool(side_effect="read")
+    async def entries() -> str:
+        """Give a long text."""
+        return "x" * 9000
+
+    again = ['{"type": "recall", "key": "main.1.0", "end": 8000}'] if recall else []
+    asked = Asked(['{"type": "entries"}', *again, ANSWER])
+
+    async def main() -> None:
+        async with Engine(planner=ModelPlanner(asked.model), tools=[entries]) as engine:
+            agent = Agent(name="g", tools=["entries", *(["recall"] if recall else [])], model_settings=TEXT, profile=profile)
+            assert (await engine.run(agent, "How many?")).output == "543940"
+
+    asyncio.run(main())
+    assert asked.said(1).count("x" * shown) == 1 and f"({9000 - shown} more characters)" in asked.said(1)
+    assert ('recall with key \\"main.1.0\\" gives the rest' in asked.said(1)) is recall
+    assert not recall or f"{'x' * 8000}\\n[characters 0 to 8000 of 9000]" in asked.said(2)
+
+
 @pytest.mark.parametrize(
     ("settings", "planner", "said"),
     [

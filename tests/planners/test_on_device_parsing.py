@@ -224,6 +224,13 @@ def test_only_offered_actions_are_taken() -> None:
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
     assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
     assert "no JSON object" in reading("hello", prose=False).problem
+    assert "no JSON object" in reading("hello", actions=("tool_call",)).problem
+
+
+def test_a_name_alone_is_a_call_where_it_is_that_of_a_tool() -> None:
+    """Anything else may have a name."""
+    assert reading('{"tool_call": {"name": "add"}}').problem.startswith("the arguments of add do not fit")
+    assert 'needs "tool"' in reading('{"type": "tool_call", "name": "Ann"}').problem
 
 
 def test_a_typed_answer_may_stand_in_prose_where_it_is_the_one_object_there_and_fits_as_it_is() -> None:

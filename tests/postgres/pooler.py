@@ -1,4 +1,4 @@
-"""A pooler on loopback before the socket of a server, in transaction mode or in session mode."""
+"""A pooler on loopback before the socket of a server, in statement, transaction or session mode."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import struct
 import threading
 from typing import Literal
 
-Mode = Literal["transaction", "session"]
+Mode = Literal["statement", "transaction", "session"]
+NO_TRANSACTIONS = b"SERROR\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
 
 
 class Pooler:
-    """Lends each client a session of the server, for one transaction or for as long as it is connected. Use as `with Pooler(...) as pooler:`.
+    """Lends each client a session of the server, for one statement or transaction or for as long as it is connected. Use as `with Pooler(...) as pooler:`.
 
     At most `sessions` are open; the one that came back last is lent first. Clients are told the key of no session. Users need no password.
     """
@@ -72,11 +73,14 @@ class Pooler:
             session = self._lend()
             client.sendall(session.greeting)
             while True:
-                if self._mode == "transaction" and session is not None and session.idle:
+                if self._mode != "session" and session is not None and session.idle:
                     self._give_back(session)
                     session = None
                 kind, body = _message(client)
                 if kind == b"X":
+                    break
+                if self._mode == "statement" and b"BEGIN" in body:
+                    client.sendall(_framed(b"E", NO_TRANSACTIONS))
                     break
                 session = session or self._lend()
                 session.pass_on(kind, body, client)

@@ -65,6 +65,24 @@ def test_the_file_store_synchronises_what_is_durable_before_it_answers(synced: l
     asyncio.run(body())
 
 
+def test_a_signal_in_a_file_leaves_the_inbox_only_for_a_log_that_is_kept(synced: list[str], tmp_path: Path) -> None:
+    """The inbox is another file: a log that consumed an answer, but was lost with the power, would leave it nowhere."""
+
+    async def body() -> None:
+        store = FileStore(tmp_path / "runs")
+        await store.open()
+        await write(store, 1, durable=True)
+        await store.post("run", Signal(id="s", kind="reply"))
+        synced.clear()
+        head = RunHead(run_id="run", goal_id="run", records=2, created_at=START, updated_at=START)
+        await store.append("run", 1, [b'{"n":2}'], head=head, consumed=["s"])
+        assert synced == ["run.jsonl"]
+        assert await store.signals(["run"]) == {}
+        await store.close()
+
+    asyncio.run(body())
+
+
 class Gate(Operation):
     """Keeps the writer thread at work until it is told what else is to be one group with it."""
 

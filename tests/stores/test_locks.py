@@ -54,6 +54,20 @@ def test_a_lock_is_free_when_its_holder_drops_it_or_its_file_is_gone(tmp_path: P
     assert not other.lives(holder.name, holder.host, 0.0)
 
 
+def test_a_holder_whose_process_cannot_be_seen_lives_while_it_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers of one host see each other's locks, and not each other's processes."""
+    holder, other = Holder(tmp_path), Holder(tmp_path)
+    holder.take()
+
+    def kill(pid: int, number: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert other.lives(holder.name, holder.host, 0.0)
+    holder.drop()
+    assert not other.lives(holder.name, holder.host, 0.0)
+
+
 def test_other_hosts_are_judged_by_their_lease_and_their_files_left_alone(tmp_path: Path) -> None:
     """Whether a lock is held cannot be seen from another host."""
     now = [100.0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psycopg
@@ -879,6 +880,40 @@ def test_no_message_shows_the_password(url: str) -> None:
     assert "sec" not in without_password(url)
 
 
+def test_an_address_where_no_server_listens_is_named_soon() -> None:
+    """Host and port, no password, and what to do; although anything else is waited for ten minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as was:
+        port = was.getsockname()[1]
+    store = open_store(f"postgresql://ann:secret@127.0.0.1:{port}/db", busy_timeout_s=600, refused_s=0.05)
+    with pytest.raises(StoreBusy, match=rf"no server listens.*ann@127.0.0.1:{port}.*nothing was begun.*correct host and port") as caught:
+        asyncio.run(store.open())
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_starts_up_is_waited_for_longer_than_an_address_where_none_listens() -> None:
+    """It answers, so it counts as there: asked again until `busy_timeout_s`."""
+
+    async def main() -> int:
+        asked = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            asked += 1
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+            said = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+            writer.write(b"E" + (len(said) + 4).to_bytes(4) + said)
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            url = f"postgresql://ann@127.0.0.1:{port}/db?sslmode=disable&gssencmode=disable"
+            with pytest.raises(StoreBusy, match=r"could not be reached for 0\.3 s.*starting up"):
+                await open_store(url, busy_timeout_s=0.3, refused_s=0.001).open()
+        return asked
+
+    assert asyncio.run(main()) > 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"), [(("/tests", "/nothing"), "create it"), (("detent@", "nobody@"), "create the role"), (("?host", "?hots"), "hots")]
 )
@@ -1060,13 +1095,14 @@ def test_a_claim_beside_close_ends(postgres_url: str) -> None:
     asyncio.run(asyncio.wait_for(body(), 20))
 
 
+@pytest.mark.parametrize("mode", ["statement", "transaction"])
 @pytest.mark.parametrize("sessions", [10, 1])
 def test_a_pooler_that_gives_each_transaction_another_session_is_refused_by_name(
-    postgres: Cluster, postgres_url: str, sessions: int
+    postgres: Cluster, postgres_url: str, sessions: int, mode: Literal["statement", "transaction"]
 ) -> None:
     """Claims and notifications would be lost in it, silently; also where it has one session, so that the same comes back."""
     with (
-        Pooler(socket_of(postgres), "tests", mode="transaction", sessions=sessions) as pooler,
+        Pooler(socket_of(postgres), "tests", mode=mode, sessions=sessions) as pooler,
         pytest.raises(ConfigError, match=r"a pooler that gives each transaction another session.*pool_mode = session"),
     ):
         on(pooler.url, _nothing)

@@ -553,3 +553,17 @@ def test_a_store_serves_one_event_loop_after_another(tmp_path: Path) -> None:
 
     asyncio.run(first())
     asyncio.run(second())
+
+
+def test_a_place_for_claims_that_cannot_be_used_is_named_and_no_run_is_taken(tmp_path: Path) -> None:
+    """A file stands where the directory should be: without a claim that others see, no run may be advanced."""
+    (tmp_path / "runs.db-claims").write_text("not a directory")
+
+    async def body() -> None:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        with pytest.raises(StoreError, match=r"runs\.db-claims', where claims are kept, cannot be written"):
+            await store.claim("run")
+        await store.close()
+
+    asyncio.run(body())

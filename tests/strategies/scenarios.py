@@ -56,7 +56,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sends: bool = True
     goal: str = GOAL
     options: dict[str, Any] = {}
-    changed: dict[str, Any] = {}
 
 
 def look(city: str) -> ToolCall:
@@ -110,7 +109,6 @@ SCENARIOS = {
             calls=3 + 1 + 2 + 1,
             scopes=["generate", "critique", "improve", "critique#2"],
             works="generate",
-            changed={"rounds": 2, "turns": 4},
         ),
         Scenario(
             strategy="plan-execute",
@@ -119,7 +117,6 @@ SCENARIOS = {
             calls=3 + 2 + 2,
             scopes=["plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
             works="step-mail",
-            changed={"turns": 2},
         ),
         Scenario(
             strategy="plan-then-execute",
@@ -133,7 +130,6 @@ SCENARIOS = {
             calls=1 + 2 + 2 + 1,
             scopes=["plan", "step-1", "step-2", "answer"],
             works="step-1",
-            changed={"turns": 2},
         ),
         Scenario(
             strategy="tree-of-thought",
@@ -151,7 +147,6 @@ SCENARIOS = {
             scopes=["expand", "score", "expand-1", "expand-2", "score-1", "score-2", "main"],
             works="main",
             options={"breadth": 2, "depth": 2},
-            changed={"breadth": 2, "depth": 2, "turns": 5},
         ),
         Scenario(
             strategy="adaptive",
@@ -160,7 +155,6 @@ SCENARIOS = {
             calls=1 + 3 + 2 + 2,
             scopes=["classify", "plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
             works="step-mail",
-            changed={"plan_execute": {"turns": 2}},
         ),
     )
 }

@@ -294,6 +294,7 @@ def test_a_plan_that_cannot_be_carried_out_is_asked_for_again_with_the_reason() 
 
     result, _, model = go("plan-execute", {"plan": bad, "plan#2": good, "step-a": "ok"}, fetch)
     assert (result.output, result.usage.model_calls) == ("ok", 3) and "did you mean 'fetch'" in model.views[1].task
+    assert "cannot be carried out" not in model.views[0].task
     result, _, _ = go("plan-execute", {"plan": bad, "plan#2": bad, "plan#3": bad}, fetch)
     assert (result.status, result.reason, result.usage.model_calls) == ("failed", "output_schema_failed", 3)
 
@@ -322,8 +323,15 @@ def test_references_resolve_to_values_or_say_what_is_missing() -> None:
     """A reference that stands alone keeps its type; a field that is not there fails the step."""
     done = {"a": {"n": [1, 2]}, "b": None}
     assert resolved({"x": "{{a.n}}", "y": ["{{b}}", "n={{a.n.1}}"]}, done) == {"x": [1, 2], "y": [None, "n=2"]}
-    with pytest.raises(Unresolved, match="a has no 'm'"):
-        resolved("{{a.m}}", done)
+    for reference, said in (
+        ("a.m", "a has no 'm'"),
+        ("a.n.2", "a.n has no '2'"),
+        ("a.n.0.0", "a.n.0 has no '0'"),
+        ("t.0", "t has no '0'"),
+        ("t.ex", "t has no 'ex'"),
+    ):
+        with pytest.raises(Unresolved, match=said):
+            resolved("{{" + reference + "}}", {**done, "t": "text"})
     steps, problem = read_plan('```json\n{"steps":[{"id":"s","kind":"analysis","task":"{{a}}"}]}\n```', tools=(), known=["a"])
     assert not problem and steps[0].needs == {"a"}
 
@@ -427,7 +435,10 @@ def test_a_model_that_lists_no_steps_works_on_the_whole() -> None:
         result, engine, _ = go("plan-then-execute", {"plan": said, "main": "done"})
         assert (result.output, passes(engine)) == ("done", ["plan", "main"])
     assert (
-        listed('["a", "b"]') == ["a", "b"] and listed({"steps": ["a", 1]}) == ["a"] and listed("- a\n- b") == ["a", "b"] and listed(7) == []
+        listed('["a", "b"]') == ["a", "b"]
+        and listed({"steps": ["a", 1, " "]}) == ["a"]
+        and listed("- a\n- b") == ["a", "b"]
+        and listed(7) == []
     )
 
 

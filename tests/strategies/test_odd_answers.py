@@ -11,7 +11,7 @@ from detent import Agent, Engine, tool
 from detent.core.errors import ConfigError
 from detent.strategies.plan_then_execute import listed
 from detent.strategies.plans import Unresolved, read_plan, resolved
-from detent.strategies.thoughts import pruned, scores_of
+from detent.strategies.thoughts import pruned, scores_of, texts_of
 from detent.strategies.tree_of_thought import TreeOptions
 from strategies.scenarios import GOAL, Model, passes, scores, thoughts
 from strategies.test_each_strategy import Generic, go
@@ -91,6 +91,14 @@ def test_scores_are_numbers_from_0_to_1(given: list[Any], read: list[float]) -> 
     from detent.ports import Passed
 
     assert scores_of(Passed(label="s", scope="s", status="done", reason="final_answer", output={"scores": given})) == read
+
+
+def test_thoughts_are_texts_that_say_something() -> None:
+    """The rest is left out, and no more are taken than were asked for."""
+    from detent.ports import Passed
+
+    said = Passed(label="e", scope="e", status="done", reason="final_answer", output={"thoughts": ["a ", " ", 1, None, "b", "c"]})
+    assert texts_of(said, 2) == ["a", "b"]
 
 
 @pytest.mark.parametrize("given", [[10**400] * 3, [0.7] * 3, ["high"] * 3, "none", None, {}])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from detent import Agent, Engine, ToolCall, View, tool
+from detent import Agent, Budget, Engine, ToolCall, Usage, View, tool
+from detent.core import events as e
 from detent.core.errors import ConfigError
-from strategies.scenarios import scores, thoughts
+from detent.strategies import heuristics
+from detent.strategies.thoughts import Thought, pruned
+from strategies.scenarios import events, passes, scores, thoughts
 from strategies.test_each_strategy import Generic, go
 
+Pass = (e.PassStarted, e.PassFinished)
 WORK = {"steps": [{"id": "w", "kind": "work", "task": "look"}]}
 TREE = {"expand": thoughts("a"), "score": scores(0.9)}
 
@@ -99,3 +105,87 @@ def test_thoughts_that_are_scored_one_by_one_are_scored_by_the_small_model_too()
     _, _, model = go("tree-of-thought", Generic(tree), options={"depth": 1})
     scored = [(view.scope, view.small) for view in model.views if view.scope.startswith("score")]
     assert scored == [("score", True), ("score-1", True), ("score-2", True)]
+
+
+# Where each number begins and ends --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("third", "explores"), [(0.95, True), (0.949, False)])
+def test_exploring_goes_on_from_a_rise_of_five_hundredths_over_two_levels_on(third: float, explores: bool) -> None:
+    """As people count: 0.95 is 0.05 more than 0.9, whatever floating point makes of it."""
+    given = {"score": 0.9, "score-1": 0.92, "score-1-1": third, "score-1-1-1": 0.99}
+    tree = Generic({"expand": thoughts("a"), "score": lambda view: scores(given[view.scope]), "main": "done"})
+    assert go("tree-of-thought", tree, options={"depth": 4})[0].usage.model_calls == 2 * (4 if explores else 3) + 1
+
+
+@pytest.mark.parametrize(("floor", "explores"), [(0.8, True), (0.81, False)])
+def test_a_level_is_explored_that_leaves_exactly_the_floor(floor: float, explores: bool) -> None:
+    """Two of ten calls leave 80 %."""
+    tree = Generic({"expand": thoughts("a"), "score": scores(0.9), "main": "done"})
+    result, _, _ = go("tree-of-thought", tree, options={"depth": 1, "floor": floor}, budget=Budget(max_model_calls=10))
+    assert result.usage.model_calls == 2 * explores + 1
+
+
+@pytest.mark.parametrize(("share", "levels"), [(0.1, 3), (0.35, 1)])
+@pytest.mark.parametrize("bound", ["max_cost_usd", "max_total_tokens"])
+def test_exploring_leaves_money_and_tokens_for_the_work(bound: str, share: float, levels: int) -> None:
+    """As much as the floor of what there was, 40 %, must be left before a level: of a dollar as of a hundred tokens."""
+
+    class Charging(Generic):
+        async def plan(self, view: View) -> Any:
+            usage = Usage(cost_usd=share) if bound == "max_cost_usd" else Usage(input_tokens=int(100 * share))
+            return msgspec.structs.replace(await super().plan(view), usage=usage)
+
+    tree = Charging({"expand": thoughts("a"), "score": lambda view: scores(0.5 + 0.03 * len(view.scope)), "main": "done"})
+    result, _, _ = go("tree-of-thought", tree, budget=Budget(**{bound: 1 if bound == "max_cost_usd" else 100}))
+    assert (result.output, result.usage.model_calls) == ("done", 2 * levels + 1)
+
+
+def test_a_threshold_below_the_least_stays_as_it_is() -> None:
+    """With 0 nothing is dropped, and 0.1 drops what is below it."""
+    low = [Thought(("a",), (1,), 0.0), Thought(("b",), (2,), 0.1)]
+    assert (pruned(low, 0.0), pruned(low, 0.1), pruned(low[:1], 0.1)) == (low, low[1:], [])
+
+
+def words(n: int) -> str:
+    """Return a goal of so many short words that say nothing of how to work on it."""
+    return " ".join(["word"] * n)
+
+
+def test_a_goal_is_trivial_up_to_twelve_words_and_eighty_characters() -> None:
+    """Both, and no more of either."""
+    twelve = words(11) + " " + "w" * (80 - len(words(11)) - 1)
+    assert heuristics.trivial(twelve) and not heuristics.trivial(twelve + "w")
+    assert heuristics.trivial(words(12)) and not heuristics.trivial(words(13))
+
+
+@pytest.mark.parametrize(
+    ("count", "tools", "name"),
+    [(15, 0, "reactive"), (16, 0, ""), (20, 1, "reactive"), (21, 1, ""), (15, 1, "reactive"), (20, 0, ""), (12, 1, "reactive")],
+)
+def test_a_goal_is_short_up_to_fifteen_words_without_tools_and_twenty_with_them(count: int, tools: int, name: str) -> None:
+    """Above that a model is asked; with tools, words that say how to work on it count before."""
+    assert heuristics.chosen(words(count), tools=tools, tier="mid")[0] == name
+    telling = heuristics.chosen(f"compare {words(count - 1)}", tools=tools, tier="mid")[0]
+    assert telling == ("reactive" if (count, tools) in ((15, 0), (12, 1)) else "tree-of-thought")
+
+
+def test_without_options_a_list_has_eight_steps_a_wave_four_and_a_plan_two_patches() -> None:
+    """As the guide says."""
+    listed = {"plan": {"steps": [f"s{n}" for n in range(20)]}, "step": "v", "answer": "ok"}
+    assert go("plan-then-execute", Generic(listed))[0].usage.model_calls == 1 + 8 + 1
+    plan = {"steps": [{"id": f"s{n}", "kind": "analysis", "task": "t"} for n in range(5)]}
+    answers = {"plan": plan, "step": "v", "reflect": "UNSATISFIED: no", "answer": "ok"}
+    another = {"patch": lambda view: {"steps": [{"id": view.scope.replace("#", "-"), "kind": "analysis", "task": "t"}]}}
+    _, engine, _ = go("plan-execute", Generic({**answers, **another}))
+    assert [key for key in passes(engine) if key.startswith("patch")] == ["patch", "patch#2"]
+    order = [(type(r.event).__name__, r.envelope.scope) for r in asyncio.run(engine.records("r")) if isinstance(r.event, Pass)]
+    begun = [scope for name, scope in order[: order.index(("PassFinished", "step-s0"))] if name == "PassStarted" and scope != "plan"]
+    assert begun == ["step-s0", "step-s1", "step-s2", "step-s3"]
+
+
+def test_the_task_of_a_step_is_the_reason_of_its_call() -> None:
+    """Whoever approves the call or reads the log sees what it is for."""
+    plan = {"steps": [{"id": "a", "kind": "tool", "tool": "look", "args": {"n": 1}, "task": "to see one"}]}
+    _, engine, _ = go("plan-execute", {"plan": plan, "reflect": "SATISFIED", "answer": "ok"}, look)
+    assert [event.actions[0].reason for event in events(engine, e.Planned) if isinstance(event.actions[0], ToolCall)] == ["to see one"]

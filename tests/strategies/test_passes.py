@@ -153,6 +153,64 @@ def test_another_input_under_the_same_key_is_a_divergence_with_the_ways_out() ->
     assert asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).resume("r")).output == "two"
 
 
+def test_code_that_leaves_a_pass_out_is_a_divergence() -> None:
+    """It ends before a pass that is on the log: nothing is made of the others."""
+    store = RamStore()
+
+    async def shorter(run: StrategyRun) -> Passed:
+        return await run.kernel("draft")
+
+    asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r", turns=2))
+    with pytest.raises(Divergence, match=r"pass 'critique', this code gives the end of the strategy.*check-upgrade"):
+        asyncio.run(engine_with(shorter, Answers({}), store=store).resume("r"))
+
+
+@pytest.mark.parametrize("critique", ["SATISFIED", "UNSATISFIED: no"])
+def test_a_run_that_is_opened_again_may_lead_another_way(critique: str) -> None:
+    """A pass that had failed goes on, and what follows is asked for with another input, or not at all: the same code is no divergence."""
+
+    @tool(side_effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    opened = False
+
+    def draft(view: View) -> Any:
+        return "v1" if opened else ToolCall(tool="nothing")
+
+    looking = {"generate": draft, "improve": lambda view: "v2" if opened else ToolCall(tool="look", args={"n": view.iteration})}
+    planner = Answers({**looking, "critique": critique, "critique#2": "SATISFIED"})
+    engine = Engine(planner=planner, tools=[look])
+    agent = Agent(name="a", strategy="reflexion", strategy_options={"turns": 5}, tools=["look"])
+    result = asyncio.run(engine.run(agent, "go", run_id="r", budget=Budget(max_model_calls=5)))
+    assert (result.reason, list(result.state.passes)) == ("budget_exhausted", ["generate", "improve"])
+    opened = True
+    result = asyncio.run(engine.reopen("r", budget=Budget(max_model_calls=50)))
+    assert (result.status, result.output) == ("completed", "v1" if critique == "SATISFIED" else "v2"), result.error
+    assert asyncio.run(engine.replay("r")).identical
+
+
+def test_a_fork_may_lead_another_way() -> None:
+    """An edited result sends its strategy elsewhere than the log that it was branched from."""
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look."""
+        return "left"
+
+    async def turning(run: StrategyRun) -> Any:
+        first = await run.kernel("first")
+        return (await run.kernel(str(first.results[0].content))).output
+
+    planner = Answers({"first": lambda view: "seen" if view.results else ToolCall(tool="look"), "left": "went left", "right": "went right"})
+    engine = engine_with(turning, planner, look)
+    assert run(engine, "look").output == "went left"
+    begun = next(r.envelope.seq for r in asyncio.run(engine.records("r")) if isinstance(r.event, e.PassStarted) and r.event.key == "left")
+    made = asyncio.run(engine.fork("r", at=begun, edits={"results": {"first.1.0": "right"}}))
+    assert made.output == "went right" and asyncio.run(engine.replay(made.run_id)).identical
+
+
 def test_values_that_differ_each_time_are_recorded_once() -> None:
     """now, random, effect and sleep; a sleep is a wait in any process."""
     clock, seen = FakeClock(), []

@@ -113,6 +113,7 @@ def test_strategies_and_kernels_of_a_plug_in_run_by_name(plug: None) -> None:
     assert "twice" in engine.strategies.names() and "plain" in engine.kernels.names()
     result = go(engine, strategy="twice", kernel="plain")
     assert [(p.scope, p.kernel_type) for p in result.state.passes.values()] == [("first", "plain"), ("second", "plain")]
+    assert engine.strategies.names().count("twice") == 1, "also once it has been loaded"
     with pytest.raises(UnknownName, match="did you mean 'twice'"):
         go(engine, strategy="twise")
     with pytest.raises(ConfigError, match=r"'broken' of package 'detent-plug' cannot be loaded: ModuleNotFoundError"):

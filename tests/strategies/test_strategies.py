@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Budget, Engine, Plan, ToolCall, View
@@ -16,7 +18,7 @@ from detent.core.state import transition
 from detent.kernel.act import act
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
-from detent.ports import Block, KernelHooks, Verdict
+from detent.ports import Block, KernelHooks, Skip, Verdict
 from detent.stores.ram import RamStore
 from detent.strategies import BUILT_IN
 from detent.testing.faults import Crash, CrashingStore
@@ -35,13 +37,15 @@ def test_every_built_in_strategy_has_its_scenario() -> None:
 
 @EVERY
 def test_it_makes_exactly_its_model_calls_and_every_token_is_on_record(scenario: Scenario) -> None:
-    """Section 16 of the catalogue; the result's tokens are the sum of the records', and the log replays."""
+    """Section 16 of the catalogue; tokens are the sum of the records', a step of each kind stands for what was done, and the log replays."""
     model, world = Model(scenario.answers), World()
     engine = engine_of(scenario, model=model, world=world)
     result = run(engine, scenario)
-    assert (result.status, result.output) == ("completed", scenario.output), result.error
+    assert (result.status, result.reason, result.output) == ("completed", "final_answer", scenario.output), result.error
     assert result.usage.model_calls == len(model.views) == scenario.calls
     planned = events(engine, e.Planned)
+    kinds = {"user": len(scenario.scopes), "model": len(planned), "tool": len(result.tool_calls)}
+    assert Counter(step.kind for step in result.steps) == Counter(kinds)
     assert result.usage.total_tokens == sum(p.usage.total_tokens for p in planned) == TOKENS * scenario.calls
     assert passes(engine) == scenario.scopes
     assert world.sent == (["ann: 2620000"] if scenario.sends else [])
@@ -121,8 +125,9 @@ def test_a_denied_tool_never_runs(scenario: Scenario) -> None:
 
 
 @WORKING
-def test_guards_are_checked_in_every_pass(scenario: Scenario) -> None:
-    """A guard of the kernel sees the calls of passes, batches and improvements alike."""
+@pytest.mark.parametrize("whose", ["kernel", "agent"])
+def test_guards_are_checked_in_every_pass(scenario: Scenario, whose: str) -> None:
+    """A guard of the kernel or of the agent sees the calls of passes, batches and improvements alike."""
     seen: list[str] = []
 
     def watching(call: Any, state: Any, whole: Any) -> Block | None:
@@ -130,8 +135,9 @@ def test_guards_are_checked_in_every_pass(scenario: Scenario) -> None:
         return Block("not now") if call.tool.name == "send" else None
 
     world = World()
-    engine = engine_of(scenario, world=world, kernel=make_kernel(guards=(watching,)))
-    run(engine, scenario)
+    options: dict[str, Any] = {"kernel": make_kernel(guards=(watching,))} if whose == "kernel" else {"guards": {"watching": watching}}
+    engine = engine_of(scenario, world=world, **options)
+    run(engine, scenario, fields={"guards": ["watching"]} if whose == "agent" else {})
     assert {"population", "send"} <= set(seen) and world.sent == []
     assert any(block.guard == "watching" and block.reason == "not now" for block in events(engine, e.GuardBlocked))
 
@@ -152,6 +158,18 @@ def test_hooks_fire_in_every_pass(scenario: Scenario) -> None:
     calls = sum(name == "on_observation" for name, _ in heard)
     assert calls == len(events(engine, e.ToolFinished))
     assert {scope for name, scope in heard if name == "on_done"} >= set(scenario.scopes) - {"main", "answer"}
+
+
+@EVERY
+def test_hooks_of_phases_are_asked_in_every_pass(scenario: Scenario) -> None:
+    """Before each plan that a planner is asked for; a hook before `act` keeps every call from being made, also those that a strategy makes."""
+    asked: list[str] = []
+    world, model = World(), Model(scenario.answers)
+    before = {"think": lambda state: asked.append(state.scope), "act": lambda state: Skip("not now")}
+    result = run(engine_of(scenario, model=model, world=world, hooks=KernelHooks(before=before)), scenario)
+    assert asked == [view.scope for view in model.views]
+    refused = {item.error.code for item in result.tool_calls if item.error is not None}
+    assert (world.looked, world.sent, refused) == ([], [], {"hook_refused"} if scenario.works else set())
 
 
 @EVERY
@@ -193,44 +211,51 @@ def test_a_cancellation_stops_it_in_every_pass(scenario: Scenario) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    "scenario", [s for s in SCENARIOS.values() if s.changed], ids=[s.strategy for s in SCENARIOS.values() if s.changed]
-)
-def test_another_input_under_the_same_key_is_a_divergence(scenario: Scenario) -> None:
-    """Code that gives a pass other limits or words than the log has stops with the ways out, records nothing, and the old code goes on."""
+class Changed:
+    """Hands on to what a strategy was given, with other words or another label for each pass."""
+
+    def __init__(self, given: Any, what: str) -> None:
+        self.given, self.what = given, what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.given, name)
+
+    def changed(self, label: str, task: str) -> tuple[str, str]:
+        return (label, f"{task} and hurry") if self.what == "input" else (f"my-{label}", task)
+
+    async def kernel(self, label: str, **options: Any) -> Any:
+        label, task = self.changed(label, options.pop("task", ""))
+        return await self.given.kernel(label, task=task, **options)
+
+    async def ask(self, label: str, prompt: str, *args: Any, **options: Any) -> Any:
+        return await self.given.ask(*self.changed(label, prompt), *args, **options)
+
+    async def parallel(self, *branches: Any) -> Any:
+        pairs = [(branch, self.changed(branch.label, branch.task)) for branch in branches]
+        return await self.given.parallel(*(msgspec.structs.replace(branch, label=label, task=task) for branch, (label, task) in pairs))
+
+
+@EVERY
+@pytest.mark.parametrize("what", ["input", "label"])
+def test_another_input_or_label_is_a_divergence(scenario: Scenario, what: str) -> None:
+    """Code that gives passes other words or labels than the log has stops with the ways out, records nothing, and the old code goes on."""
 
     async def main() -> None:
-        store = RamStore()
-        agent = agent_of(scenario)
-        engine = engine_of(scenario, store=store)
-        whole = engine_of(scenario)
-        await whole.run(agent, scenario.goal, run_id="r")
-        turns = sum(isinstance(r.event, e.TurnStarted) for r in await whole.records("r")) - 1
-        await engine.run(agent, scenario.goal, run_id="r", turns=turns)
-        length = len(await store.read("r"))
-
-        async def changed(given: Any) -> Any:
-            class Other:
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(given, name)
-
-                async def kernel(self, label: str, **options: Any) -> Any:
-                    return await given.kernel(label, **{**options, "task": options.get("task", "") + " and hurry"})
-
-                async def ask(self, label: str, prompt: str, *args: Any, **options: Any) -> Any:
-                    return await given.ask(label, prompt + " and hurry", *args, **options)
-
-                async def parallel(self, *branches: Any) -> Any:
-                    return await given.parallel(*branches)
-
-            return await BUILT_IN[scenario.strategy](Other())  # type: ignore[arg-type]
-
-        other = engine_of(scenario, store=store)
-        other.strategies.replace(scenario.strategy, changed)
-        with pytest.raises(Divergence, match=r"check-upgrade.*fork"):
+        agent, whole, inner = agent_of(scenario), CrashingStore(RamStore(), operations=("append",)), RamStore()
+        await engine_of(scenario, store=whole).run(agent, scenario.goal, run_id="r")
+        with contextlib.suppress(Crash):  # before its end is on record
+            await engine_of(scenario, store=CrashingStore(inner, at=whole.calls, operations=("append",))).run(
+                agent, scenario.goal, run_id="r"
+            )
+        await inner.release("r")
+        length = len(await inner.read("r"))
+        model = Model(scenario.answers)
+        other = engine_of(scenario, store=inner, model=model)
+        other.strategies.replace(scenario.strategy, lambda given: BUILT_IN[scenario.strategy](Changed(given, what)))  # type: ignore[arg-type]
+        with pytest.raises(Divergence, match=rf"pass '{scenario.scopes[0]}'.*check-upgrade.*fork"):
             await other.resume("r")
-        assert len(await store.read("r")) == length
-        assert (await engine_of(scenario, store=store).resume("r")).output == scenario.output
+        assert len(await inner.read("r")) == length and model.views == []
+        assert (await engine_of(scenario, store=inner).resume("r")).output == scenario.output
 
     asyncio.run(main())
 
@@ -268,14 +293,12 @@ def test_guidance_of_a_phase_arrives_and_is_gone(scenario: Scenario) -> None:
 
 @WORKING
 def test_only_passes_that_work_are_offered_tools(scenario: Scenario) -> None:
-    """Critics, planners and writers have none; a call of theirs runs nothing."""
+    """Critics, planners, thinkers and writers have none; a call of theirs runs nothing."""
     model = Model(scenario.answers)
     run(engine_of(scenario, model=model), scenario)
     offered = {view.scope: {spec.name for spec in view.tools} for view in model.views}
     assert offered[scenario.works] == {"population", "send"}
-    assert all(
-        not names for scope, names in offered.items() if scope.split("-")[0].split("#")[0] in ("critique", "plan", "answer", "score")
-    )
+    assert {scope for scope, names in offered.items() if names} <= {"main", "generate", "improve", "step-1", "step-2", "step-mail"}
 
 
 @EVERY

@@ -9,7 +9,7 @@ import pytest
 
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
 from detent.core import events as e
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, UnknownName
 from detent.ports import Branch, Passed, StrategyRun
 from detent.strategies.plans import read_plan
 from detent.strategies.reflexion import same
@@ -144,6 +144,24 @@ def test_a_plan_is_patched_until_its_required_tools_have_succeeded_often_enough(
     assert "look (2 more)" in model.views[0].task and "required, and not done: look (1 more)" in prompts(model, "patch")[0].task
 
 
+def test_a_required_call_that_failed_is_still_required() -> None:
+    """It was made and gave nothing: the patch is told, and another call counts."""
+
+    @tool(side_effect="write")
+    async def book(n: int) -> str:
+        """Book."""
+        if n == 1:
+            raise ToolFailed("closed", error_code="closed")
+        return "booked"
+
+    def step(n: int) -> dict[str, Any]:
+        return {"steps": [{"id": f"b{n}", "kind": "tool", "tool": "book", "args": {"n": n}}]}
+
+    answers = {"plan": step(1), "patch": step(2), "reflect": "SATISFIED", "answer": "ok"}
+    result, _, model = go("plan-execute", answers, book, fields={"required_tools": {"book": 1}})
+    assert result.output == "ok" and "required, and not done: book (1 more)" in prompts(model, "patch")[0].task
+
+
 def passes_of(model: Model) -> list[str]:
     return [view.scope for view in model.views]
 
@@ -217,6 +235,13 @@ def test_a_reflection_that_is_not_satisfied_costs_a_patch(remark: str) -> None:
     assert "What did not work:\nc: " in prompts(model, "answer")[0].task
 
 
+def test_a_step_that_thinks_is_one_call_whatever_that_comes_to() -> None:
+    """Where a model calls something instead, the step has failed, and is tried once more."""
+    plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}]}
+    result, _, model = go("plan-execute", {"plan": plan, "step-a": [call("none"), "late"], "step-a#2": "thought"})
+    assert (result.output, passes_of(model)) == ("thought", ["plan", "step-a", "step-a#2"])
+
+
 def test_a_reflection_that_fails_holds_nothing_up() -> None:
     """The answer is given."""
     plan = {"steps": [{"id": "a", "kind": "analysis", "task": "t"}, {"id": "b", "kind": "analysis", "task": "t"}]}
@@ -273,6 +298,11 @@ def test_a_schema_of_the_run_is_none_of_a_step() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     result, _, model = go("plan-then-execute", answers, fields={"output_schema": schema})
     assert result.output == {"n": 1} and [view.output_schema for view in model.views[1:3]] == [None, None]
+    plan = {"steps": [{"id": "w", "kind": "work", "task": "t"}]}
+    result, _, model = go(
+        "plan-execute", {"plan": plan, "step-w": "a", "reflect": "SATISFIED", "answer": {"n": 1}}, fields={"output_schema": schema}
+    )
+    assert result.output == {"n": 1} and prompts(model, "step-w")[0].output_schema is None
 
 
 def test_a_list_of_steps_names_the_tools_that_work_and_is_cut_at_its_most() -> None:
@@ -450,6 +480,24 @@ def test_two_things_under_one_name_are_refused() -> None:
         engine.strategies.register("mine", twice)
 
 
+def test_a_registry_takes_only_what_has_a_name_and_is_of_its_kind() -> None:
+    """Added or put in the place of what is there; what is not there is not replaced, and the nearest name is said."""
+
+    async def mine(run: StrategyRun) -> Any:
+        return "x"
+
+    names = Engine(planner=Model({})).strategies
+    for change in (lambda: names.register("mine", 5), lambda: names.replace("direct", 5)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is a int, which cannot be called"):
+            change()
+    with pytest.raises(ConfigError, match="a strategy needs a name"):
+        names.register(" ", mine)
+    with pytest.raises(UnknownName, match="did you mean 'direct'"):
+        names.replace("dirct", mine)
+    names.replace("direct", mine)
+    assert names.get("direct") is mine and "dirct" not in names
+
+
 class Charging:
     """Answers everything and charges."""
 
@@ -507,9 +555,10 @@ def test_a_pass_that_failed_or_stood_still_is_not_the_end_of_reflexion(ended: st
     desk = Desk()
     stuck = [call("none")] * 4 if ended == "failure_threshold" else [call("look", n=1)] * 20
     answers = {"generate": stuck, "improve": "v", "critique": "SATISFIED"}
-    result, engine, _ = go("reflexion", answers, desk.look, options={"turns": 20})
+    result, engine, model = go("reflexion", answers, desk.look, options={"turns": 20})
     first = next(event for event in events(engine, e.PassFinished))
     assert (first.reason, result.output) == (ended, "v")
+    assert f"What is wrong with it:\nThere is no answer yet: {first.error}." in prompts(model, "improve")[0].task and first.error
 
 
 def test_the_pass_that_makes_up_for_required_tools_does_nothing_twice_and_hands_on_what_it_found() -> None:
@@ -521,6 +570,8 @@ def test_the_pass_that_makes_up_for_required_tools_does_nothing_twice_and_hands_
     fields = {"required_tools": {"look": 2}}
     result, _, model = go("adaptive", answers, desk.send, desk.look, options={"plan_execute": {"refinements": 0}}, fields=fields)
     assert (result.output, desk.sent) == ("ok", ["ann"]), result.error
+    making_up = prompts(model, "answer")[0].task
+    assert "found out:\na: sent to ann\n\n" in making_up and making_up.endswith("must succeed before you answer:\nlook (2 more)")
     told = prompts(model, "main")[0].task
     assert 'send({"to":"ann"}) -> sent to ann' in told and 'look({"n":1}) -> 1' in told
 

@@ -53,6 +53,7 @@ def test_a_skill_is_listed_by_description_and_read_on_demand(tmp_path: Path) -> 
     (folder / "examples" / "one.md").write_text("Dear Ms Ito", encoding="utf-8")
     made = skill_tool(tmp_path)
     assert "refund-letters: How refund letters are written." in made.spec.description and "politely" not in made.spec.description
+    assert (made.spec.side_effect, made.spec.trust) == ("read", "trusted")  # it is the operator who put the skill there
     first, second = ran(
         [made],
         ToolCall(tool="activate_skill", args={"name": "refund-letters"}),
@@ -123,6 +124,7 @@ def test_a_result_goes_to_a_file_whole(tmp_path: Path) -> None:
     ("value", "kind", "text"),
     [
         ("a\nb", "text", "a\nb"),
+        ([1, 2], "text", "[\n  1,\n  2\n]\n"),
         (["a", 1], "bullets", "- a\n- 1\n"),
         ("a\nb", "lines", "a\nb\n"),
         ([{"a": 1, "b": "x|y"}, {"a": 2}], "table", "| a | b |\n| --- | --- |\n| 1 | x\\|y |\n| 2 |  |\n"),

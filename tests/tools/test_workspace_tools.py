@@ -112,16 +112,19 @@ def test_a_program_that_fails_is_a_result_and_one_that_cannot_start_an_error(tmp
 
 
 def test_exec_ends_before_the_deadline_of_the_run(tmp_path: Path) -> None:
-    """The program is killed in time to report it as timed out; with no time left it is not started."""
+    """The program is killed in time to report it as timed out; with no time left it is not started. What is asked for is checked as it was said."""
 
-    async def run(seconds: float) -> ToolOutcome:
+    async def run(seconds: float, asked: float = 500) -> ToolOutcome:
         tool = next(tool for tool in workspace_tools(tmp_path) if tool.spec.name == "exec")
         due = asyncio.get_running_loop().time() + seconds
         context = ToolContext(run_id="r", call_id="c", tool=tool.spec, host=Host(), idempotency_key="k", deadline=due)
-        return await tool.run(tool.check({"command": "sleep", "args": ["600"], "timeout_s": 500}), context)
+        return await tool.run(tool.check({"command": "sleep", "args": ["600"], "timeout_s": asked}), context)
 
     assert value(asyncio.run(run(0.8)))["timed_out"] is True
     assert asyncio.run(run(0.4)).kind == "not_executed"
+    for seconds in (60, 700):
+        refused = asyncio.run(run(seconds, asked=99_999))
+        assert refused.error_code == "invalid_arguments" and "timeout_s is 99999" in refused.message
 
 
 def test_a_second_attempt_never_writes_over_other_content(tmp_path: Path) -> None:

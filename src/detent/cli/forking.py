@@ -158,7 +158,7 @@ def _json_or_text(value: str) -> Any:
 
 def diff(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
     """Show what differs between two runs, pass by pass and turn by turn; nothing for runs that did the same. Exits 0 either way."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> Diff:
         return await engine.diff(await session.find(a), await session.find(b))
@@ -208,7 +208,7 @@ def _figure(value: float | None) -> str:
 
 def bisect(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
     """Name the first step from which two runs part. Exits 0 either way."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> Parting | None:
         return await engine.bisect(await session.find(a), await session.find(b))

@@ -83,7 +83,7 @@ def explain(
     run: o.RunArgument, call: o.CallArgument, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False
 ) -> int:
     """Show why one call happened, or did not: its plan, repairs, guards, policy, approvals, attempts and outcome."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> Explanation:
         return explained(await history(engine.store, await session.find(run)), call)

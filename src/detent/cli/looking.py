@@ -52,7 +52,7 @@ def list_runs(
     json_wanted: o.Json = False,
 ) -> int:
     """List runs, newest first."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
     most = limit or None
     query = RunQuery(
         status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
@@ -76,7 +76,8 @@ def list_runs(
         (h.run_id, h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, h.title or h.goal or "(erased)")
         for h in heads
     ]
-    session.output.table(("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL"), rows, [style_of(h.status) for h in heads])
+    head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
+    session.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
     for state in dead.values():
         session.output.say(f"run {state.run_id}: {waits_for(state)[-1]}", style_of(state.status))
         session.output.say(f"  next: {session.command('reopen', state.run_id)}")
@@ -95,7 +96,7 @@ def show(
     json_wanted: o.Json = False,
 ) -> int:
     """Show what a run did, iteration by iteration, and how and why it ended."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
         run_id = await session.find(run)
@@ -115,7 +116,7 @@ def show(
 
 def tail(run: o.RunArgument, store: o.Store = None, config: o.ConfigFile = None, verbose: o.Verbose = 0) -> int:
     """Follow a run that another process advances, until it ends; exits like the run. Ctrl-C stops looking, not the run."""
-    session = Session(store=store, config=config, verbose=verbose)
+    session = Session(store=store, config=config, verbose=verbose, bare=True)
     progress = Progress(session.output, verbosity=session.verbosity, shown=True)
 
     async def work(engine: Engine) -> RunState:
@@ -163,7 +164,7 @@ def verify(
     json_wanted: o.Json = False,
 ) -> int:
     """Check every digest of a run's log."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> Verification:
         return await engine.verify(await session.find(run), head=head)
@@ -216,7 +217,7 @@ def export(
     config: o.ConfigFile = None,
 ) -> int:
     """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
-    session = Session(store=store, config=config, workspace=workspace)
+    session = Session(store=store, config=config, workspace=workspace, bare=not script)
     if script or by_sequence:
         if not script:
             raise ConfigError("--by-sequence says how a script is made; give --script too")
@@ -287,7 +288,7 @@ def approvals(
     json_wanted: o.Json = False,
 ) -> int:
     """List the calls that wait for a person."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
         return await engine.approvals(run_id=await session.find(run) if run is not None else None)

@@ -78,8 +78,13 @@ def make_app() -> typer.Typer:
     app.callback()(_everywhere)
     for group, commands in GROUPS.items():
         for name, command in commands.items():
-            app.command(name, rich_help_panel=group)(command)
+            app.command(name, help=_flowing(command.__doc__ or ""), rich_help_panel=group)(command)
     return app
+
+
+def _flowing(text: str) -> str:
+    """Return `text` with each paragraph on one line: help is broken where the terminal ends, not where the source does."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ from detent.cli import options as o
 from detent.cli.looking import since_of
 from detent.cli.output import counted
 from detent.cli.removing import confirm
-from detent.cli.session import Session
+from detent.cli.session import Session, impatient
 from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
 from detent.ports import EventStore, RunQuery
@@ -41,8 +41,8 @@ def copy(
     """Copy runs into another store, byte for byte; done again, it goes on where it was interrupted."""
     if bool(runs) == everything:
         raise ConfigError("give the runs to copy, or --all for every one of the store")
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
-    target = store_at(to)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    target = store_at(to, **impatient(to))
     if move:
         confirm(
             session, f"Move {'every run' if everything else counted(len(runs or ()), 'run')} to {target.url} and remove them here?", yes=yes
@@ -111,7 +111,7 @@ def archive(
     json_wanted: o.Json = False,
 ) -> int:
     """Write finished runs into compressed files, one each, and remove them from the store. `detent import` brings them back."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
     moment = since_of(before, option="--before")
     heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
     if dry or not heads:
@@ -147,7 +147,7 @@ def bring_back(
     json_wanted: o.Json = False,
 ) -> int:
     """Bring archived runs back into the store; a run that is there already is left as it is. Exits 1 when one of several could not be."""
-    session = Session(store=store, config=config, json_wanted=json_wanted)
+    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
     session.creates = True
     archives = [archive for path in paths for archive in moving.archives_in(path)]
 

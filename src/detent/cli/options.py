@@ -32,7 +32,7 @@ OwnRunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the log. Default: the user of this machine.")]
 NoResume = Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not take the run on here.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked.")]
 
 Model = Annotated[
     str | None,

@@ -26,6 +26,9 @@ _USAGE = (e.ConfigError, e.RunNotFound, e.RunContextMismatch, e.NotAllowedNow, e
 _SUSPENDED = (e.Suspended, e.RunBusy, e.StoreBusy, e.StoreFull, e.Conflict)
 STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "magenta"}
 
+LEAST = 20
+"""So many characters are left to the last column of a table on a narrow terminal, or it is shown in another way."""
+INDENT = "  "
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -97,15 +100,36 @@ class Output:
             sys.stdout.write(json.dumps(plain(data), ensure_ascii=False, indent=2) + "\n")
             sys.stdout.flush()
 
-    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
-        """Write aligned columns to stdout; the last is cut at the width of a terminal, and whole in a pipe."""
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = (), *, spare: Sequence[str] = ()) -> None:
+        """Write aligned columns to stdout; the last is cut at the width of a terminal, and whole in a pipe.
+
+        With `spare`, names of columns: as many of these are left out as it takes to leave the last one room; where all of them are not
+        enough, the first column stands on a line of its own, which is never cut.
+        """
         lines = [tuple(head), *(tuple(clean(cell).replace("\n", " ") for cell in row) for row in rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         room = _width() if sys.stdout.isatty() else None
+        spared = [head.index(name) for name in spare]
+        columns, fits = _fitting(widths, list(range(len(head))), spared, room)
+        own = not fits and bool(spare)
+        if own:
+            columns, _ = _fitting(widths, list(range(1, len(head))), spared, room and room - len(INDENT))
         for number, line in enumerate(lines):
-            text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            style = "bold" if number == 0 else styles[number - 1] if styles else ""
-            self.show(text if room is None or len(text) <= room else f"{text[: room - 1]}…", style)
+            text = (INDENT if own else "") + "  ".join(line[i].ljust(widths[i]) for i in columns).rstrip()
+            text = text if room is None or len(text) <= room else f"{text[: room - 1]}…"
+            self.show(f"{line[0]}\n{text}" if own else text, "bold" if number == 0 else styles[number - 1] if styles else "")
+
+
+def _fitting(widths: Sequence[int], columns: list[int], spare: Sequence[int], room: int | None) -> tuple[list[int], bool]:
+    """Return the columns without as many of the `spare` ones as it takes to leave the last one room, and whether that was enough."""
+    left = list(spare)
+    while True:
+        if room is None or sum(widths[i] + 2 for i in columns[:-1]) + min(widths[columns[-1]], LEAST) <= room:
+            return columns, True
+        if not left:
+            return columns, False
+        gone = left.pop(0)
+        columns = [i for i in columns if i != gone]
 
 
 def _width() -> int:

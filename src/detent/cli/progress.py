@@ -152,7 +152,9 @@ class Progress:
             return
         self._now(f"iteration {iteration} · {shortened(clean(call.tool), NAME)} is done, going on")
         mark, style = ("ok", "") if item.ok else ("failed", "red")
-        said = f"{iteration:>4}  {shortened(clean(call.tool), NAME)} {mark}" + (f" {item.latency_ms:.0f} ms" if item.executed else "")
+        said = f"{iteration:>4}  {shortened(clean(call.tool), NAME)} {mark}" + (
+            f" {item.latency_ms:.0f} ms" if item.executed and item.latency_ms else ""
+        )
         if self._verbosity == 0:
             said += f"  {shortened(_gist(call.args), 70)}" if item.ok else f"  {shortened(_problem(item), WIDTH)}"
         self._line(said, style)

@@ -21,7 +21,7 @@ def erase(
     json_wanted: o.Json = False,
 ) -> int:
     """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(session, f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
@@ -36,7 +36,7 @@ def erase(
 
 def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
     """Remove a run with all that belongs to it."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(session, f"Remove run {run_id} with its whole log?", yes=yes)
 
@@ -51,7 +51,7 @@ def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config
 
 def gc(store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
     """Drop artifacts that no record names, and give unused space back."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
 
     async def work(engine: Engine) -> int:
         return await engine.gc()

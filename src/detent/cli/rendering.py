@@ -72,7 +72,7 @@ def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
 
 def _call(out: Output, call: Call, limit: int | None) -> None:
     decided = f"{call.decision} by {call.rule}" if call.decision and call.rule else call.decision
-    facts = [fact for fact in (call.side_effect, decided, f"{call.latency_ms:.1f} ms" if call.attempts else "") if fact]
+    facts = [fact for fact in (call.side_effect, decided, f"{call.latency_ms:.1f} ms" if call.latency_ms else "") if fact]
     out.show(f"  tool      {clean(call.tool)}  {call.call_id}" + (f"  [{' · '.join(facts)}]" if facts else ""), "cyan")
     out.show(f"    input   {shortened(as_text(call.args), limit)}")
     if call.approval is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -17,11 +16,11 @@ from detent.cli.session import Session, operator
 from detent.cli.standing import document, report
 from detent.cli.values import json_object, json_or_text, parse_variables
 from detent.clock import RandomIds, SystemClock, new_run_id
-from detent.config import Agent
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.loading import parse_budget
+from detent.redact import Redactor
 from detent.results import Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
@@ -117,8 +116,11 @@ def ordered(
         bounds = parse_budget([f"max_iterations={max_iterations}"], "--max-iterations").over(bounds)
     agent = session.agent(asked)
     variables = parse_variables(var or [], agent)
-    session.run_id = run_id or new_run_id(_public(text, agent, session), SystemClock().now(), RandomIds().token(6))
-    session.creates = True
+    public = Redactor((*agent.redact, *(session.config.redact or ())), b"").without(
+        text
+    )  # a run id is made of it, and ids are seen everywhere
+    session.run_id = run_id or new_run_id(public, SystemClock().now(), RandomIds().token(6))
+    session.begins = True
     return {"agent": agent, "goal": text, "run_id": session.run_id, "host": host, "budget": bounds, "variables": variables}
 
 
@@ -185,7 +187,7 @@ def cancel(
     json_wanted: o.Json = False,
 ) -> int:
     """End a run: at once where it waits or is suspended, else through the process that advances it."""
-    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
         run_id = await session.find(run)  # ending a run needs none of its tools
@@ -217,7 +219,9 @@ def approve(
     verbose: o.Verbose = 0,
 ) -> int:
     """Approve exactly the call that waits, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(
+        store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, bare=no_resume
+    )
     edited = json_object(args, "--args") if args is not None else None
 
     async def work(engine: Engine) -> Result:
@@ -241,7 +245,9 @@ def deny(
     verbose: o.Verbose = 0,
 ) -> int:
     """Refuse a call that waits, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(
+        store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, bare=no_resume
+    )
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
@@ -265,7 +271,9 @@ def reconcile(
     verbose: o.Verbose = 0,
 ) -> int:
     """Settle a call of which nobody knows whether it happened, and take the run on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(
+        store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, bare=no_resume
+    )
     if (happened is None) == (not did_not):
         raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
 
@@ -293,7 +301,9 @@ def reply(
     verbose: o.Verbose = 0,
 ) -> int:
     """Answer the question that a run asked, and take it on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(
+        store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, bare=no_resume
+    )
 
     async def work(engine: Engine) -> Result:
         state = await session.outfit(run)
@@ -385,10 +395,3 @@ def _ask_one(session: Session, request: Approval) -> bool | None:
                 return None
             case _:
                 say("  y, n or l")
-
-
-def _public(goal: str, agent: Agent, session: Session) -> str:
-    """Return the goal without what is redacted: a run id is made of it, and ids are seen everywhere."""
-    for pattern in (*agent.redact, *(session.config.redact or ())):
-        goal = re.sub(pattern, "", goal)
-    return goal

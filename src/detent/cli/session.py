@@ -13,7 +13,7 @@ import getpass
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.interrupts import on_signals
-from detent.loading import config_from_environment, find_config, load_agent, load_config, load_tool
+from detent.loading import config_from_environment, find_config, load_agent, load_config, load_skills, load_tool
 from detent.mcp_tables import load_servers
 from detent.ports import RunQuery, ToolSpec, look_at
 from detent.results import Result, result_of
@@ -42,14 +42,20 @@ T = TypeVar("T")
 replace = msgspec.structs.replace
 AGENT_FILE = "agent.toml"
 NOT_ASKED = Asked()
+REFUSED_S = 2.0
+"""So long a command tries an address where no server listens."""
+DECIDING = ("planner", "policy", "tools")
+"""The keys of the configuration that only what plans or executes needs."""
 
 
 class Session:
     """What one command works with. Raises `ConfigError` for wrong files, variables and options.
 
     One that only looks leaves a store of an earlier version as it is; one that `changes` runs brings it up to date; one that sets `creates`
-    makes it where it is missing. `there` says whether the store is there, once it was driven. `lent` are parts of the engine that it shares
-    with that of another session.
+    makes it where it is missing, one that `begins` a run only once the engine has refused nothing. One that is `bare` decides nothing: it makes
+    no planner, no policy and no tools, and a fault in them does not stop it. One that is `patient` waits for a database server that is still
+    to be started, as long as any program does. `there` says whether the store is there, once it was driven. `lent` are parts of the engine
+    that it shares with that of another session.
     """
 
     def __init__(
@@ -62,13 +68,15 @@ class Session:
         verbose: int = 0,
         json_wanted: bool = False,
         changes: bool = False,
+        bare: bool = False,
+        patient: bool = False,
         lent: Mapping[str, Any] | None = None,
     ) -> None:
         self.output = Output(json_wanted=json_wanted)
         self.suffix = _suffix(store, config)
         environment = config_from_environment(os.environ)
         found = config or _config_of_environment() or find_config()
-        self.filed = load_config(found) if found is not None else Config()
+        self.filed = load_config(found, without=DECIDING if bare else ()) if found is not None else Config()
         given = Config(
             store=StoreConfig(url=store or None),
             workspace=WorkspaceConfig(root=str(workspace) if workspace is not None else None),
@@ -76,10 +84,12 @@ class Session:
             output=OutputConfig(verbosity=verbose or None),
         )
         self.said = given.over(environment)
-        self.config = self.said.over(self.filed).over(DEFAULTS)
+        asked = self.said.over(self.filed).over(DEFAULTS)
+        self.config = asked if patient else asked.over(Config(store=StoreConfig(**impatient(asked.store.url or ""))))
         self.run_id = ""
         self.stopped = ""
-        self.changes, self.creates, self.there = changes, False, True
+        self.changes, self.creates, self.begins, self.there = changes, False, False, True
+        self.bare = bare
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
@@ -105,10 +115,10 @@ class Session:
 
         try:
             with on_signals(stop):
-                self.there = self.creates or await look_at(self.engine.store, upgrade=self.changes)
+                self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
                 if not self.there and not isinstance(missing, EllipsisType):
                     return missing
-                async with self.engine if self.there else contextlib.nullcontext():
+                async with self._at_work():
                     results.append(await work(self.engine))
         except Suspended as error:
             error.add_note(self.command("resume", error.run_id))
@@ -119,6 +129,18 @@ class Session:
             if not results:
                 raise Suspended("", self.stopped) from None
         return results[0]
+
+    @contextlib.asynccontextmanager
+    async def _at_work(self) -> AsyncGenerator[None]:
+        """Open the engine, unless there is nothing to open or it opens itself, and close it."""
+        if self.there and not self.begins:
+            async with self.engine:
+                yield
+            return
+        try:
+            yield
+        finally:
+            await self.engine.close()
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""
@@ -173,9 +195,13 @@ class Session:
         return result_of(await self.engine.load(run_id))
 
     async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
-        """Find the run and register the tools that its log names; with `agent_file`, those of that file. Raise `ConfigError`."""
+        """Find the run and register the tools that its log names, where anything is executed; with `agent_file`, those of that file.
+
+        Raise `ConfigError`.
+        """
         state = await self.state(asked)
-        self.equip(state, agent_file=agent_file)
+        if not self.bare:
+            self.equip(state, agent_file=agent_file)
         return state
 
     def equip(self, state: RunState, *, agent_file: str | None = None) -> None:
@@ -190,6 +216,8 @@ class Session:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         else:
             self._register(load_tool(path, f"run {state.run_id!r}") for path in imports)
+            if (skills := meta.get("skills")) and "activate_skill" not in self.engine.tools:
+                self._register([load_skills(skills, f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
         self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
         if any(name not in self.engine.tools for name in state.agent.tools):
@@ -335,6 +363,11 @@ def _no_agent() -> str:
         f"{what}; no key of a provider is set either\n"
         "without a key: rules plan (`detent init` writes an example), or a local model does; `detent doctor` shows what is at hand and what to do"
     )
+
+
+def impatient(url: str) -> dict[str, Any]:
+    """Return the options of a store that a person waits for: where no server listens, that is said soon."""
+    return {"refused_s": REFUSED_S} if url.startswith(("postgresql:", "postgres:")) else {}
 
 
 def operator() -> str:

@@ -30,7 +30,7 @@ SOURCES = {
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """One call from its proposal to its outcome. `outcome` is "" while there is none.
+    """One call from its proposal to its outcome. `outcome` is "" while there is none, `latency_ms` 0 where nobody measured it.
 
     `source`: it was not executed, its outcome is `recorded` by a run that this one was branched from, or a `stub`.
     """
@@ -180,7 +180,7 @@ class _Reader:
             case e.ToolFinished() | e.ToolReconciled():
                 self._outcome(call, event)
             case e.ToolInDoubt():
-                call.outcome, call.error = "in doubt", event.why
+                call.outcome, call.error, call.latency_ms = "in doubt", event.why, event.latency_ms
             case e.MetaToolAnswered():
                 call.outcome = "ok" if event.success else "failed"
                 call.output = event.content

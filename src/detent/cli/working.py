@@ -104,7 +104,7 @@ def worker(
     --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
     with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
     """
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, patient=True)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
     session.creates, whose = not until_idle, host_of(tenant)
@@ -114,7 +114,9 @@ def worker(
     shown = session.config.output.progress is not False
 
     def again(lent: dict[str, Any]) -> Session:
-        return Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, lent=lent)
+        return Session(
+            store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, patient=True, lent=lent
+        )
 
     with WorkerLines(session, shown=shown) as lines:
 
@@ -148,7 +150,7 @@ class Crew:
     async def hand(self, run_id: str) -> Hand:
         """Return who takes the run on, with the tools that its log names; raise `ConfigError` where these cannot be had here."""
         state = await self._first.engine.load(run_id)
-        key = repr([state.agent.meta.get(name) for name in ("tool_imports", "workspace", "sandbox", "agent_file")])
+        key = repr([state.agent.meta.get(name) for name in ("tool_imports", "skills", "workspace", "sandbox", "agent_file")])
         async with self._making:
             session = self._sessions.get(key) or await self._make(key)
         session.equip(state)

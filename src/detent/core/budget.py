@@ -195,7 +195,8 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
             raise BudgetRefused(f"budget.max_calls_of.{tool} is {most!r}; a bound is a whole number above 0")
     if budget.max_iterations is not None and budget.max_iterations > ceiling:
         raise BudgetRefused(
-            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; ask for less, or start the engine with Engine(ceiling=...)"
+            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; "
+            "ask for less, or raise it: Engine(ceiling=...), or ceiling under [limits] in detent.toml"
         )
     return budget
 

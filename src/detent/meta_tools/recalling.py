@@ -10,6 +10,7 @@ import base64
 import contextlib
 import mimetypes
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Meta
 
 from detent.core.state import Item, KernelState, RunState
 from detent.meta_tools.declaring import as_text, declared, notes_of, refused, results_of, size_of
-from detent.ports import Answer
+from detent.ports import Answer, ToolSpec
 
 PIECE = 4000
 """How many characters one reading gives where no range is asked for."""
@@ -26,6 +27,7 @@ ROWS = 50
 PREVIEW = 200
 HITS = 8
 NOTE = "note:"
+_WEB = re.compile(r"\b(?:web|internet|online)\b", re.IGNORECASE)
 _READABLE = re.compile(r"text/|application/(?:[a-z.+-]*\+)?(?:json|xml|yaml|toml)\b", re.IGNORECASE)
 
 
@@ -127,27 +129,55 @@ class FindArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What `find` takes."""
 
     query: Annotated[str, Meta(min_length=1, description="Words to look for.")]
-    scope: Annotated[Literal["all", "results", "notes", "documents", "memory"], Meta(description="Where to look.")] = "all"
+    scope: Annotated[
+        Literal["auto", "documents", "web", "memory", "all"],
+        Meta(
+            description="Where to look: documents are stored results and attachments; auto is those and notes, and memory where they have nothing."
+        ),
+    ] = "auto"
 
 
 async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
-    run: RunState = context.run.state
     words = set(re.findall(r"\w+", args.query.lower()))
     if not words:
         return refused(f"find: {args.query!r} holds no word to look for")
-    places: list[tuple[str, str]] = []
-    if args.scope in ("all", "results"):
-        places += [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
-    if args.scope in ("all", "notes"):
-        places += [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
-    if args.scope not in ("results", "notes"):
-        places += [(key, as_text(value)) for key, value in _given(state, run, *(() if args.scope == "all" else (args.scope,))).items()]
+    if args.scope == "web":
+        return refused(f"find: the web is not looked in from here; {_instead(context.specs)}")
+    run: RunState = context.run.state
+    hits: list[str] = []
+    if args.scope != "memory":
+        places = [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
+        places += [] if args.scope == "documents" else [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
+        kinds = () if args.scope == "all" else ("documents",)
+        hits = _ranked([*places, *((key, as_text(value)) for key, value in _given(state, run, *kinds).items())], words)
+    if args.scope == "memory" or (args.scope == "auto" and not hits):
+        hits = _ranked([(key, as_text(value)) for key, value in _given(state, run, "memory").items()], words)
+    if hits:
+        return Answer(content="\n".join(hits))
+    further = f"; for the web: {_instead(context.specs)}" if args.scope == "auto" else ""
+    return Answer(content=f"nothing here has {args.query!r}{further}")
+
+
+def _ranked(places: list[tuple[str, str]], words: set[str]) -> list[str]:
+    """Return what holds any of the words, as lines of key and excerpt: more words first, then as they stand."""
     lowered = (text.lower() for _, text in places)  # once for all words: a document may be long
     scored = [(sum(word in low for word in words), -n, key, text) for n, ((key, text), low) in enumerate(zip(places, lowered, strict=True))]
     hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
-    if not hits:
-        return Answer(content=f"nothing here has {args.query!r}")
-    return Answer(content="\n".join(f"{key}: {_around(text, words)}" for _, _, key, text in hits))
+    return [f"{key}: {_around(text, words)}" for _, _, key, text in hits]
+
+
+def _instead(specs: Sequence[ToolSpec]) -> str:
+    """Return which tools read the web: those that read, and take a URL or say that they look there."""
+    reading = [
+        spec.name
+        for spec in specs
+        if spec.read_only
+        and (
+            {"url", "urls"} & set(spec.input_schema.get("properties", ()))
+            or _WEB.search(f"{spec.name} {spec.description}".replace("_", " "))
+        )
+    ]
+    return f"call {' or '.join(reading)}" if reading else "this agent has no tool that reads it"
 
 
 async def _whole(item: Item, context: Any) -> Any:
@@ -164,5 +194,5 @@ def _around(text: str, words: set[str]) -> str:
 
 
 find = declared(
-    "find", "Look for words in everything this work has seen: results, notes, documents, memory. Says under which key.", FindArgs, _find
+    "find", "Look for words in what this work has seen: results, notes, documents, memory. Says under which key.", FindArgs, _find
 )

@@ -130,8 +130,12 @@ def plan_text(item: Item) -> str:
     return "\n".join(action_text(action) for action in item.plan.actions) if item.plan is not None else item.text
 
 
-def outcome_text(item: Item, longest: int) -> str:
-    """Return what a past item tells the model: an observation, a reply, a note; at most `longest` characters of a result."""
+def outcome_text(item: Item, longest: int, *, recalls: bool = False) -> str:
+    """Return what a past item tells the model: an observation, a reply, a note.
+
+    At most `longest` characters of a result; where the model `recalls`, what it was not shown of one is named by its key. What a
+    meta-tool says is what was asked for, whole.
+    """
     if item.kind == "user":
         return f"User: {item.text}"
     if item.kind != "tool":
@@ -139,8 +143,13 @@ def outcome_text(item: Item, longest: int) -> str:
     if not item.ok:
         said = f"{item.error.code}: {item.error.message}" if item.error is not None else "it failed"
         return f"Observation ({item.tool} failed): {clipped(said, longest)}"
+    text = _result_text(item)
+    if item.meta:
+        return f"Observation ({item.tool}): {text}"
     mark = " (a preview; the whole is kept)" if item.artifact is not None else ""
-    return f"Observation ({item.tool}){mark}: {clipped(_result_text(item), longest)}"
+    if recalls and (mark or len(text) > longest):
+        mark = f' (a preview; recall with key "{item.call_id}" gives the rest)'
+    return f"Observation ({item.tool}){mark}: {clipped(text, longest)}"
 
 
 def _result_text(item: Item) -> str:

@@ -17,12 +17,15 @@ from detent.core.errors import PlannerFailed
 from detent.core.state import Item
 from detent.planners.compact_prompt import clipped, outcome_text, plan_text
 from detent.planners.generation import Message, readable
+from detent.planners.shown import compression_of
 from detent.ports import View
 
 MOST_RUNS = 32
 """Of how many passes the rendering is remembered."""
 
 CountTokens = Callable[[str], int]
+_How = tuple[int, bool]
+"""How many characters of a result are shown, and whether the agent has `recall`."""
 
 
 def count_by_length(text: str) -> int:
@@ -52,28 +55,29 @@ class Rendered:
 
 
 class Renderer:
-    """Renders transcripts into blocks."""
+    """Renders transcripts into blocks; of a result at most `longest` characters, and no more than the agent's profile shows."""
 
     def __init__(self, *, count: CountTokens, longest: int) -> None:
         self._count, self._longest = count, longest
-        self._known: OrderedDict[tuple[str, str], Rendered] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, _How], Rendered] = OrderedDict()
 
     def render(self, view: View) -> tuple[Rendered, Block | None]:
         """Return the finished blocks, and the last one, which may still grow."""
         items = view.transcript
-        known = self._remembered(view)
+        how = min(self._longest, compression_of(view).budget_chars), "recall" in view.agent.tools
+        known = self._remembered(view, how)
         start = _last_plan(items, known.done)
         if start < 0:
-            known.head = self._outcomes(_opening(items, len(items))) if known.done == 0 else known.head
+            known.head = _outcomes(_opening(items, len(items)), how) if known.done == 0 else known.head
             return known, None
         if start > known.done:
-            self._close(known, items[known.done : start], opening=known.done == 0)
+            self._close(known, items[known.done : start], how, opening=known.done == 0)
             known.done, known.last = start, items[start - 1]
-        return known, self._block(items[start:])
+        return known, _block(items[start:], how)
 
-    def _remembered(self, view: View) -> Rendered:
+    def _remembered(self, view: View, how: _How) -> Rendered:
         """Return what is known of this pass; nothing when its transcript is not the one that was rendered, with more at its end."""
-        key, items = (view.run_id, view.scope), view.transcript
+        key, items = (view.run_id, view.scope, how), view.transcript
         first = items[0] if items else None
         known = self._known.get(key)
         if known is None or known.first != first or len(items) < known.done or (known.done and items[known.done - 1] is not known.last):
@@ -83,25 +87,27 @@ class Renderer:
             self._known.popitem(last=False)
         return known
 
-    def _close(self, known: Rendered, items: Sequence[Item], *, opening: bool) -> None:
+    def _close(self, known: Rendered, items: Sequence[Item], how: _How, *, opening: bool) -> None:
         starts = [i for i, item in enumerate(items) if item.kind == "model"]
         if opening:
-            known.head = self._outcomes(_opening(items, starts[0] if starts else len(items)))
+            known.head = _outcomes(_opening(items, starts[0] if starts else len(items)), how)
         for start, end in pairwise([*starts, len(items)]):
-            block = self._block(items[start:end])
+            block = _block(items[start:end], how)
             known.messages += _messages(block)
             known.ends.append((known.ends[-1] if known.ends else 0) + self.tokens(block))
-
-    def _block(self, items: Sequence[Item]) -> Block:
-        told = "\n".join(self._outcomes(items[1:]))
-        return Block(readable(plan_text(items[0])), told or "Go on.")
-
-    def _outcomes(self, items: Sequence[Item]) -> list[str]:
-        return [readable(outcome_text(item, self._longest)) for item in items]
 
     def tokens(self, block: Block) -> int:
         """Return the tokens of a block."""
         return self._count(block.action) + self._count(block.outcome)
+
+
+def _block(items: Sequence[Item], how: _How) -> Block:
+    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.")
+
+
+def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
+    longest, recalls = how
+    return [readable(outcome_text(item, longest, recalls=recalls)) for item in items]
 
 
 def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:

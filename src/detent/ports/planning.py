@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -28,15 +28,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     provider_data: Any = None
 
 
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
 
     tier: str = "mid"
-    tool_result_max_chars: int = 1200
-    preview_items: int = 5
+    tool_result_max_chars: _Positive = 1200
+    preview_items: _Positive = 5
     schema_detail: Literal["names", "names-and-types", "full"] = "full"
-    temperature: float = 0.5
-    window_tokens: int = 32_768
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    window_tokens: _Positive = 32_768
 
 
 class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +47,6 @@ class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
 
     budget_chars: int = 1200
     preview_items: int = 5
-    auto_store: bool = True
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

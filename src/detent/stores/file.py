@@ -182,6 +182,7 @@ class FileStore:
         for line in records:
             if line[:1] != b"{" or b"\n" in line:
                 raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
+        durable = durable or bool(consumed)  # signals are kept durably, and in another file: none may leave it for a log that is not kept
 
         def action(wait_s: float) -> None:
             self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)

@@ -57,8 +57,9 @@ class PostgresStore:
     """An `EventStore` in the database that `url` names, whose tables are created where they are missing.
 
     `connections` is how many connections reads may use beside the two of each store (commits; claims and notifications); `busy_timeout_s` how
-    long anything waits for the server before `StoreBusy`; `lease_s` how long a holder elsewhere is believed to live that does not renew;
-    `now` a clock for leases instead of the server's; `host` the identity of this machine.
+    long anything waits for the server before `StoreBusy`; `refused_s` how long opening tries an address where no server listens (None: as
+    long); `lease_s` how long a holder elsewhere is believed to live that does not renew; `now` a clock for leases instead of the server's;
+    `host` the identity of this machine.
     """
 
     def __init__(
@@ -67,11 +68,18 @@ class PostgresStore:
         *,
         connections: int = 4,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        refused_s: float | None = None,
         lease_s: float = LEASE_S,
         now: Callable[[], float] | None = None,
         host: str | None = None,
     ) -> None:
-        for name, value in (("connections", connections), ("busy_timeout_s", busy_timeout_s), ("lease_s", lease_s)):
+        self._refused_s = busy_timeout_s if refused_s is None else refused_s
+        for name, value in (
+            ("connections", connections),
+            ("busy_timeout_s", busy_timeout_s),
+            ("refused_s", self._refused_s),
+            ("lease_s", lease_s),
+        ):
             if not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be above 0")
         self._target = target_of(url)
@@ -115,8 +123,9 @@ class PostgresStore:
         """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connections.patience_s
+        refused_by = min(deadline, loop.time() + self._refused_s)
         while True:
-            db = await self._connections.connect(deadline)
+            db = await self._connections.connect(deadline, refused_by=refused_by)
             writer = Writer(self._connections)
             try:
                 with given_until(db, deadline):

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from detent.core.errors import ConfigError, StoreError
-from detent.stores.postgres_errors import in_one_line, is_lost, refuses_for_good, translate, unreachable
+from detent.stores.postgres_errors import absent, in_one_line, is_lost, nobody_listens, refuses_for_good, translate, unreachable
 from detent.stores.urls import without_password
 
 logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
@@ -150,8 +150,11 @@ class Connections:
         if encoding != "UTF8":
             raise ConfigError(f"{target.shown}: the database is encoded in {encoding}; create one with ENCODING 'UTF8'")
 
-    async def connect(self, deadline: float) -> Connection:
-        """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time)."""
+    async def connect(self, deadline: float, *, refused_by: float | None = None) -> Connection:
+        """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time).
+
+        An address where no server listens is tried until `refused_by`.
+        """
         loop, pause = asyncio.get_running_loop(), 0.02
         while True:
             try:
@@ -166,6 +169,8 @@ class Connections:
                 return db
             except (psycopg.Error, TimeoutError) as error:
                 self._refuse(error)
+                if refused_by is not None and nobody_listens(error) and loop.time() + pause >= refused_by:
+                    raise absent(self.target.shown, error) from error
                 if loop.time() + pause >= deadline:
                     raise unreachable(self.target.shown, error, self.patience_s) from error
             await asyncio.sleep(pause)
@@ -185,9 +190,12 @@ class Connections:
         mine = await _backend(db)
         if mine == db.info.backend_pid:
             return
-        async with await self.connect(deadline) as other, other.transaction():
-            with given_until(other, deadline):  # some session is the other's until the end of its transaction
-                moved = await _backend(other) == mine or await _backend(db) != mine
+        try:
+            async with await self.connect(deadline) as other, other.transaction():
+                with given_until(other, deadline):  # some session is the other's until the end of its transaction
+                    moved = await _backend(other) == mine or await _backend(db) != mine
+        except psycopg.errors.ProtocolViolation:
+            moved = True  # each statement another one: such a pool refuses transactions
         if moved:
             raise ConfigError(
                 f"{self.target.shown} is a pooler that gives each transaction another session; claims (advisory locks), notifications and"

@@ -36,6 +36,16 @@ _FOR_GOOD = (
 """Why a server refuses a connection for good: waiting would not help. A server that speaks another language is tried until the timeout."""
 
 
+_NOBODY = ("Connection refused", "No such file or directory", "resolve host", "Name or service not known")
+_SOMEBODY = ("the database system is", "too many", "remaining connection slots")
+
+
+def nobody_listens(error: BaseException) -> bool:
+    """Whether there is no server at the address: one that starts, stops or is full answers, and is worth waiting for."""
+    said = str(error)
+    return any(text in said for text in _NOBODY) and not any(text in said for text in _SOMEBODY)
+
+
 def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = None) -> bool:
     """Whether the connection is gone, so that it is not known whether a statement that was under way took effect.
 
@@ -78,6 +88,13 @@ def unreachable(where: str, error: BaseException | None, waited_s: float) -> Sto
     return StoreBusy(
         f"{where} could not be reached for {waited_s:g} s ({said}). What was under way may or may not be recorded; resuming reads"
         " what is there. Check the server and the network, and resume"
+    )
+
+
+def absent(where: str, error: BaseException) -> StoreBusy:
+    """Return the error for a store that cannot be opened, because no server is at its address."""
+    return StoreBusy(
+        f"no server listens where the store {where} should be ({in_one_line(error)}); nothing was begun. Start the server, or correct host and port"
     )
 
 

@@ -48,8 +48,8 @@ class RamStore:
         self._runs: dict[str, _Run] | None = self._shelf.runs
 
     def sibling(self) -> RamStore:
-        """Return a store with the same runs that is another holder."""
-        other = RamStore()
+        """Return a store of this kind with the same runs that is another holder."""
+        other = type(self)()
         other._shelf = self._shelf
         other._runs = self._shelf.runs
         return other

@@ -39,7 +39,7 @@ class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     fall_back: bool = True
     plan_execute: PlanExecuteOptions = PlanExecuteOptions()
     reflexion: ReflexionOptions = ReflexionOptions()
-    tree_of_thought: TreeOptions = TreeOptions(skip_trivial=False)
+    tree_of_thought: TreeOptions = TreeOptions()
 
 
 @strategy(options=AdaptiveOptions)

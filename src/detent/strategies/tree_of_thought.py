@@ -74,7 +74,7 @@ async def _best(run: StrategyRun, options: TreeOptions, depth: int) -> Thought:
             break
         best = max([best, *level], key=lambda thought: (thought.score, len(thought.way)))
         risen.append(best.score)
-        if len(risen) > WINDOW and risen[-1] - risen[-1 - WINDOW] < RISE:
+        if len(risen) > WINDOW and risen[-1] - risen[-1 - WINDOW] < RISE - 1e-9:
             break
     return best
 

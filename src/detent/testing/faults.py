@@ -49,16 +49,12 @@ class CrashingStore:
             if not callable(getattr(inner, operation, None)):
                 raise ValueError(f"a store has no operation {operation!r}; name methods of EventStore")  # noqa: TRY004 - a wrong name
         self.inner, self.at, self.when, self.once = inner, at, when, once
+        self.url = inner.url
         self.operations = frozenset(operations)
         self.calls = 0
         self.done: list[str] = []
         self.crashed = False
         self._error = error
-
-    @property
-    def url(self) -> str:
-        """The URL of the store within."""
-        return self.inner.url
 
     @property
     def dead(self) -> bool:

@@ -390,7 +390,8 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None, box: sandbox.Sand
         if left is not None:
             if left <= EXEC_MARGIN_S:
                 raise NotExecuted(f"{command!r} was not started: the run's time is used up", error_code="timeout")
-            timeout_s = min(timeout_s, left - EXEC_MARGIN_S)
+            if timeout_s <= limits.exec_timeout_s:  # one that is too long is refused, however little time is left
+                timeout_s = min(timeout_s, left - EXEC_MARGIN_S)
         options = {"cwd": cwd, "timeout_s": timeout_s, "stdin": stdin, "env": env, "inherit": inherit, "sandbox": box}
         done = await process.execute(workspace, command, args, **options, cancelled=context.cancelled)  # type: ignore[arg-type]
         return {**_plain(done), "not_sandboxed": why_not}

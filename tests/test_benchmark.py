@@ -14,6 +14,8 @@ import pytest
 from postgres.cluster import MISSING, programs
 from source_code import ROOT
 
+LONGEST_S = 500
+"""They take up to half a minute beside other tests; a machine that is many times slower is no failure."""
 EXPECTED = (
     *("bare loop", "4 bare events", "bare write", "bare SQLite commit"),
     *(
@@ -34,10 +36,13 @@ EXPECTED = (
 )
 
 
+@pytest.mark.timeout(LONGEST_S + 20)
 def test_the_benchmark_prints_every_row() -> None:
     """With small numbers; every figure is above zero, and every target says whether it was met."""
     script = ROOT / "benchmarks" / "overhead.py"
-    done = subprocess.run([sys.executable, str(script), "--quick", "--json"], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick", "--json"], capture_output=True, text=True, timeout=LONGEST_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     for name in EXPECTED:
@@ -92,6 +97,7 @@ def test_every_benchmark_is_run_here() -> None:
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*FIGURES, "overhead"}
 
 
+@pytest.mark.timeout(LONGEST_S + 20)
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: pytest.FixtureRequest) -> None:
     """With `--quick`, in a process of its own, so that several may run side by side; it ends well, and each figure is a number."""
@@ -103,7 +109,7 @@ def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: py
     script = str(ROOT / "benchmarks" / f"{name}.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, script, "--quick", *words], capture_output=True, encoding="utf-8", timeout=100, check=False, env=environment
+        [sys.executable, script, "--quick", *words], capture_output=True, encoding="utf-8", timeout=LONGEST_S, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
     printed = re.sub(r" +", " ", done.stdout)

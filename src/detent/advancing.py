@@ -183,6 +183,8 @@ class Advancing:
             raise Suspended(self.run_id, str(error)) from error
 
     async def _give_back(self) -> None:
+        if not self.parts.watcher.holds(self.run_id, self.control):
+            return  # it was taken on again: the claim is not this one's any more
         try:
             await give_back(self.parts.store, self.run_id)
         finally:

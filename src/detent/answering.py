@@ -80,12 +80,13 @@ def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id
     `waiting`: what the inbox holds already; the first reply to a question counts, so another one is refused. The same one of the same
     person is not: who was interrupted may say it again.
     """
-    run_id, asks = state.run_id, state.asks
+    run_id, asks = state.run_id, {} if state.terminal else state.asks
     if not ask_id and len(asks) == 1:
         ask_id = next(iter(asks))
     if ask_id not in asks:
         which = f" {ask_id!r}" if ask_id else "" if not asks else " that could be the only one meant; name it (ask_id=..., --ask ID)"
-        why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'})"
+        ended = f": the run is {state.status}" if state.terminal else ""
+        why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'}){ended}"
         raise NotAllowedNow(run_id, why, reason_code="not_asked")
     payload = {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
     for signal in waiting:

@@ -182,6 +182,8 @@ def _policy(config: Config) -> Any:
     if not config.policy:
         return None
     if isinstance(config.policy, str) and not config.policy.endswith(".toml"):
+        if ":" not in config.policy and Path(config.policy).suffix and plugged("policy", config.policy) is None:
+            raise ConfigError(f"policy {config.policy!r}: the name of a policy file ends in .toml")
         return _fitting(_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
     from detent.policies.documents import DocumentPolicy, load_policy, policy_document
 

@@ -48,6 +48,10 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
     again = [timer for timer in state.timers if f"-1:{timer}:0" in state.effects]
     state = _outcomes(replace(state, status="running", budget=_budget(state, forked)), forked)
     passes = {scope: _branched(known, state, reopened=reopened) for scope, known in state.passes.items()}
+    if (
+        reopened or state.openings > 1 or forked.edits.keys() - {"budget"}
+    ):  # what the strategy gives its passes may be other input, on purpose
+        passes = {scope: replace(known, digest="") for scope, known in passes.items()}
     base = replace(
         state,
         run_id=run_id,
@@ -237,8 +241,8 @@ def _changed(base: RunState, edits: Mapping[str, Any]) -> RunState:
     goal = edits.get("goal", base.goal)
     agent = edited_agent(base.agent, edits)
     passes = base.passes
-    if goal != base.goal or agent != base.agent:  # the passes were begun for other input, on purpose
-        passes = {scope: replace(known, digest="", steps=_told(known.steps, base.goal, goal)) for scope, known in passes.items()}
+    if goal != base.goal:
+        passes = {scope: replace(known, steps=_told(known.steps, base.goal, goal)) for scope, known in passes.items()}
     for call, value in edits.get("results", {}).items():
         scope = call.rsplit(".", 2)[0]
         if scope in passes:
@@ -260,7 +264,7 @@ def _changed(base: RunState, edits: Mapping[str, Any]) -> RunState:
 
 def _told(steps: Seq[Item], old: str, new: str) -> Seq[Item]:
     """Return a transcript that begins with the goal as it is now; one that begins with a task of its own stays."""
-    if old == new or not steps or steps[0].text != old:
+    if not steps or steps[0].text != old:
         return steps
     return Seq([replace(steps[0], text=new), *steps[1:]])
 

@@ -11,15 +11,22 @@ from collections.abc import Callable, Generator
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[str], None]) -> Generator[None]:
-    """Call `stop` with the name of each Ctrl-C and SIGTERM meanwhile; never outside of the main thread, which alone hears of them."""
+    """Call `stop` with the name of each Ctrl-C and SIGTERM meanwhile; never outside of the main thread, which alone hears of them.
+
+    What whoever started this process has ignored stays so; the program's own handlers are back in place afterwards.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heard:
         loop.add_signal_handler(number, stop, number.name)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in heard.items():
             loop.remove_signal_handler(number)
+            if handler is not None:  # of another language: it cannot be set from here
+                signal.signal(number, handler)

@@ -97,7 +97,7 @@ class Section:
 class Control:
     """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
 
-    __slots__ = ("_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
+    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()

@@ -23,6 +23,7 @@ from detent.config import Agent, Config
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.names import Names
+from detent.profile import sized
 from detent.redact import Redactor
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -126,6 +127,10 @@ def load_agent(path: str | Path) -> Agent:
         Redactor(said.redact, b"")
     except ConfigError as error:
         raise ConfigError(f"{where}: redact: {error}") from None
+    try:
+        sized(said.profile, said.model)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     _check_grants(said.grants, where)
     _check_strategy(said.strategy, where)
     imports = [absolute_import(entry, home) for entry in said.tools if ":" in entry]

@@ -22,7 +22,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, Usage, remaining, shared
+from detent.core.budget import Budget, Usage, exhausted, remaining, shared
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
 from detent.core.settle import REASONS, Settled, Wait, finish
@@ -187,7 +187,7 @@ class StrategyPasses:
 
     def kernel(self, label: str, **options: Any) -> CoroutineType[Any, Any, Passed]:
         """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
-        return self._pass(Branch(label=label, **options))
+        return self._pass(Branch(label=label, **options), self._scope(label))
 
     async def ask(
         self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
@@ -212,10 +212,21 @@ class StrategyPasses:
             self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
         if new:
             await self._run.journal.commit()
+        self._refuse_late([scope for _, scope in pairs])
         ended = await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True)
         if self._run.world.cancelled:
             await absorb(self._run, fresh=False)  # here, and not where it came while the last passes ended: a replay finds it here, too
         return self._together(ended)
+
+    def _refuse_late(self, scopes: Sequence[str]) -> None:
+        """End the run where its time is over and calls of open turns would begin: here, where no pass has gone on that changes the reading."""
+        state = self._run.state
+        going_on = [known for scope in scopes if (known := state.passes[scope]).status not in CLOSED and not known.ended]
+        if state.cancel is None and any(call.status != "finished" for known in going_on for call in known.calls.values()):
+            running_s, total_s = state.running_ms / 1000, state.total_s
+            bound = exhausted(state.budget, state.usage, running_s=running_s, total_s=total_s, only=("running_s", "total_s"))
+            if bound is not None:
+                raise Ends(Settled(reason="budget_exhausted", error=bound.said, bound=bound))
 
     async def _branch(self, branch: Branch, scope: str) -> Passed:
         BRANCH.set(scope)  # of this task alone
@@ -229,21 +240,17 @@ class StrategyPasses:
             raise min(raised, key=_lightness)
         return tuple([one for one in ended if isinstance(one, Passed)])
 
-    async def _pass(self, branch: Branch, scope: str = "", limits: Budget | None = None) -> Passed:
-        scope = scope or self._scope(branch.label)
-        refuse_inside_effect(f"the pass {scope!r}")
+    async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None) -> Passed:
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
         elif self._bound and (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
-            raise Divergence(
-                run.state.run_id,
-                run.state.seq,
-                f"pass {scope!r} with input digest {known}",
-                f"{digest}: the strategy gives it another kernel, limits or input. {WAYS_OUT}",
+            raise self._parted(
+                f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
             )
         if run.state.passes[scope].status in CLOSED:
             return passed(run.state.passes[scope], branch.label)
+        self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
         context = make_context(run, scope, _given(branch))
         verdict = await run_kernel(kernel, context, self._turns)
@@ -276,8 +283,14 @@ class StrategyPasses:
     def all_asked_for(self, now: str) -> None:
         """Raise `Divergence` where the log has a pass that the strategy has not asked for before `now`: it has another label, or is left out."""
         for left in self._unasked:
-            run = self._run.state
-            raise Divergence(run.run_id, run.seq, f"pass {left!r}", f"{now}: the strategy does not ask for that pass. {WAYS_OUT}")
+            raise self._parted(f"pass {left!r}", f"{now}: the strategy does not ask for that pass")
+
+    def _parted(self, logged: str, now: str) -> BaseException:
+        """Return what a strategy ends with that is not the one of the log; a run that is cancelled ends all the same: its end uses none of the code."""
+        run = self._run.state
+        if run.cancel is not None:
+            return Ends(Settled(reason="cancelled", error=run.cancel))
+        return Divergence(run.run_id, run.seq, logged, f"{now}. {WAYS_OUT}")
 
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
@@ -290,6 +303,7 @@ class StrategyPasses:
 
     def _scope(self, label: str) -> str:
         """Return the key of the next pass under this label: parent scope, label, occurrence. Raise `ValueError` for a label that is no key."""
+        refuse_inside_effect(f"the pass {label!r}")
         if not label.strip() or "#" in label:
             raise ValueError(
                 f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"

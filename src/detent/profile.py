@@ -26,11 +26,11 @@ PROFILES: dict[str, ContextProfile] = {
 
 AUTO = "auto"
 _OF_ONES_OWN = ("ollama", "llamacpp", "lmstudio", "vllm")
-_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b\b")
+_BILLIONS = re.compile(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)b\b")
 _NAMED = (
     ("mid", re.compile(r"\b(?:nano|mini|small|lite|flash|haiku|tiny)\b")),
     ("frontier", re.compile(r"\b(?:opus|sonnet|gpt-5|gpt-6|o[1-9]|gemini-[\d.]+-pro|grok-[3-9])")),
-    ("large", re.compile(r"\b(?:large|gpt-4|pro|command-r|deepseek)")),
+    ("large", re.compile(r"\b(?:large|gpt-4|pro\b|command-r|deepseek)")),
 )
 
 
@@ -38,7 +38,8 @@ def tier_for(model: str) -> str:
     """Return the tier that a model's name speaks for: its billions of parameters, a server of one's own, words of its makers; else mid."""
     provider, _, name = model.lower().partition(":")
     if said := _BILLIONS.search(name):
-        return "local" if float(said[1]) <= 15 else "mid" if float(said[1]) <= 40 else "large"
+        billions = float(said[1] or 1) * float(said[2])
+        return "local" if billions <= 15 else "mid" if billions <= 40 else "large"
     if provider in _OF_ONES_OWN:
         return "local"
     return next((tier for tier, words in _NAMED if words.search(name or provider)), "mid")
@@ -64,7 +65,8 @@ def make_profile(given: dict[str, Any]) -> ContextProfile:
     try:
         return msgspec.convert(msgspec.to_builtins(PROFILES[tier]) | given, ContextProfile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"profile: {error}") from None
+        why, _, field = str(error).removesuffix("`").partition(" - at `$.")
+        raise ConfigError(f"profile.{field}: {given.get(field)!r} does not fit: {why}") from None
 
 
 def compression_for(profile: ContextProfile) -> ResultCompression:

@@ -27,15 +27,16 @@ REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
 HIDDEN = "<secret>"
 """Stands in text that is streamed for what the log has a placeholder for."""
 MOST_HELD = 1_000
+AT_ONCE = 4_096
 _NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
 """Under what a planned call has its tool, and its arguments."""
 _ENDS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u201d": "\u201d", "\u2018": "\u2019", "\u2019": "\u2019"}
 """By the quote that opens a text, the one that ends it; models write typographic ones, too."""
 _PREFIXES = frozenset("bBfFrRtTuU")
 """What may stand before the quote of a text of Python: `f"..."`, `rb'...'`."""
-_QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|(?<!\\)\\+$""")
-_BARE = re.compile(r"""[{(,]\s*([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
-"""Where a name without quotes may be about to come."""
+_QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|\\{1,15}$""")
+_BARE = re.compile(r"""[{(,]\s{0,200}([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
+"""Where a name without quotes may be about to come; a model that writes nothing but spaces is not held back for ever."""
 _OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
 MOST_TRIED = 100
 """How often in a text something that begins like JSON may turn out to be none; beyond that nothing more is looked for."""
@@ -211,23 +212,28 @@ class StreamedFields:
     which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
     """
 
-    __slots__ = ("_begun", "_brackets", "_depth", "_escapes", "_find", "_held", "_in_text", "_joins", "_names", "_quotes", "_run", "_state")
+    __slots__ = (
+        "_begun", "_brackets", "_depth", "_escapes", "_find", "_gap", "_held", "_in_text", "_joins", "_names", "_quotes", "_run", "_state",
+    )  # fmt: skip
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
         names = "|".join(map(re.escape, self._names))
         self._find = re.compile(
-            rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[\u201c\u201d\u2018\u2019](?:{names})[\u201c\u201d\u2018\u2019]|[{{(,]\s*(?:{names})(?=[\s:=])"""
+            rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[\u201c\u201d\u2018\u2019](?:{names})[\u201c\u201d\u2018\u2019]|[{{(,]\s{{0,200}}(?:{names})(?=[\s:=])"""
         )
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes stand before a quote where the field is
         self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first characters
         self._quotes = 0  # of a text: 0 it has one, 1 it has just begun, 2 so or it is empty, 3 it has three, 4 and 5 it may be ending
-        self._joins = False  # whether a text is over that another one may go on, as in a call
+        self._joins, self._gap = False, ""  # whether a text is over that another one may go on, as in a call; what stands between them
         self._brackets = "{[", "}]"
 
     def add(self, piece: str) -> str:
-        """Return what can be shown now."""
+        """Return what can be shown now; a long piece is looked at in short ones, each of which is copied for every field in it."""
+        return "".join([self._add(piece[at : at + AT_ONCE]) for at in range(0, len(piece), AT_ONCE)])
+
+    def _add(self, piece: str) -> str:
         self._held += piece
         shown, before = "", (-1, "")
         while self._held and before != (len(self._held), self._state):
@@ -264,7 +270,7 @@ class StreamedFields:
         if after:
             self._state = "value" if after[0] in ":=" else "text"
             self._depth, self._in_text, self._begun, self._run = 0, "", "", 0
-            self._quotes, self._joins = 0, False
+            self._quotes, self._joins, self._gap = 0, False, ""
             self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is a character like any other
         return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
 
@@ -279,7 +285,7 @@ class StreamedFields:
                 break
         self._taken(end)
         quote = "\\" * self._escapes + '"'
-        return f"{quote}{HIDDEN}{quote}" if self._begun and not begun else ""
+        return (f"{quote}{HIDDEN}{quote}" if self._begun and not begun else "") + (self._gap.strip("+") if self._state == "text" else "")
 
     def _over(self, sign: str, escapes: int) -> int | None:
         """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
@@ -288,8 +294,14 @@ class StreamedFields:
             over = self._closed(closes=even and sign == self._in_text)
             if over is None:
                 return None
-            self._in_text, self._quotes, self._joins = "", 0, "(" in self._brackets[0]
+            self._in_text, self._quotes, self._joins, self._gap = "", 0, "(" in self._brackets[0], ""
             return over if not self._depth and not self._joins else None if over else self._over(sign, escapes)
+        if self._joins and not self._depth and self._between(sign):
+            return None
+        if self._gap.strip("+"):
+            if sign not in _ENDS:
+                return 0
+            self._gap = ""
         opening, closing = self._brackets
         prefixed = self._joins or (0 < len(self._begun) < 3 and _PREFIXES.issuperset(self._begun))
         if not self._depth and (sign == "," or sign in closing or (self._begun and (sign.isspace() or (sign == '"' and not prefixed)))):
@@ -299,6 +311,18 @@ class StreamedFields:
         self._begun = (self._begun + sign)[:3] if self._begun or not (sign.isspace() or sign in "=>") else ""
         self._depth += (sign in opening) - (sign in closing)
         return 1 if sign in closing and not self._depth and self._begun[0] in opening else None
+
+    def _between(self, sign: str) -> bool:
+        """Whether a character may stand between two texts that are one value, `"a" "b"` or `"a" + f"b"`; it is kept for where they are not."""
+        if sign == "+" and not self._gap.strip():
+            self._gap = "+"
+        elif sign.isspace() and not self._gap.strip("+").strip():
+            self._gap = self._gap or sign
+        elif self._gap.strip("+") and sign in _PREFIXES and len(self._gap) < 3:
+            self._gap += sign
+        else:
+            return False
+        return True
 
     def _closed(self, *, closes: bool) -> int | None:
         """Return whether a text ends before (0) or after (1) this character, which may be a quote that `closes` it: three are ended by three."""

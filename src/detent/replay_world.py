@@ -93,6 +93,7 @@ class ReplayWorld:
                 from_kernel(self._journal.next)
                 or (not fresh and isinstance(self._journal.next, e.RunResumed))
                 or self._journal.came_amid_work()
+                or (isinstance(self._journal.next, e.CancelRequested) and self._journal.closed_otherwise())
             ):
                 break
             taken.append(self._journal.accept())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from detent.core.errors import DetentError, RunBusy
 from detent.live import Control
@@ -18,9 +18,12 @@ LOST = "its claim was lost to another worker"
 
 log = logging.getLogger("detent")
 
-_Held = dict[str, tuple[object, Control]]
-_HELD: WeakKeyDictionary[EventStore, _Held] = WeakKeyDictionary()
-"""By store, who advances which run: engines that share a store object are one holder of claims, which do not keep them apart."""
+_Holder = tuple[object, "ref[Control]", "ref[asyncio.AbstractEventLoop]"]
+_HELD: WeakKeyDictionary[EventStore, dict[str, _Holder]] = WeakKeyDictionary()
+"""By store, who advances which run: engines that share a store object are one holder of claims, which do not keep them apart.
+
+Neither an engine nor its store is kept by it; what was left behind with its event loop holds nothing.
+"""
 
 
 class Watcher:
@@ -31,7 +34,7 @@ class Watcher:
         self._controls: dict[str, Control] = {}
         self._task: asyncio.Task[None] | None = None
         self._mark = object()
-        self._held: _Held = {}
+        self._held: dict[str, _Holder] = {}
         with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
             self._held = _HELD.setdefault(store, self._held)
 
@@ -39,20 +42,28 @@ class Watcher:
         """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
         if run_id in self._controls:
             raise RunBusy(run_id, "this engine")
-        if self._held.setdefault(run_id, (self._mark, control))[0] is not self._mark:
+        loop = asyncio.get_running_loop()
+        mine = self._mark, ref(control), ref(loop)
+        holder = self._held.setdefault(run_id, mine)
+        if holder[0] is not self._mark and _goes_on(holder):
             raise RunBusy(run_id, "another engine of this process")
-        self._held[run_id] = self._mark, control
+        self._held[run_id] = mine
         self._controls[run_id] = control
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._task = loop.create_task(self._watch())
 
     def remove(self, run_id: str) -> None:
         """Stop watching a run; other engines may have it once it is given up with `free`."""
         self._controls.pop(run_id, None)
 
+    def holds(self, run_id: str, control: Control) -> bool:
+        """Whether the run is still held for `control`, and nobody has taken it since."""
+        holder = self._held.get(run_id)
+        return holder is not None and holder[1]() is control
+
     def free(self, run_id: str, control: Control) -> None:
-        """Let other engines have a run whose claim is given back, unless this one has taken it again meanwhile."""
-        if self._held.get(run_id, (None, None))[1] is control:
+        """Let other engines have a run whose claim is given back, unless it was taken again meanwhile."""
+        if self.holds(run_id, control):
             del self._held[run_id]
 
     def control(self, run_id: str) -> Control | None:
@@ -94,3 +105,9 @@ class Watcher:
                             control.suspend(LOST)
             except DetentError as error:
                 log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)
+
+
+def _goes_on(holder: _Holder) -> bool:
+    """Whether who holds a run can still go on: neither it nor its event loop is gone."""
+    loop = holder[2]()
+    return holder[1]() is not None and loop is not None and not loop.is_closed()

@@ -226,6 +226,24 @@ def test_a_reply_to_what_nobody_asked_or_was_answered_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_a_reply_to_a_run_that_was_cancelled_is_refused_and_counts_once_it_asks_again() -> None:
+    """Nobody would take it up: the question is asked anew when the run is opened again."""
+
+    async def main() -> None:
+        made = sleeping(store := RamStore(), FakeClock(), Desk())
+        await made.run(AGENT, "ask", run_id="a")
+        assert (await made.cancel("a")).status == "stopped"
+        for resume in (True, False):
+            with pytest.raises(NotAllowedNow, match=r"has no open question \(open: none\): the run is stopped") as caught:
+                await made.reply("a", "x", resume=resume)
+            assert caught.value.reason_code == "not_asked"
+        assert await store.signals(["a"]) == {}
+        assert (await made.reopen("a", by="ann")).status == "waiting_for_user"
+        assert (await made.reply("a", "x")).status == "completed"
+
+    asyncio.run(main())
+
+
 def test_a_second_reply_before_the_first_is_taken_up_is_refused() -> None:
     """It would be dropped silently: the first one counts."""
 

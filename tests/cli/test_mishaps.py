@@ -19,8 +19,10 @@ import msgspec
 import pytest
 
 from cli.desk import Desk, ended
+from detent.cli import session
 from detent.cli.main import GROUPS, run
 from detent.core.codec import encode, read_log, seal
+from detent.core.errors import StoreBusy
 from detent.core.events import NoteWritten
 from detent.core.records import Envelope
 from detent.stores.sqlite import SqliteStore
@@ -46,8 +48,14 @@ def desk(tmp_path: Path) -> Desk:
         ('name = "x"\ntools = ["read_fil"]\nmodel = "m"\n', "agent.toml: tools: unknown tool 'read_fil'; did you mean 'read_file'?"),
         ('name = "x"\nrules = "nothing.yaml"\n', "rule file 'nothing.yaml' cannot be read"),
         ("name = \n", "failed to parse agent file 'agent.toml': not TOML"),
+        ('name = "x"\nprofile = {tier = "lrge"}\n', "agent.toml: unknown context profile 'lrge'; did you mean 'large'?"),
+        ('name = "x"\nprofile = {preview_items = 0}\n', "agent.toml: profile.preview_items: 0 does not fit: Expected `int` >= 1"),
         ('name = "x"\n', "agent 'x' has neither a model nor rules"),
-        ('name = "x"\nmodel = "openai:gpt-5"\n', "model 'openai:gpt-5' needs a key: set OPENAI_API_KEY"),
+        ('name = "x"\nmodel = "openai:gpt-5"\n', "model 'openai:gpt-5' needs a key: set OPENAI_API_KEY\n"),
+        (
+            'name = "x"\nmodel = "openai:gpt-5"\nmodel_settings = {api_key_env = "MINE"}\n',
+            "set OPENAI_API_KEY (MINE is not read: api_key_env is for",
+        ),
     ],
 )
 def test_a_wrong_agent_file_is_named_with_the_key_and_what_is_right(desk: Desk, text: str, said: str) -> None:
@@ -64,7 +72,8 @@ def test_a_policy_or_planner_that_cannot_be_had_is_in_the_way_only_of_what_decid
     """Looking and cancelling go on, and the log names no change of policy; running and resuming refuse, and `doctor` names the fault."""
     desk.steps("wipe", "answer")
     desk.detent("run", "--run-id", "mine", "Clean")
-    desk.write("detent.toml", 'planner = "no_such_package:Planner"\ntools = ["./gone.py:gone"]\n[[policy]]\nrule = "no"\n')
+    faulty = 'planner = "no_such_package:Planner"\ntools = ["./gone.py:gone"]\n[[policy]]\nrule = "no"\n'
+    desk.write("detent.toml", f"{faulty}[mcp.x]\nno = 1\n[http]\nno = 1\n")
     (desk.home / "tools.py").unlink()
     for words in (("run", "Go"), ("resume", "mine")):
         refused = desk.detent(*words)
@@ -79,11 +88,49 @@ def test_a_policy_or_planner_that_cannot_be_had_is_in_the_way_only_of_what_decid
 def test_a_server_that_nobody_started_is_named_at_once(desk: Desk) -> None:
     """Where everything else about the store is waited for longer than this test may take; without the password."""
     pytest.importorskip("psycopg")
-    with socket.create_server(("127.0.0.1", 0)) as was:
-        port = was.getsockname()[1]
     desk.write("detent.toml", "[store]\nbusy_timeout_s = 600\n")
-    refused = desk.detent("run", "Go", "--store", f"postgresql://ann:secret@127.0.0.1:{port}/db")
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        refused = desk.detent("run", "Go", "--store", f"postgresql://ann:secret@127.0.0.1:{port}/db")
     assert refused.code == 5 and "no server listens" in refused.err and f"127.0.0.1:{port}" in refused.err and "secret" not in refused.err
+
+
+def test_an_address_that_no_server_can_have_is_refused_at_once(desk: Desk) -> None:
+    """Waiting would not make it one; the driver finds it out before it connects."""
+    pytest.importorskip("psycopg")
+    desk.write("detent.toml", "[store]\nbusy_timeout_s = 600\n")
+    for wrong, why in (
+        (":99999/db", "invalid port number"),
+        (":one/db", "invalid integer value"),
+        (":1/db?sslmode=no", "invalid sslmode value"),
+    ):
+        refused = desk.detent("list", "--store", f"postgresql://ann:secret@127.0.0.1{wrong}")
+        assert refused.code in (1, 2) and why in refused.err and "correct the URL" in refused.err and "secret" not in refused.err
+
+
+def test_a_server_that_is_waited_for_is_named_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by a worker, which may be started before it: nobody has to guess why nothing happens."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr(session, "SLOW_S", 0.05)
+    config = tmp_path / "detent.toml"
+    config.write_text("[store]\nbusy_timeout_s = 0.5\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        worker = session.Session(store=f"postgresql://ann:secret@127.0.0.1:{taken.getsockname()[1]}/db", config=config, patient=True)
+        worker.creates = True
+        with pytest.raises(StoreBusy):
+            worker.drive(lambda engine: engine.list_runs())
+    said = capsys.readouterr().err
+    assert said.count("has not answered for 0.05 s; waiting for it, Ctrl-C stops") == 1 and "secret" not in said
+
+
+def test_a_policy_file_of_another_kind_is_refused_as_what_it_is(desk: Desk) -> None:
+    """Not as the name of a policy that some package would have."""
+    desk.write("detent.toml", 'policy = "policy.yaml"\n')
+    assert "policy 'policy.yaml': the name of a policy file ends in .toml" in desk.detent("run", "Go").err
 
 
 def test_an_agent_file_that_cannot_be_read_is_said(desk: Desk) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from detent import Agent, Engine, FinalAnswer, tool
+from detent import Agent, Engine, FinalAnswer, Plan, View, tool
 from detent.core.errors import ConfigError, RunBusy
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
@@ -43,6 +45,60 @@ def test_two_engines_never_advance_one_run_at_once(place_of: Callable[[RamStore]
         assert (await running).status == "completed" and ran == [1]
         assert (await second.resume("r")).status == "completed"
         await first.delete("r")
+
+    run_async(main)
+
+
+class Waits:
+    """A planner that goes on once `then` has returned."""
+
+    def __init__(self, then: Callable[[], Awaitable[Any]]) -> None:
+        self.then = then
+
+    async def plan(self, view: View) -> Plan:
+        """Answer."""
+        await self.then()
+        return Plan(actions=(END,))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("gone", ["its loop", "all of it"])
+def test_a_run_that_was_left_behind_with_its_event_loop_goes_on_in_another_engine(gone: str) -> None:
+    """Nobody goes on with it; and what is left of it gives up no claim of those that do."""
+    store, left = RamStore(), []
+    sibling = store.sibling()
+
+    async def begin() -> None:
+        begun = asyncio.Event()
+
+        async def for_ever() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(engine_for(Waits(for_ever), store=store).run(Agent(name="w"), "go", run_id="r"))
+        await begun.wait()
+        left.extend([running, *(task for task in asyncio.all_tasks() if task.get_name() == "r")])
+
+    async def looked() -> None:
+        if left:
+            with contextlib.suppress(RuntimeError):
+                left.pop().get_coro().close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with pytest.raises(RunBusy):
+            await sibling.claim("r")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    if gone == "all of it":
+        left.clear()
+        del loop
+        gc.collect()
+
+    async def main() -> None:
+        await sibling.open()
+        assert (await engine_for(Waits(looked), store=store).resume("r")).status == "completed"
 
     run_async(main)
 

@@ -168,6 +168,27 @@ def test_a_suspension_reaches_a_run_that_has_not_begun(waits_for: str) -> None:
     run_async(main)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("mine", [signal.SIG_IGN, signal.SIG_DFL, lambda *_: None], ids=["ignored", "default", "handled"])
+def test_run_sync_leaves_the_handlers_of_the_program_as_they_were(number: int, mine: Any) -> None:
+    """A server that tidies up on SIGTERM still does so after a run; what is ignored, as in the background of a script, is so meanwhile, too."""
+    seen: list[Any] = []
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look."""
+        seen.append(signal.getsignal(number))
+        return "ok"
+
+    before = signal.signal(number, mine)
+    try:
+        Engine(planner=Script([call("look"), END]), tools=[look]).run_sync(Agent(name="w", tools=["look"]), "go")
+        assert signal.getsignal(number) is mine
+        assert (seen == [signal.SIG_IGN]) is (mine is signal.SIG_IGN)
+    finally:
+        signal.signal(number, before)
+
+
 def test_run_sync_works_from_a_thread_and_leaves_signals_as_they_were() -> None:
     """Also where no signal handler can be set."""
     import threading

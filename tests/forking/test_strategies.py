@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from detent import FinalAnswer, Schedule, ToolCall, View
+from detent import AskUser, FinalAnswer, Schedule, Stop, ToolCall, View
 from detent.core import events as e
 from detent.core.codec import read_record
-from detent.core.errors import NotAllowedNow
+from detent.core.errors import NotAllowedNow, PassFailed
 from detent.core.fold import fold
 from detent.ports import Branch
 from detent.snapshots import base_of
@@ -77,6 +77,60 @@ def test_a_run_of_many_passes_is_forked_at_every_record() -> None:
                 assert fold(map(read_record, lines), await base_of(engine.store, child.run_id, lines)) == child.state
                 found = await engine.diff("parent", child.run_id)
                 assert found.identical, (at, found.differences)
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("how", ["variables", "results", "of a failed run", "of one opened again"])
+def test_a_fork_that_leads_another_way_gives_its_passes_other_input(how: str) -> None:
+    """An edit changes what a pass was told, or one that had failed goes on: neither is a change of the code."""
+    bad = {"first", "second"}
+
+    async def mine(run: Any) -> Any:
+        first = await run.kernel("first", task=f"for {run.variables.get('who')}")
+        return await run.kernel("second", task=f"mind {first.error or [item.content for item in first.results]}")
+
+    def plan(view: View) -> Any:
+        if view.scope in bad and how.startswith("of"):
+            return Stop(reason=f"no {view.scope}")
+        if view.scope == "second" and "second" in bad:
+            return AskUser(question="well?")
+        return FinalAnswer(content="done") if view.results or view.scope == "second" else ToolCall(tool="look", args={"n": 1})
+
+    async def main() -> None:
+        async with make_engine("ram:", Tools(), plan, strategies={"mine": mine}) as engine:
+            parent = await engine.run(agent_of("look", strategy="mine"), "go", run_id="parent", variables={"who": "ann"})
+            if how == "of one opened again":
+                bad.remove("first")
+                parent = await engine.reopen("parent", by="ann")
+            assert parent.status == ("stopped" if how.startswith("of") else "waiting_for_user")
+            bad.clear()
+            edits: dict[str, Any] = {"variables": {"variables": {"who": "bob"}}, "results": {"results": {"first.1.0": 2}}}
+            child = await engine.fork("parent", at=parent.state.seq, edits=edits.get(how), child_id="child")
+            assert (child.status, child.output, child.error) in [("completed", "done", None), ("waiting_for_user", None, None)]
+            replayed = await engine.replay("child")
+            assert replayed.identical, replayed.divergence
+
+    run_async(main)
+
+
+def test_a_fork_tells_a_pass_the_same_of_one_that_failed() -> None:
+    """What a strategy catches says nothing that is another thing in a fork."""
+
+    async def mine(run: Any) -> Any:
+        try:
+            return await run.ask("first", "well?")
+        except PassFailed as failed:
+            return await run.kernel("second", task=str(failed))
+
+    def plan(view: View) -> Any:
+        return Stop(reason="no") if view.scope == "first" else AskUser(question=view.task)
+
+    async def main() -> None:
+        async with make_engine("ram:", Tools(), plan, strategies={"mine": mine}) as engine:
+            await engine.run(agent_of(strategy="mine"), "go", run_id="parent")
+            child = await engine.fork("parent", child_id="child")
+            assert [ask.question for ask in child.state.asks.values()] == ["pass 'first' failed (stop_action): no"]
 
     run_async(main)
 

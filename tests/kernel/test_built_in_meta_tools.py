@@ -160,6 +160,31 @@ def test_find_looks_in_whole_results_and_notes() -> None:
     )
 
 
+def test_whatever_was_written_down_is_found_listed_and_recalled_under_one_key() -> None:
+    """Notes, checkpoints and the list; which tools were found is no note."""
+    script = [
+        call("recall", key="n", content="a zebra"),
+        note(action="save", name="a", content="a zebra half way"),
+        call("todo", action="add", items=["feed the zebra"]),
+        call("discover_tools", query="zebra"),
+        call("find", query="zebra"),
+        call("recall"),
+        call("brief", section="notes"),
+        *(call("recall", key=key) for key in ("checkpoint:a", "todo", "n")),
+        END,
+    ]
+
+    @tool(side_effect="read")
+    def zebra() -> str:
+        """Look for a zebra."""
+        return ""
+
+    told = answers(ran(script, zebra, agent={"tools": ["zebra", "recall", "checkpoint", "todo", "discover_tools", "find", "brief"]}))
+    assert sorted(line.partition(": ")[0] for line in told[4][1].splitlines()) == ["checkpoint:a", "n", "todo"]
+    assert told[5:7] == [(True, "checkpoint:a (note), todo (note), n (note)"), (True, "notes: checkpoint:a, todo, n")]
+    assert told[7:] == [(True, "a zebra half way"), (True, '[{"text":"feed the zebra","state":"open"}]'), (True, "a zebra")]
+
+
 def test_checkpoint_and_todo_keep_what_they_are_told() -> None:
     """In the log: another process, and a replay, finds it. What says too little is refused with what there is."""
     script = [

@@ -82,6 +82,7 @@ def test_the_four_tiers_have_the_values_of_the_catalogue() -> None:
         ("ollama:qwen3:8b", "local"), ("lmstudio:anything", "local"), ("groq:llama-3.1-8b-instant", "local"), ("x:qwen3-30b-a3b", "mid"),
         ("ollama:llama3.3:70b", "large"), ("openai:gpt-5-mini", "mid"), ("openai:gpt-5", "frontier"), ("openai:gpt-4o", "large"),
         ("google:gemini-2.5-flash", "mid"), ("anthropic:claude-opus-4-1", "frontier"), ("own:unheard-of", "mid"), ("", "mid"),
+        ("groq:mixtral-8x22b", "large"), ("own:prometheus", "mid"), ("own:thing-pro", "large"),
     ],
 )  # fmt: skip
 def test_a_profile_may_be_left_to_the_name_of_the_model(model: str, tier: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -136,6 +137,11 @@ def test_a_field_of_streamed_json_is_hidden_however_it_is_cut(document: Any, cut
         ("log_in(user=ann, pass = s3cret) now", 'log_in(user=ann, pass ="<secret>") now'),
         ('if (pass == "s3cret") it(pass=f("s3", cret)), on', 'if (pass ="<secret>") it(pass="<secret>"), on'),
         ("go(pass='s3''cr'\"et\"+'!', n=1) and (pass=f'{s['3']}cret').", 'go(pass="<secret>", n=1) and (pass="<secret>").'),
+        ('go(pass="s3" \'cret\'\n  f"""s3"cret""" + rb"s3" + cret(), n="on") now', 'go(pass="<secret>", n="on") now'),
+        (
+            'go(pass="s3cret"\n , n="on") (pass="s3cret" for now) (pass=\'s3cret\' f or)',
+            'go(pass="<secret>"\n, n="on") (pass="<secret>" for now) (pass="<secret>" f or)',
+        ),
         ("it takes (user, pass) and (pass by)", "it takes (user, pass) and (pass by)"),
         ("{'pass': ['s3], cret'], 'n': 1}", "{'pass':\"<secret>\", 'n': 1}"),
         ("{pass: it's, n: 1}", '{pass:"<secret>", n: 1}'),
@@ -167,6 +173,24 @@ def test_a_text_of_python_is_hidden_whole_whatever_stands_before_its_quotes(
         shown += streamed.add(text[at:cut])
         at = cut
     assert shown + streamed.rest() == f"(n=1, {name.rstrip()}\"<secret>\", on='it')"
+
+
+@pytest.mark.parametrize(
+    "said", ["{" + " " * 2_000, "say \\" + "\\" * 2_000, '{"n": 1,' + "\n" * 2_000], ids=["spaces", "backslashes", "lines"]
+)
+def test_a_model_that_writes_one_character_without_end_is_shown(said: str) -> None:
+    """It does not become a name by that: else every piece would look through all that is held, and nothing would be seen."""
+    streamed = StreamedFields(FIELDS)
+    shown = "".join([streamed.add(said[at : at + 50]) for at in range(0, len(said), 50)])
+    assert len(shown) > 1_500 and shown + streamed.rest() == said
+
+
+@pytest.mark.parametrize("said", ['"' * 1_000_000, '{"pass": "s3cret"} ' * 150_000], ids=["quotes", "fields"])
+def test_a_long_text_that_comes_in_one_piece_is_looked_through_once(said: str) -> None:
+    """In about a second; it takes twenty where each quote or field copies the rest of the text."""
+    began = time.process_time()
+    StreamedFields(["pass"]).add(said)
+    assert time.process_time() - began < 6
 
 
 def test_only_what_may_become_a_field_is_held_back() -> None:

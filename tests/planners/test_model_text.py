@@ -136,6 +136,28 @@ def test_a_long_result_is_cut_as_the_profile_says_and_recalled_by_its_key_whole(
     assert not recall or f"{'x' * 8000}\\n[characters 0 to 8000 of 9000]" in asked.said(2)
 
 
+@pytest.mark.parametrize("recall", [True, False])
+def test_results_that_the_window_has_no_room_for_are_recalled_by_their_keys_too(recall: bool) -> None:
+    """None of them is longer than the profile shows; together they do not fit, and the last is missing altogether."""
+
+    @tool(side_effect="read")
+    async def entries(letter: str) -> str:
+        """Give a long text."""
+        return letter * 4000
+
+    asked = Asked(['{"type": "entries", "letter": "x"}\n{"type": "entries", "letter": "y"}', ANSWER])
+
+    async def main() -> None:
+        async with Engine(planner=ModelPlanner(asked.model), tools=[entries]) as engine:
+            tools = ["entries", *(["recall"] if recall else [])]
+            agent = Agent(name="g", tools=tools, model_settings=TEXT, profile={"window_tokens": 1500, "tool_result_max_chars": 4000})
+            assert (await engine.run(agent, "How many?")).output == "543940"
+
+    asyncio.run(main())
+    assert "xxx" in asked.said(1) and "yyy" not in asked.said(1) and "more characters" in asked.said(1)
+    assert ('[recall with key \\"main.1.0\\" or \\"main.1.1\\" gives the rest]' in asked.said(1)) is recall
+
+
 @pytest.mark.parametrize(
     ("settings", "planner", "said"),
     [

@@ -71,7 +71,8 @@ class Cluster:
 
     def create(self) -> None:
         """Create the cluster and start its server; it ends with this process at the latest."""
-        self._watch = subprocess.Popen([sys.executable, "-c", _WATCH, str(self.directory)], stdin=subprocess.PIPE)
+        # In a session of its own: what ends the tests together, Ctrl-C or a kill of their group, leaves it to do its work.
+        self._watch = subprocess.Popen([sys.executable, "-c", _WATCH, str(self.directory)], stdin=subprocess.PIPE, start_new_session=True)
         initdb = (str(self._bin / "initdb"), "-D", self._data, "-U", "detent", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         self._do(*initdb)
         with (self.directory / "data" / "postgresql.conf").open("a") as conf:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from detent.core.records import RunHead
-from detent.ports import Signal
+from detent.ports import Signal, Spent
 from detent.stores import sqlite_writer
 from detent.stores.file import FileStore
 from detent.stores.sqlite import SqliteStore
@@ -46,8 +46,10 @@ def test_the_file_store_synchronises_what_is_durable_before_it_answers(synced: l
     """The log and, once, the directory that names it; a blob and a signal always; an ordinary append nothing."""
 
     async def body() -> None:
-        store = FileStore(tmp_path / "runs")
+        store = FileStore(tmp_path / "new" / "runs")
         await store.open()
+        assert synced == ["new", tmp_path.name], "what was made to hold the directory holds it"
+        synced.clear()
         await write(store, 1, durable=False)
         assert synced == []
         for number, expected in ((2, ["run.jsonl", "runs"]), (3, ["run.jsonl"])):
@@ -58,8 +60,29 @@ def test_the_file_store_synchronises_what_is_durable_before_it_answers(synced: l
         assert [name for name in synced if name in ("run.blobs", "runs")] == ["runs", "run.blobs"]
         assert len(synced) == 3, "the bytes, too"
         synced.clear()
-        await store.post("run", Signal(id="s", kind="cancel"))
-        assert "run.jsonl" in synced
+        for number, expected in (("s", ["runs", "run.jsonl", ".inbox"]), ("t", ["run.jsonl"])):
+            await store.post("run", Signal(id=number, kind="cancel"))
+            assert synced == expected, "the first one makes the inbox, whose name is kept, too"
+            synced.clear()
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_what_a_tenant_has_used_is_kept_with_the_log(synced: list[str], tmp_path: Path) -> None:
+    """Names and all: the first of a tenant makes a directory, and each day a file."""
+
+    async def body() -> None:
+        store = FileStore(tmp_path)
+        await store.open()
+        synced.clear()
+        for day, made in (("01", [tmp_path.name, ".spent", "acme"]), ("02", ["acme"]), ("02", [])):
+            number = len(await store.read("run")) + 1
+            head = RunHead(run_id="run", goal_id="run", records=number, created_at=START, updated_at=START)
+            spent = Spent(tenant="acme", day=f"2026-01-{day}", tokens=5)
+            await store.append("run", number - 1, [b'{"n":%d}' % number], head=head, durable=True, spent=spent)
+            assert synced[: len(made) + 1] == [*made, f"2026-01-{day}.jsonl"]
+            synced.clear()
         await store.close()
 
     asyncio.run(body())
@@ -86,7 +109,7 @@ def test_a_signal_in_a_file_leaves_the_inbox_only_for_a_log_that_is_kept(synced:
 class Gate(Operation):
     """Keeps the writer thread at work until it is told what else is to be one group with it."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
+    def __init__(self, wait: Callable[[], object]) -> None:
         super().__init__("gate")
         self.wait = wait
         self.future = asyncio.get_running_loop().create_future()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, 
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.stores import open_store
 from detent.stores.postgres import PostgresStore
+from detent.stores.postgres_errors import is_lost, nobody_listens
 from detent.stores.postgres_schema import MIGRATIONS, SCHEMA_VERSION, migrate
 from detent.stores.postgres_session import Seen, process_began
 from detent.stores.urls import without_password
@@ -641,7 +643,29 @@ def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgre
             for other in others:
                 other.close()
 
-    on(url, body, busy_timeout_s=2.0)
+    on(url, body, busy_timeout_s=8.0)
+
+
+def test_a_connection_that_comes_free_is_had_soon_however_long_the_server_was_full(
+    own_postgres: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's own pauses grow until they are as long as the patience: who reads would be told that no connection is free while one is."""
+    monkeypatch.setattr("psycopg_pool.base.AttemptWithBackoff.INITIAL_DELAY", 1000.0)
+    ask(own_postgres.url("postgres"), "CREATE ROLE plain LOGIN")
+    url = own_postgres.database("plain").replace("detent@", "plain@")
+
+    async def body(store: PostgresStore) -> None:
+        await write(store, "run", range(1, 2))
+        with contextlib.ExitStack() as others:
+            with contextlib.suppress(psycopg.OperationalError):
+                for _ in range(100):
+                    others.enter_context(psycopg.connect(url))
+            waiting = asyncio.ensure_future(store.read("run"))
+            while store._connections._failed is None:
+                await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(waiting, 20) == [line(1)]
+
+    on(url, body, busy_timeout_s=60.0)
 
 
 # News -----------------------------------------------------------------------------------------------------------------------------------
@@ -882,16 +906,20 @@ def test_no_message_shows_the_password(url: str) -> None:
 
 def test_an_address_where_no_server_listens_is_named_soon() -> None:
     """Host and port, no password, and what to do; although anything else is waited for ten minutes."""
-    with socket.create_server(("127.0.0.1", 0)) as was:
-        port = was.getsockname()[1]
-    store = open_store(f"postgresql://ann:secret@127.0.0.1:{port}/db", busy_timeout_s=600, refused_s=0.05)
-    with pytest.raises(StoreBusy, match=rf"no server listens.*ann@127.0.0.1:{port}.*nothing was begun.*correct host and port") as caught:
-        asyncio.run(store.open())
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        store = open_store(f"postgresql://ann:secret@127.0.0.1:{port}/db", busy_timeout_s=600, refused_s=0.05)
+        with pytest.raises(
+            StoreBusy, match=rf"no server listens.*ann@127.0.0.1:{port}.*nothing was begun.*correct host and port"
+        ) as caught:
+            asyncio.run(store.open())
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_starts_up_is_waited_for_longer_than_an_address_where_none_listens() -> None:
-    """It answers, so it counts as there: asked again until `busy_timeout_s`."""
+@pytest.mark.parametrize("where", ["there", "beside an address where none listens", "gone after its first answer"])
+def test_a_server_that_starts_up_is_waited_for_longer_than_an_address_where_none_listens(where: str) -> None:
+    """It answers, so it counts as there: asked again until `busy_timeout_s`, also where it is one of several, and while it starts again."""
 
     async def main() -> int:
         asked = 0
@@ -903,15 +931,47 @@ def test_a_server_that_starts_up_is_waited_for_longer_than_an_address_where_none
             said = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
             writer.write(b"E" + (len(said) + 4).to_bytes(4) + said)
             writer.close()
+            if where.startswith("gone"):
+                server.close()
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            url = f"postgresql://ann@127.0.0.1:{port}/db?sslmode=disable&gssencmode=disable"
-            with pytest.raises(StoreBusy, match=r"could not be reached for 0\.3 s.*starting up"):
+            taken.bind(("127.0.0.1", 0))
+            at = f"127.0.0.1:{port}" + (f",127.0.0.1:{taken.getsockname()[1]}" if where.startswith("beside") else "")
+            url = f"postgresql://ann@{at}/db?sslmode=disable&gssencmode=disable"
+            said = "Connection refused" if where.startswith("gone") else "starting up"
+            with pytest.raises(StoreBusy, match=rf"could not be reached for 0\.3 s.*{said}"):
                 await open_store(url, busy_timeout_s=0.3, refused_s=0.001).open()
         return asked
 
-    assert asyncio.run(main()) > 1
+    with socket.socket() as taken:  # and nobody listens there
+        assert asyncio.run(main()) > (not where.startswith("gone"))
+
+
+REFUSED = 'connection to server at "127.0.0.1", port 1 failed: Connection refused'
+NO_WAY = 'connection to server at "::1", port 1 failed: Cannot assign requested address'
+EXPIRED = "connection timeout expired"
+
+
+@pytest.mark.parametrize(
+    ("tried", "nobody"),
+    [((REFUSED,), True), ((NO_WAY, REFUSED), True), ((REFUSED, EXPIRED), False), ((EXPIRED,), False), ((NO_WAY,), False)],
+)
+def test_nobody_listens_where_every_address_that_can_be_tried_says_so(tried: tuple[str, ...], nobody: bool) -> None:
+    """`localhost` is often an address of IPv6, too, also where there is no IPv6. This is how the driver says what it tried."""
+    failures = [f"- host: 'localhost', port: '1', hostaddr: 'n': {said}" for said in tried]
+    listed = ["Multiple connection attempts failed. All failures were:", *failures] if failures[1:] else []
+    assert nobody_listens(psycopg.OperationalError("\n".join([tried[-1], *listed]))) is nobody
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [(psycopg.errors.AdminShutdown, True), (psycopg.errors.ConnectionFailure, True), (psycopg.errors.ProtocolViolation, False)],
+)
+def test_a_connection_that_still_stands_is_lost_where_the_server_says_so(kind: type[psycopg.OperationalError], lost: bool) -> None:
+    """A pooler may have lost the server behind it, and speak of that in the connection that it keeps."""
+    db: Any = SimpleNamespace(closed=False)
+    assert is_lost(kind("gone"), db) is lost
 
 
 @pytest.mark.parametrize(
@@ -1107,6 +1167,18 @@ def test_a_pooler_that_gives_each_transaction_another_session_is_refused_by_name
     ):
         on(pooler.url, _nothing)
     assert ask(postgres_url, "SELECT count(*) FROM pg_namespace WHERE nspname='detent'") == [(0,)]
+
+
+def test_a_pooler_that_loses_the_server_while_a_store_is_opened_is_not_taken_for_one_of_another_mode(
+    postgres: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PgBouncer has one code for both; that this one will do is seen when the server is back."""
+    monkeypatch.setattr("postgres.pooler.NO_TRANSACTIONS", b"SFATAL\0C08P01\0Mserver conn crashed?\0\0")
+    with (
+        Pooler(socket_of(postgres), "tests", mode="statement") as pooler,
+        pytest.raises(StoreBusy, match=r"server conn crashed\?.*Resume when it answers again"),
+    ):
+        on(pooler.url, _nothing)
 
 
 def test_a_pooler_whose_sessions_stay_will_do(postgres: Cluster, postgres_url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import Divergence, PassFailed, Suspended, UnknownName
@@ -163,6 +163,69 @@ def test_code_that_leaves_a_pass_out_is_a_divergence() -> None:
     asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r", turns=2))
     with pytest.raises(Divergence, match=r"pass 'critique', this code gives the end of the strategy.*check-upgrade"):
         asyncio.run(engine_with(shorter, Answers({}), store=store).resume("r"))
+
+
+def test_a_pass_that_is_open_does_not_go_on_beside_code_that_leaves_another_out() -> None:
+    """One of two passes side by side is dropped: the other is not asked for anything, and nothing is recorded."""
+    store, planner = RamStore(), Answers({"a": "one"})
+
+    async def both(run: StrategyRun) -> Any:
+        return [passed.output for passed in await run.parallel(Branch(label="a"), Branch(label="b"))]
+
+    async def one(run: StrategyRun) -> Passed:
+        return await run.kernel("a")
+
+    asking = Answers({"a": (AskUser(question="well?"),), "b": (AskUser(question="well?"),)})
+    waiting = asyncio.run(engine_with(both, asking, store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    length = len(asyncio.run(store.read("r")))
+    with pytest.raises(Divergence, match=r"pass 'b', this code gives pass 'a': the strategy does not ask for that pass"):
+        asyncio.run(engine_with(one, planner, store=store).reply("r", "yes", ask_id="a.1"))
+    assert waiting.status == "waiting_for_user" and planner.asked == [] and len(asyncio.run(store.read("r"))) == length
+
+
+@pytest.mark.parametrize("other", ["label", "input"])
+def test_a_run_is_cancelled_whatever_has_become_of_its_strategy(other: str) -> None:
+    """What ends it uses none of the code: no pass is begun for it, and the log comes out again with the code that it began with."""
+    store = RamStore()
+
+    async def changed(run: StrategyRun) -> Passed:
+        return await run.kernel("draft", task="something else") if other == "input" else await run.kernel("sketch")
+
+    begun = engine_with(draft_and_mend, Answers({"draft": (AskUser(question="well?"),)}), store=store)
+    asyncio.run(begun.run(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    ended = asyncio.run(engine_with(changed, Answers({}), store=store).cancel("r", by="ann", why="enough"))
+    assert (ended.status, ended.reason, ended.error) == ("stopped", "cancelled", "enough") and list(ended.state.passes) == ["draft"]
+    assert asyncio.run(begun.replay("r")).identical
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_a_run_that_was_cancelled_amid_its_work_and_opened_again_replays(side_by_side: bool) -> None:
+    """The work after it was opened again says nothing about when the cancellation came."""
+
+    async def mine(run: StrategyRun) -> Any:
+        await run.kernel("first")
+        return [p.output for p in await run.parallel(Branch(label="a"), Branch(label="b"))] if side_by_side else await run.kernel("a")
+
+    class Slow(Answers):
+        """Answers at once when it is asked again."""
+
+        async def plan(self, view: View) -> Plan:
+            if view.scope == "a" and "a" not in self.asked:
+                self.asked.append("a")
+                await engine.cancel("r", by="ann")
+                await asyncio.Event().wait()
+            return await super().plan(view)
+
+    async def main() -> None:
+        stopped = await engine.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+        assert (stopped.status, stopped.reason) == ("stopped", "cancelled")
+        again = await engine.reopen("r", by="ann")
+        assert again.status == "completed"
+        replayed = await engine.replay("r")
+        assert replayed.identical, replayed.divergence
+
+    engine = engine_with(mine, Slow({"first": "1", "a": "2", "b": "3"}), grace_s=0.01)
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize("critique", ["SATISFIED", "UNSATISFIED: no"])

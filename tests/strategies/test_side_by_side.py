@@ -12,7 +12,7 @@ from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, Schedule, Thought
 from detent.core.errors import EffectFailed, Suspended
-from detent.ports import Branch, StrategyRun
+from detent.ports import Branch, Signal, StrategyRun
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
@@ -338,6 +338,103 @@ def test_a_pass_that_waits_goes_on_waiting_when_the_one_beside_it_uses_up_a_boun
             await replays(made)
             result = await made.reply("r", "it is well")
             assert (result.status, result.iterations) == ("completed", 5)  # the answer was heard in one last turn
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_waits_replays() -> None:
+    """`a` had come to rest before, and has not found it: the end of the run closes it."""
+    runs: list[Any] = []
+
+    async def mine(run: Any) -> Any:
+        runs.append(run._run)
+        passed = await run.parallel(Branch(label="a"), Branch(label="b", limits=Budget(max_iterations=9)))
+        return [one.output for one in passed]
+
+    def look() -> None:
+        if runs[-1].state.passes["b"].status != "failed":
+            asyncio.get_running_loop().call_soon(look)
+        else:
+            made._parts.watcher.control("r").deliver([Signal(id="s", kind="cancel", payload={"why": "enough"}, by="ann")])
+
+    async def plan(view: View) -> Any:
+        if view.scope == "a":
+            return AskUser(question="well?")
+        if view.iteration == 2:
+            look()
+        return Plan(actions=(Thought(content="hm"),))
+
+    async def main() -> None:
+        async with made:
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=Budget(max_iterations=3))
+            assert result.reason == "max_iterations" and len(of(await events_of(made.store, "r"), e.CancelRequested)) == 1
+            await replays(made)
+
+    made: Any = engine(Planning(plan), strategies={"mine": mine})
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_pass_that_had_ended_and_goes_on_when_the_run_is_opened_again_replays() -> None:
+    """What it does then is no reason to wait for it while the first opening is gone through."""
+    failing = ["b", "last"]
+
+    async def mine(run: StrategyRun) -> Any:
+        await both(run)
+        return await run.kernel("last")
+
+    async def plan(view: View) -> Any:
+        if view.scope == "last" and view.iteration == 1:
+            return AskUser(question="well?")
+        if view.scope in failing:
+            raise ValueError(view.scope)
+        return FinalAnswer(content=view.scope)
+
+    async def main() -> None:
+        async with engine(Planning(plan), strategies={"mine": mine}) as made:
+            await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert (await made.reply("r", "it is well")).status == "failed"
+            failing.clear()
+            assert (await made.reopen("r", by="ann")).status == "completed"
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize(("labels", "bound"), [("a", "max_total_s"), ("ab", "max_total_s"), ("ab", "max_running_s")])
+def test_a_call_that_is_approved_when_the_time_is_over_does_not_begin(labels: str, bound: str) -> None:
+    """It would begin with no time left, and be in doubt at once: the run ends instead, and the log says why."""
+    done: list[int] = []
+
+    @tool(side_effect="destructive")
+    async def wipe(n: int) -> int:
+        """Wipe."""
+        done.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    async def mine(run: StrategyRun) -> Any:
+        if len(labels) > 1:
+            return [passed.output for passed in await run.parallel(*(Branch(label=label) for label in labels))]
+        return await run.kernel("a")
+
+    late, clock = 0, FakeClock()
+
+    async def plan(view: View) -> Any:
+        if view.scope == "b" and bound == "max_running_s":
+            clock.advance(late)
+        return ToolCall(tool="wipe", args={"n": 1}) if view.scope == "a" and not view.results else FinalAnswer(content="done")
+
+    async def main() -> None:
+        nonlocal late
+        agent = Agent(name="a", strategy="mine", tools=["wipe"], budget=Budget(**{bound: 60}))  # pyright: ignore[reportArgumentType]
+        async with engine(Planning(plan), wipe, strategies={"mine": mine}, clock=clock, approver="caller") as made:
+            for run_id, late in (("in-time", 50), ("r", 60)):
+                assert (await made.run(agent, "go", run_id=run_id)).status == "waiting_for_approval"
+                clock.advance(late if bound == "max_total_s" else 0)
+                result = await made.approve(run_id, "a.1.0", by="ann")
+                assert result.status == ("completed" if late < 60 else "stopped") and done == [1]
+            assert (result.reason, result.state.dimension, result.usage.tool_calls) == ("budget_exhausted", bound[4:], 0)
             await replays(made)
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -43,7 +43,7 @@ def test_a_call_returns_or_raises_what_the_function_does() -> None:
         assert await pool.call(look) == (True, "mine")
         with pytest.raises(KeyError, match="boom"):
             await pool.call(boom)
-        assert (pool.busy, pool.waiting, pool.stuck) == (0, 0, 0)
+        await until(lambda: (pool.busy, pool.waiting, pool.stuck) == (0, 0, 0))
         pool.close()
 
     asyncio.run(main())

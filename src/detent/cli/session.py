@@ -13,7 +13,7 @@ import getpass
 import os
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, TypeVar
@@ -44,7 +44,9 @@ AGENT_FILE = "agent.toml"
 NOT_ASKED = Asked()
 REFUSED_S = 2.0
 """So long a command tries an address where no server listens."""
-DECIDING = ("planner", "policy", "tools")
+SLOW_S = 3.0
+"""After so long it is said that a store has not answered yet."""
+DECIDING = ("planner", "policy", "tools", "mcp", "http")
 """The keys of the configuration that only what plans or executes needs."""
 
 
@@ -115,7 +117,8 @@ class Session:
 
         try:
             with on_signals(stop):
-                self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
+                with self._said_when_slow():
+                    self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
                 if not self.there and not isinstance(missing, EllipsisType):
                     return missing
                 async with self._at_work():
@@ -134,13 +137,25 @@ class Session:
     async def _at_work(self) -> AsyncGenerator[None]:
         """Open the engine, unless there is nothing to open or it opens itself, and close it."""
         if self.there and not self.begins:
-            async with self.engine:
+            async with contextlib.AsyncExitStack() as opened:
+                with self._said_when_slow():
+                    await opened.enter_async_context(self.engine)
                 yield
             return
         try:
             yield
         finally:
             await self.engine.close()
+
+    @contextlib.contextmanager
+    def _said_when_slow(self) -> Generator[None]:
+        """Say that the store has not answered yet where it takes long."""
+        said = f"{self.engine.store.url} has not answered for {SLOW_S:g} s; waiting for it, Ctrl-C stops"
+        timer = asyncio.get_running_loop().call_later(SLOW_S, self.output.say, said, "dim")
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""

@@ -163,13 +163,16 @@ class IllegalEvent(RunError):
 
 
 class PassFailed(RunError):
-    """A pass of a strategy gave nothing; `passed` says why. A strategy that does not catch it ends the run with that reason."""
+    """A pass of a strategy gave nothing; `passed` says why. A strategy that does not catch it ends the run with that reason.
+
+    The text names no run: a strategy may tell another pass, and that of a fork is told the same.
+    """
 
     code = "pass_failed"
 
     def __init__(self, run_id: str, passed: Any) -> None:
         self.passed = passed
-        super().__init__(run_id, f"pass {passed.scope!r} of run {run_id!r} failed ({passed.reason}): {passed.error or 'no more is known'}")
+        super().__init__(run_id, f"pass {passed.scope!r} failed ({passed.reason}): {passed.error or 'no more is known'}")
 
 
 class UnrecordedChange(RunError):

@@ -49,7 +49,6 @@ class ReplayJournal:
         self.records = records
         self.cursor = 0
         self.state = base or RunState(run_id=records[0].envelope.run)
-        self._last = {record.envelope.scope: index for index, record in enumerate(records) if _made_by_kernel(record.event)}
         self.accept()
 
     @property
@@ -103,7 +102,8 @@ class ReplayJournal:
     async def until(self) -> None:
         """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task.
 
-        A pass that has ended waits for nothing; one that makes no record any more was left open where the log ends.
+        A pass that has ended waits for nothing, though it may go on when the run is opened again; one that makes no record any more was left
+        open where the log ends.
         """
         mine, seen, turns = BRANCH.get(), -1, 0
         while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
@@ -121,7 +121,7 @@ class ReplayJournal:
         return isinstance(next(made, None), e.RunFinished)
 
     def _goes_on(self, scope: str) -> bool:
-        return self.cursor <= self._last.get(scope, -1) or self.state.passes[scope].status not in CLOSED
+        return self.state.passes[scope].status not in CLOSED
 
     def _next_scope(self) -> str | None:
         """Return the scope of the next record that the kernel makes; None where the live worker stopped, "" for one about the run."""
@@ -139,7 +139,7 @@ class ReplayJournal:
         for index in range(self.cursor, len(self.records)):
             event = self.records[index].event
             found = found or isinstance(event, e.CancelRequested)
-            if isinstance(event, e.RunResumed):
+            if isinstance(event, (e.RunResumed, e.RunFinished)):
                 break
             if self.records[index].envelope.scope == BRANCH.get() and _made_by_kernel(event):
                 return event, found
@@ -150,14 +150,21 @@ class ReplayJournal:
         if not BRANCH.get():
             return self.state.cancel is not None or isinstance(self.next, e.CancelRequested)
         event, found = self._own()
-        return found and not isinstance(event, WORK)
+        return found and not isinstance(event, WORK) and not self.closed_otherwise()
+
+    def closed_otherwise(self) -> bool:
+        """Whether this is a pass beside others whose next record is its end for another reason than a cancellation: it has found none."""
+        event = self._own()[0] if BRANCH.get() else None
+        return isinstance(event, e.PassFinished) and event.reason != "cancelled"
 
     def came_amid_work(self) -> bool:
         """Whether the next record is a cancellation that came when passes had begun again side by side, of which one works on after it."""
         if BRANCH.get() or not isinstance(self.next, e.CancelRequested):
             return False
         ahead = (self.records[index].event for index in range(self.cursor, len(self.records)))
-        return any(isinstance(event, WORK) for event in takewhile(lambda event: not isinstance(event, e.RunResumed), ahead))
+        return any(
+            isinstance(event, WORK) for event in takewhile(lambda event: not isinstance(event, (e.RunResumed, e.RunFinished)), ahead)
+        )
 
     def asks(self) -> bool:
         """Whether this is a pass beside others that asks its planner next, whatever happened beside it since it decided to."""

@@ -60,7 +60,10 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
             await absorb(run, fresh=False)
             await run.world.weigh(context)
         now = run.journal.state
-        verdict = settle(now, now.passes[context.scope], running_s=now.running_ms / 1000, turn_over=turn_over, beside=beside)
+        total_s = 0.0 if turn_over else now.total_s  # of an open turn that is taken up again; a new one has a reading of its own
+        verdict = settle(
+            now, now.passes[context.scope], running_s=now.running_ms / 1000, total_s=total_s, turn_over=turn_over, beside=beside
+        )
         if isinstance(verdict, Reflect):
             context.run.record(context.scope, e.Reflected(message=REFLECTION.format(turns=verdict.turns)))
             continue

@@ -15,6 +15,10 @@ ArgsT = TypeVar("ArgsT", bound=msgspec.Struct)
 
 KEPT = "meta_tools"
 """Where in a pass's `meta` the notes of meta-tools are."""
+DISCOVERED = "discovered"
+"""Under which of them the tools are that `discover_tools` found."""
+NOTE = "note:"
+"""What stands before the key of a note that `recall` keeps."""
 
 
 def declared(
@@ -44,6 +48,13 @@ def notes_of(run: RunState) -> dict[str, Any]:
     for state in run.passes.values():
         kept.update(cast("dict[str, Any]", state.meta.get(KEPT, {})))
     return kept
+
+
+def noted(run: RunState) -> dict[str, Any]:
+    """Return by key what was written down in this run: notes, checkpoints, the list; of one key, the note. Which tools were found is neither."""
+    kept = notes_of(run)
+    notes = {key.removeprefix(NOTE): value for key, value in kept.items() if key.startswith(NOTE)}
+    return {key: value for key, value in kept.items() if not key.startswith(NOTE) and key != DISCOVERED} | notes
 
 
 def results_of(run: RunState) -> list[Item]:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from detent.core.budget import FIELDS, remaining
 from detent.core.state import KernelState, RunState
-from detent.meta_tools.declaring import declared, notes_of, results_of, size_of
+from detent.meta_tools.declaring import DISCOVERED, declared, noted, results_of, size_of
 from detent.ports import Answer, ToolSpec
 
 SECTIONS = ("tools", "results", "notes", "goals", "budget")
@@ -48,7 +48,7 @@ def _results(run: RunState, state: KernelState, context: Any) -> str:
 
 
 def _notes(run: RunState, state: KernelState, context: Any) -> str:
-    return ", ".join([*notes_of(run), *state.scratchpad]) or "none"
+    return ", ".join([*noted(run), *state.scratchpad]) or "none"
 
 
 def _goals(run: RunState, state: KernelState, context: Any) -> str:
@@ -135,7 +135,7 @@ async def _discover(args: DiscoverArgs, state: KernelState, context: Any) -> Ans
         f"{spec.name} ({spec.side_effect}): {spec.description.strip().splitlines()[0] if spec.description.strip() else ''}"
         for spec in found
     ]
-    return Answer(content="\n".join(["you can call these from the next turn on:", *lines]), notes={"discovered": names})
+    return Answer(content="\n".join(["you can call these from the next turn on:", *lines]), notes={DISCOVERED: names})
 
 
 def _score(spec: ToolSpec, words: set[str]) -> int:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from detent.core.state import Item, KernelState, RunState
-from detent.meta_tools.declaring import as_text, declared, notes_of, refused, results_of, size_of
+from detent.meta_tools.declaring import NOTE, as_text, declared, noted, refused, results_of, size_of
 from detent.ports import Answer, ToolSpec
 
 PIECE = 4000
@@ -26,7 +26,6 @@ ROWS = 50
 """How many lines or items it gives."""
 PREVIEW = 200
 HITS = 8
-NOTE = "note:"
 _WEB = re.compile(r"\b(?:web|internet|online)\b", re.IGNORECASE)
 _READABLE = re.compile(r"text/|application/(?:[a-z.+-]*\+)?(?:json|xml|yaml|toml)\b", re.IGNORECASE)
 
@@ -60,9 +59,9 @@ async def _recall(args: RecallArgs, state: KernelState, context: Any) -> Answer:
     item = next((item for item in results_of(run) if item.call_id == args.key), None)
     if item is not None:
         return _part(args, await context.run.world.full(item))
-    kept = {NOTE + key: value for key, value in _given(state, run).items()} | notes_of(run)
-    if NOTE + args.key in kept:
-        return _part(args, kept[NOTE + args.key])
+    kept = _given(state, run) | noted(run)
+    if args.key in kept:
+        return _part(args, kept[args.key])
     return refused(f"recall: nothing is kept under {args.key!r}; there is: {_listed(state, run)}")
 
 
@@ -112,7 +111,7 @@ def _lines(value: Any) -> list[str]:
 
 def _listed(state: KernelState, run: RunState) -> str:
     found = [f"{item.call_id} ({item.tool}, {size_of(item)} bytes)" for item in results_of(run)[-50:]]
-    found += [f"{key.removeprefix(NOTE)} (note)" for key in notes_of(run) if key.startswith(NOTE)][-50:]
+    found += [f"{key} (note)" for key in noted(run)][-50:]
     found += list(_given(state, run))[-50:]
     return ", ".join(found) or "nothing yet"
 
@@ -147,7 +146,7 @@ async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
     hits: list[str] = []
     if args.scope != "memory":
         places = [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
-        places += [] if args.scope == "documents" else [(key.removeprefix(NOTE), as_text(value)) for key, value in notes_of(run).items()]
+        places += [] if args.scope == "documents" else [(key, as_text(value)) for key, value in noted(run).items()]
         kinds = () if args.scope == "all" else ("documents",)
         hits = _ranked([*places, *((key, as_text(value)) for key, value in _given(state, run, *kinds).items())], words)
     if args.scope == "memory" or (args.scope == "auto" and not hits):

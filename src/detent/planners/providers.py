@@ -232,8 +232,9 @@ def _needs_key(ref: ModelRef) -> None:
         return
     if ref.provider.startswith("openai") and os.environ.get("OPENAI_BASE_URL"):
         return
+    unused = f" ({ref.api_key_env} is not read: api_key_env is for a base_url)" if ref.api_key_env else ""
     raise ConfigError(
-        f"model {ref.name!r} needs a key: set {' or '.join(missing)}\n"
+        f"model {ref.name!r} needs a key: set {' or '.join(missing)}{unused}\n"
         "without a key: give the agent rules instead of a model, or name a local one with base_url (`detent doctor` shows what is at hand)"
     )
 

@@ -23,6 +23,9 @@ from detent.ports import View
 MOST_RUNS = 32
 """Of how many passes the rendering is remembered."""
 
+MOST_KEYS = 8
+"""How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
+
 CountTokens = Callable[[str], int]
 _How = tuple[int, bool]
 """How many characters of a result are shown, and whether the agent has `recall`."""
@@ -34,10 +37,11 @@ def count_by_length(text: str) -> int:
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """One turn: what the model did, and what it was told of it."""
+    """One turn: what the model did, what it was told of it, and how it may read again what it was not shown (`rest`)."""
 
     action: str
     outcome: str
+    rest: str = ""
 
 
 class Rendered:
@@ -102,7 +106,9 @@ class Renderer:
 
 
 def _block(items: Sequence[Item], how: _How) -> Block:
-    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.")
+    keys = [f'"{item.call_id}"' for item in items[1:] if how[1] and item.kind == "tool" and item.ok and not item.meta]
+    rest = f"\n[recall with key {' or '.join(keys[-MOST_KEYS:])} gives the rest]" if keys else ""
+    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
 
 
 def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
@@ -181,10 +187,10 @@ def _clip(block: Block, left: int, count: CountTokens) -> tuple[Block, int]:
     if size <= left:
         return block, size
     if action > left // 2:
-        block = Block(clipped(block.action, max(40, left)), block.outcome)
+        block = Block(clipped(block.action, max(40, left)), block.outcome, block.rest)
         action = count(block.action)
     length, outcome = len(block.outcome), block.outcome
     while length > 40 and action + count(outcome) > left:
         length = length * 3 // 4
-        outcome = clipped(block.outcome, length)
+        outcome = clipped(block.outcome, length) + block.rest
     return Block(block.action, outcome), action + count(outcome)

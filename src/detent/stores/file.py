@@ -78,7 +78,10 @@ class FileStore:
         if self._open:
             return
         with self._errors():
+            new = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path in new:
+                sync_directory(path.parent)
             if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
                 raise StoreError(f"the directory {str(self.path)!r} cannot be written; check its permissions")
         self._open = True

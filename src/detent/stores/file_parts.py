@@ -105,7 +105,9 @@ class Inboxes:
 
     def post(self, run_id: str, signal: Signal, wait_s: float) -> None:
         """Add a signal durably, unless its id is there or was consumed."""
-        self.directory.mkdir(exist_ok=True, mode=0o700)
+        if not self.directory.exists():
+            self.directory.mkdir(exist_ok=True, mode=0o700)
+            sync_directory(self.directory.parent)
         fd = lock_file(self.path(run_id), wait_s=wait_s)
         try:
             there, end = _signals(fd)

@@ -61,13 +61,17 @@ class Ledger:
     def add(self, head: RunHead, position: int, spent: Spent, *, durable: bool) -> None:
         """Charge what the append after `position` records of the run is about to record."""
         path = self._path(spent.tenant, spent.day)
-        if not path.parent.exists():
+        new = not path.exists()
+        if new and not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            sync_directory(path.parent.parent)
+            sync_directory(self.directory.parent)
+            sync_directory(self.directory)
         run = f"{head.run_id} {head.created_at.isoformat()}"
         line = _encode((run, position, spent.runs, spent.model_calls, spent.tool_calls, spent.tokens, spent.cost_usd))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            if new:
+                sync_directory(path.parent)
             data = b"\n%b\n" % line  # whatever half a line is there before, this one stands alone
             while data:
                 data = data[os.write(fd, data) :]

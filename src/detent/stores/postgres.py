@@ -138,6 +138,7 @@ class PostgresStore:
                 await db.close()
                 if not lost or loop.time() >= deadline:
                     raise translate(error, self.url) from error
+                refused_by = deadline  # a server was there
             except BaseException:
                 await db.close()
                 raise

@@ -32,6 +32,8 @@ Connection = psycopg.AsyncConnection[Any]
 
 SCHEMA = "detent"
 _PATIENCE_MS = 10_000
+_RETRY_S = 0.5
+"""How long the pool tries to make a connection, and who waits for one waits before it asks again: its own pauses double up to the patience."""
 _DEFAULTS: dict[str, str | int] = {
     "application_name": "detent",
     "connect_timeout": 10,
@@ -127,7 +129,7 @@ class Connections:
             min_size=0,
             max_size=self._most,
             timeout=self.patience_s,
-            reconnect_timeout=self.patience_s,
+            reconnect_timeout=_RETRY_S,
             open=False,
         )
         await self._pool.open()
@@ -153,7 +155,7 @@ class Connections:
     async def connect(self, deadline: float, *, refused_by: float | None = None) -> Connection:
         """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time).
 
-        An address where no server listens is tried until `refused_by`.
+        An address where no server listens is tried until `refused_by`, unless one did meanwhile: it may be starting again.
         """
         loop, pause = asyncio.get_running_loop(), 0.02
         while True:
@@ -169,7 +171,9 @@ class Connections:
                 return db
             except (psycopg.Error, TimeoutError) as error:
                 self._refuse(error)
-                if refused_by is not None and nobody_listens(error) and loop.time() + pause >= refused_by:
+                if not nobody_listens(error):
+                    refused_by = None
+                if refused_by is not None and loop.time() + pause >= refused_by:
                     raise absent(self.target.shown, error) from error
                 if loop.time() + pause >= deadline:
                     raise unreachable(self.target.shown, error, self.patience_s) from error
@@ -194,7 +198,9 @@ class Connections:
             async with await self.connect(deadline) as other, other.transaction():
                 with given_until(other, deadline):  # some session is the other's until the end of its transaction
                     moved = await _backend(other) == mine or await _backend(db) != mine
-        except psycopg.errors.ProtocolViolation:
+        except psycopg.errors.ProtocolViolation as error:
+            if "transaction" not in str(error):  # poolers say so of all that goes wrong between
+                raise
             moved = True  # each statement another one: such a pool refuses transactions
         if moved:
             raise ConfigError(
@@ -221,7 +227,7 @@ class Connections:
         self._failed = None
         while True:
             try:
-                async with pool.connection(timeout=max(0.01, deadline - loop.time())) as db:
+                async with pool.connection(timeout=max(0.01, min(_RETRY_S, deadline - loop.time()))) as db:
                     try:
                         with given_until(db, deadline):
                             return await work(db)
@@ -232,7 +238,9 @@ class Connections:
                         await db.close()
             except PoolTimeout as error:
                 self._refuse(self._failed)
-                raise unreachable(where, self._failed or error, self.patience_s) from error
+                if loop.time() >= deadline:
+                    raise unreachable(where, self._failed or error, self.patience_s) from error
+                continue
             if loop.time() >= deadline:
                 raise unreachable(where, self._failed, self.patience_s)
 

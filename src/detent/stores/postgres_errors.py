@@ -23,6 +23,7 @@ _OWN_CLASSES = ("21", "22", "23", "40", "54", "P0")
 
 _FULL = ("53100", "53400")
 _FOR_GOOD = (
+    ("connection is bad: invalid ", "correct the URL"),
     ("password authentication failed", "check user and password"),
     ("no password supplied", "give a password in the URL, in PGPASSWORD or in a password file"),
     ("no pg_hba.conf entry", "let the server's pg_hba.conf allow this user, database and address"),
@@ -37,13 +38,16 @@ _FOR_GOOD = (
 
 
 _NOBODY = ("Connection refused", "No such file or directory", "resolve host", "Name or service not known")
-_SOMEBODY = ("the database system is", "too many", "remaining connection slots")
+_NO_WAY = ("Network is unreachable", "Cannot assign requested address", "Address family not supported")
+"""What is said of an address that cannot be tried from here, such as one of IPv6 where there is none: it says nothing about the server."""
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Whether there is no server at the address: one that starts, stops or is full answers, and is worth waiting for."""
+    """Whether there is no server at any address of the URL: one that starts, stops, hangs or is full is worth waiting for."""
     said = str(error)
-    return any(text in said for text in _NOBODY) and not any(text in said for text in _SOMEBODY)
+    tried = said.partition("All failures were:")[2].split("\n- host: ")[1:] or [said]  # so the driver lists them where there were several
+    tried = [one for one in tried if not any(text in one for text in _NO_WAY)]
+    return bool(tried) and all(any(text in one for text in _NOBODY) for one in tried)
 
 
 def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = None) -> bool:
@@ -54,7 +58,7 @@ def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = N
     if isinstance(error, psycopg.errors.InvalidSqlStatementName):
         return True
     if isinstance(error, (psycopg.InterfaceError, psycopg.OperationalError)):
-        return db is None or db.closed or (error.sqlstate or "")[:3] in ("57P", "08")
+        return db is None or db.closed or (error.sqlstate or "")[:3] in ("57P", "080")
     return False
 
 

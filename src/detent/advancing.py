@@ -30,8 +30,9 @@ from detent.healing import heal
 from detent.kernel.context import Run, World
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
+from detent.kernel.outside import BRANCH
 from detent.lifecycle_hooks import fire
-from detent.live import GRACE_S, Control, LiveWorld
+from detent.live import GRACE_S, MAKING, Control, LiveWorld
 from detent.names import Names
 from detent.passes import drive
 from detent.patience import patience_of
@@ -216,6 +217,8 @@ class Advancing:
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
         parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
+        BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
+        MAKING.set("")
         run = self._run(journal)
         await drive(run, *ways_of(journal.state, parts), turns=turns)
         if parts.tenants:

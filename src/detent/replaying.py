@@ -9,6 +9,7 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
+from detent.kernel.outside import BRANCH
 from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
 from detent.lineage import find_blob
 from detent.passes import drive
@@ -62,6 +63,14 @@ async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWor
 
     Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
     """
+    token = BRANCH.set("")  # who asks may be a tool of a pass that goes on beside others of its own run
+    try:
+        return await _replayed(records, parts, make_world)
+    finally:
+        BRANCH.reset(token)
+
+
+async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWorld) -> Replay:
     run_id = records[0].envelope.run
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))

@@ -534,3 +534,21 @@ def test_a_log_that_ends_amid_passes_side_by_side_replays_to_its_end() -> None:
                 assert again.identical, (cut, again.divergence)
 
     asyncio.run(main())
+
+
+def test_an_effect_may_run_another_agent() -> None:
+    """That run is one of its own: nothing of it is inside of the effect, which holds what came of it."""
+
+    async def main() -> None:
+        async def mine(run: StrategyRun) -> Any:
+            async def inner() -> Any:
+                return (await made.run(Agent(name="i", strategy="direct"), "go", run_id="inner")).output
+
+            return await run.effect("another", inner)
+
+        async with engine(Planning(answers), strategies={"mine": mine}) as made:
+            assert (await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")).output == "an answer"
+            for run_id in ("inner", "r"):
+                assert (await made.replay(run_id)).identical
+
+    asyncio.run(asyncio.wait_for(main(), 20))

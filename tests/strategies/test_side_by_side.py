@@ -459,3 +459,31 @@ def test_effects_that_fail_beside_each_other_are_both_on_record() -> None:
             await replays(made)
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_run_that_a_tool_of_a_pass_begins_or_replays_is_none_of_its_passes() -> None:
+    """It ends at its bound though it waits, as any run with one pass, and its log comes out again where it is looked at."""
+
+    async def plan(view: View) -> Any:
+        if view.run_id == "inner":
+            return AskUser(question="well?") if view.scope in ("a", "main") else FinalAnswer(content="b")
+        return FinalAnswer(content=view.scope) if view.results or view.scope == "b" else ToolCall(tool="begin", args={})
+
+    async def main() -> None:
+        @tool(side_effect="write")
+        async def begin() -> str:
+            """Begin another run, and replay it."""
+            inner = await made.run(Agent(name="i", strategy="reactive"), "go", run_id="inner", budget=Budget(max_iterations=1))
+            await replays_of("inner")
+            return inner.reason
+
+        async def replays_of(run_id: str) -> None:
+            assert (await made.replay(run_id)).identical
+
+        async with engine(Planning(plan), begin, strategies={"mine": both}) as made:
+            result = await made.run(Agent(name="a", strategy="mine", tools=["begin"]), "go", run_id="r")
+            assert result.status == "completed"
+            assert [item.content for item in result.tool_calls] == ["max_iterations"]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 20))

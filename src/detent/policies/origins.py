@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import is_
 from typing import Any, Literal, cast
 
 import msgspec
@@ -83,7 +84,6 @@ def field_of(path: str) -> str:
 
 
 _OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
-_LOOKED: tuple[Label, ...] = (*_OWN_WORDS, "trusted", "untrusted", "memory")
 
 
 def trace(value: Any, among: Iterable[Sources], *, field: str = "", look_for: Callable[[Any], Needle] = needle) -> tuple[Label, str]:
@@ -100,14 +100,13 @@ def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tu
     if wanted.empty:
         return "empty", ""
     found: dict[str, str] = {}
-    for label in _LOOKED:
-        for sources in among:
-            evidence = sources.get(label)
-            if evidence is not None and (origin := evidence.find(wanted, amount=amount)):
-                if label in _OWN_WORDS:
-                    return label, origin
+    for sources in among:
+        for label, evidence in sources.items():
+            if label not in found and (origin := evidence.find(wanted, amount=amount)):
                 found[label] = origin
-                break
+    for label in _OWN_WORDS:
+        if label in found:
+            return label, found[label]
     if "trusted" in found:
         other = found.get("untrusted") or found.get("memory")
         return ("ambiguous", f"{found['trusted']}, {other}") if other else ("trusted", found["trusted"])
@@ -136,8 +135,7 @@ class PassIndex:
 
     def extend(self, steps: Seq[Item], trust: Callable[[Item], str]) -> None:
         """Index the steps that are new."""
-        for position in range(len(self._seen), len(steps)):
-            item = steps[position]
+        for position, item in enumerate(steps[len(self._seen) :], len(self._seen)):
             if item.kind == "user":
                 self._add_user(item, first=position == 0)
             elif item.kind == "tool" and not item.meta:
@@ -210,7 +208,7 @@ class RunIndex:
 
     def fits(self, state: RunState) -> bool:
         """Return whether the state is one of the run that this was made of."""
-        return all(a is b for a, b in zip(self._began, _beginning(state), strict=True))
+        return all(map(is_, self._began, _beginning(state)))
 
     def of_pass(self, state: KernelState, trust: Callable[[Item], str]) -> PassIndex:
         """Return the index of a pass as it is in `state`."""

@@ -32,14 +32,14 @@ class Same(msgspec.Struct, frozen=True):
 class Past:
     """The index of one pass's results; `tools` are the declarations that tell reading from changing."""
 
-    __slots__ = ("_last", "_length", "_tools", "done", "effect", "meta", "meta_count", "other_effect", "same")
+    __slots__ = ("_seen", "_tools", "done", "effect", "meta", "meta_count", "other_effect", "same")
 
     def __init__(self, tools: Mapping[str, ToolSpec]) -> None:
         self._tools = tools
         self._begin()
 
     def _begin(self) -> None:
-        self._length, self._last = 0, None
+        self._seen: Seq[Item] = Seq()
         self.done: dict[str, int] = {}  # digest -> where it last succeeded
         self.effect: tuple[int, str] = (-1, "")  # the last call that may have changed something: where, digest
         self.other_effect = -1  # where the last one with another digest than that stands
@@ -48,14 +48,14 @@ class Past:
 
     def read(self, results: Seq[Item]) -> Past:
         """Take what came since the last time."""
-        known: Item | None = self._last
-        if self._length and (self._length > len(results) or results[self._length - 1] is not known):
+        if results is self._seen:
+            return self
+        if not results.continues(self._seen):
             self._begin()
-        for index in range(self._length, len(results)):
-            item = results[index]
+        begin = len(self._seen)
+        for index, item in enumerate(results[begin:], begin):
             self._take(index, item)
-            self._last = item
-        self._length = len(results)
+        self._seen = results
         return self
 
     def _take(self, index: int, item: Item) -> None:

@@ -9,8 +9,10 @@ calls) are not gathered: then, as without a snapshot, the whole log is folded. E
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Sequence
 from itertools import pairwise
 from types import CoroutineType
 from typing import Any
@@ -78,10 +80,23 @@ def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | 
 
     Raise `CorruptLog`, `NewerVersion`, `RunErased`.
     """
-    state = restored(run_id, lines, *snapshot) if snapshot is not None else None
-    if state is None:
-        return fold(read_log(run_id, lines), base)
-    return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
+    with _uncollected():
+        state = restored(run_id, lines, *snapshot) if snapshot is not None else None
+        if state is None:
+            return fold(read_log(run_id, lines), base)
+        return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Generator[None]:
+    """Keep the garbage collector from going through a history again and again while it is made: all of it stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:

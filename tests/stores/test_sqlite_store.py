@@ -23,6 +23,7 @@ from detent.ports import RunQuery, Spent
 from detent.stores.sqlite import SqliteStore
 from detent.stores.sqlite_operations import Operation
 from detent.stores.sqlite_schema import SCHEMA_VERSION, microseconds
+from detent.stores.sqlite_writer import Checkpointer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -242,6 +243,26 @@ def test_the_write_ahead_log_is_worked_off_while_the_store_is_open(tmp_path: Pat
         assert Path(f"{path}-wal").stat().st_size < 2_000_000
         await store.close()
         assert not Path(f"{path}-wal").exists()
+
+    asyncio.run(test())
+
+
+def test_a_write_ahead_log_that_starts_again_is_worked_off_when_it_is_full_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file keeps its size, which is no reason to work it off every few commits; nor does it grow for ever."""
+    path, begun = tmp_path / "runs.db", list[None]()
+    work_off = Checkpointer._checkpoint
+    monkeypatch.setattr(Checkpointer, "_checkpoint", lambda self: (begun.append(None), work_off(self)))
+
+    async def test() -> None:
+        store = SqliteStore(path, wal_limit_bytes=1_000_000)
+        await store.open()
+        for n in range(1, 3000):
+            await write(store, "run", range(n, n + 1))
+            if n % 64 == 0:
+                await asyncio.get_running_loop().run_in_executor(None, store._checkpointer.join)
+        assert 5 < len(begun) < 25  # of 46 looks
+        assert Path(f"{path}-wal").stat().st_size < 2_500_000
+        await store.close()
 
     asyncio.run(test())
 

@@ -60,7 +60,7 @@ class Checkpointer:
         self._path, self._limit = path, limit_bytes
         self._log = f"{path}-wal"
         self._wal = Path(self._log)
-        self._commits = self._inode = 0
+        self._commits = self._inode = self._worked_off = 0
         self._thread: threading.Thread | None = None
 
     def opened(self) -> None:
@@ -85,10 +85,10 @@ class Checkpointer:
         if self._commits % self.EVERY or (self._thread is not None and self._thread.is_alive()):
             return
         try:
-            due = self._wal.stat().st_size >= self._limit
+            size = self._wal.stat().st_size
         except FileNotFoundError:
             return
-        if due:
+        if size >= self._limit and size > self._worked_off:  # a log that starts again is written over, and grows only when it is full
             self._thread = threading.Thread(target=self._checkpoint, name="detent-checkpoint", daemon=True)
             self._thread.start()
 
@@ -99,9 +99,14 @@ class Checkpointer:
             try:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 db.execute("PRAGMA busy_timeout=200").fetchall()
-                db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+                size = self._wal.stat().st_size
+                how = "RESTART" if size < 2 * self._limit else "TRUNCATE"
+                if not db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]:
+                    self._worked_off = self._wal.stat().st_size
             finally:
                 db.close()
+        except FileNotFoundError:
+            return  # `check` says so
         except sqlite3.Error as error:
             if not is_busy(error):
                 log.warning("checkpoint of %s failed, the write-ahead log keeps growing: %s", self._path, error)

@@ -227,6 +227,16 @@ def waiting(log: Log) -> Log:
     return log.add(e.UserAsked(ask_id="q", question="?"))
 
 
+def test_a_pass_beside_others_waits_on_whatever_came_about_beside_it() -> None:
+    """A bound of the run or its cancellation ends the run, and not this pass at a moment that no log tells."""
+    log = waiting(bounded(max_iterations=1))
+    worked(log, 1).add(e.CancelRequested())
+    for state in (log.state, replace(log.state, cancel=None)):
+        verdict = settle(state, state.passes["main"], running_s=0, turn_over=True, beside=True)
+        assert isinstance(verdict, Wait) and verdict.status == "waiting_for_user"
+        assert isinstance(settle(state, state.passes["main"], running_s=0, turn_over=True), Settled)
+
+
 def test_what_a_pass_has_ended_with_comes_first_then_cancellation_then_failures_bounds_stagnation_waits() -> None:
     """DESIGN 6: cancel and exhausted bounds finish a run, otherwise a wait wins."""
     everything = waiting(bounded(max_iterations=12, max_non_progress=1, max_reflections=1, max_failed_turns=12))

@@ -2,7 +2,7 @@
 
 `settle` is pure and every exit of a run passes through it. Precedence: what a pass has ended with, then cancellation, failed turns,
 exhausted bounds and stagnation, then waits in the order of `WAITING`. Of passes side by side one that waits goes on waiting, whatever the
-others use up meanwhile, and bounds of the run are looked at where a turn begins: when else it looked, no log says.
+others use up meanwhile and though the run is cancelled, which ends it from outside, and bounds of the run are looked at where a turn begins: when else it looked, no log says.
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ def settle(run: RunState, state: KernelState, *, running_s: float, total_s: floa
     """
     if state.ended:
         return Settled(reason=state.ended, output=state.output, error=state.error)
+    if beside and (waiting := waits(run, state)):
+        return Wait(waiting)
     if run.cancel is not None:
         return Settled(reason="cancelled", error=run.cancel)
-    if beside and ((waiting := waits(run, state)) or not turn_over):
-        return Wait(waiting) if waiting else None
+    if beside and not turn_over:
+        return None
     if turn_over:
         failed = run.budget.max_failed_turns
         if failed is not None and state.consecutive_failed_turns >= failed:

@@ -2,7 +2,8 @@
 
 `settle` is pure and every exit of a run passes through it. Precedence: what a pass has ended with, then cancellation, failed turns,
 exhausted bounds and stagnation, then waits in the order of `WAITING`. Of passes side by side one that waits goes on waiting, whatever the
-others use up meanwhile and though the run is cancelled, which ends it from outside, and bounds of the run are looked at where a turn begins: when else it looked, no log says.
+others use up meanwhile, and though the run is cancelled, which ends it from outside; bounds of the run are looked at where a turn begins:
+when else it looked, no log says.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from agentdojo.types import text_content_block_from_string  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Tool, ToolCall, ToolFailed, View  # noqa: E402
-from detent.policies.provenance import ProvenancePolicy  # noqa: E402
+from detent.policies.provenance.policy import ProvenancePolicy  # noqa: E402
 
 VERSION = "v1.2.2"
 READS = ("get_", "search_", "list_", "read_")

@@ -2,7 +2,7 @@
 
     python benchmarks/forking.py [--records 10000] [--times 15] [--quick] [--json]
 
-The parent looks and writes in each turn (7 records a turn). Measured are the best and the median of the whole of `detent.forking.fork` (the
+The parent looks and writes in each turn (7 records a turn). Measured are the best and the median of the whole of `detent.history.forking.fork` (the
 place is checked, the fork's first record is durable), of `engine.fork(resume=False)`, which then loads the fork's state from the records of
 its parent, and of one bare durable append of a record, which is the floor. Nothing is asserted; see README.md.
 """
@@ -23,7 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, forking, tool
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, tool
+from detent.history import forking
 from detent.stores import open_store
 
 TARGET_MS, A_TURN = 20.0, 7

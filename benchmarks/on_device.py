@@ -80,7 +80,7 @@ class History:
 
 async def planned(turns: int, calls: int) -> float:
     """Return the median time of a plan in µs, over the `calls` plans around turn `turns`."""
-    from detent.planners.on_device import OnDevicePlanner
+    from detent.planners.raw_text.planner import OnDevicePlanner
 
     planner, history = OnDevicePlanner(answer, max_prompt_tokens=1_000_000), History()
     times: list[float] = []

@@ -97,8 +97,8 @@ async def iterations(store: str, tool: str, n: int) -> Row:
 
 async def warm_up() -> None:
     """Load everything that a run needs, so that no import is measured."""
-    import detent.stores.file
-    import detent.stores.sqlite  # noqa: F401
+    import detent.stores.files.store
+    import detent.stores.sqlite.store  # noqa: F401
 
     async with engine_for("ram:", Counting("read", 1)) as engine:
         await engine.run(agent_for("read"), "warm up")

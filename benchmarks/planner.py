@@ -154,7 +154,7 @@ class Idle(Clocked):
 
 async def measure(turns: int, tools: tuple[Any, ...], calls: int, kind: type[Clocked] = Clocked) -> tuple[float, float, float]:
     """Return the medians in microseconds: the planner's own work in a call, the floor, and its own work when it has rendered nothing."""
-    from detent.planners.model import ModelPlanner
+    from detent.planners.model.planner import ModelPlanner
 
     model = kind(make_model())
     planner, run = ModelPlanner(model), Run(turns, tools)

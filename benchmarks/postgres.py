@@ -117,7 +117,7 @@ def one(name: str, values: list[str]) -> Any:
             case "prepare":
                 return await prepare_resume(values[0], int(values[1]))
             case _:
-                import detent.stores.postgres  # noqa: F401 - loaded by a worker long before
+                import detent.stores.postgres.store  # noqa: F401 - loaded by a worker long before
 
                 return (await ready(values[0], int(values[1])))["ms"]
 
@@ -186,7 +186,7 @@ def main() -> int:
         row = measure(asked.url, asked)
     else:
         sys.path = [path for path in sys.path if Path(path).resolve() != HERE.parent]  # this file has the name of that package
-        from postgres.cluster import MISSING, Cluster, programs
+        from stores.postgres.cluster import MISSING, Cluster, programs
 
         found = programs()
         if found is None:

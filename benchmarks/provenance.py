@@ -24,7 +24,7 @@ import msgspec  # noqa: E402
 
 from detent.core.agent import AgentSpec  # noqa: E402
 from detent.core.state import Item, KernelState, RunState  # noqa: E402
-from detent.policies.provenance import ProvenancePolicy  # noqa: E402
+from detent.policies.provenance.policy import ProvenancePolicy  # noqa: E402
 from detent.ports import Call, ToolSpec  # noqa: E402
 
 SEND = ToolSpec(

@@ -27,9 +27,9 @@ from detent.kernel.context import Run, make_context
 from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
 from detent.kernel.runner import Turns, run_kernel
-from detent.live import Control, LiveWorld
-from detent.passes import drive
 from detent.policies.tiers import TieredPolicy
+from detent.running.live import Control, LiveWorld
+from detent.running.passes import drive
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry

@@ -197,7 +197,7 @@ def _option(option: Any) -> tuple[str, str]:
 
 def config_keys(old: str) -> str:
     """Every key of `detent.toml` outside `[budget]`."""
-    from detent.config import DEFAULTS, Config
+    from detent.config.agents import DEFAULTS, Config
 
     rows: list[Sequence[str]] = []
     for field in msgspec.structs.fields(Config):
@@ -214,7 +214,7 @@ def config_keys(old: str) -> str:
 
 def agent_keys(old: str) -> str:
     """Every key of an agent file."""
-    from detent.loading import AgentFile
+    from detent.config.loading import AgentFile
 
     blank = AgentFile()
     rows = [
@@ -233,14 +233,14 @@ def bounds(old: str) -> str:
 
 def environment(_: str) -> str:
     """Every environment variable that stands for a key of `detent.toml`."""
-    from detent.loading import ENVIRONMENT
+    from detent.config.environment import ENVIRONMENT
 
     return table(("variable", "stands for"), [(f"`{name}`", f"`{'.'.join(key)}`") for name, key in ENVIRONMENT.items()])
 
 
 def tool_options(old: str) -> str:
     """Every option of `@tool`."""
-    from detent.tools.options import Options
+    from detent.tools.functions.options import Options
 
     def default(field: Any) -> str:
         return "" if field.default in ((), None) and field.name != "timeout_s" else f"`{field.default!r}`"
@@ -251,7 +251,7 @@ def tool_options(old: str) -> str:
 
 def workspace_tools(_: str) -> str:
     """The workspace tools."""
-    from detent.tools.workspace import workspace_tools as make
+    from detent.tools.workspace.tools import workspace_tools as make
 
     with tempfile.TemporaryDirectory() as root:
         specs = [t.spec for t in make(root)]

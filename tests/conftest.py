@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from postgres.cluster import own_postgres, postgres, postgres_url
+from stores.postgres.cluster import own_postgres, postgres, postgres_url
 
 __all__ = ["own_postgres", "postgres", "postgres_url"]  # fixtures
 

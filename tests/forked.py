@@ -30,8 +30,8 @@ ALWAYS = (
     *("asyncio", "html", "mimetypes", "resource", "secrets", "sqlite3", "sysconfig", "yaml", "zoneinfo", "rich.console", "rich.progress"),
     *("pydantic.functional_validators", "pydantic.json_schema", "pydantic.plugin", "pydantic.type_adapter", "pydantic.types"),
     *("detent.cli.main", "detent.engine", "detent.capabilities.secrets", "detent.meta_tools", "detent.observers.console"),
-    *("detent.planners.attachments", "detent.policies", "detent.policies.rules", "detent.strategies", "detent.testing.faults"),
-    *("detent.stores.file", "detent.stores.ram", "detent.stores.selection", "detent.stores.sqlite", "detent.stores.urls"),
+    *("detent.planners.model.attachments", "detent.policies", "detent.policies.rules", "detent.strategies", "detent.testing.faults"),
+    *("detent.stores.files.store", "detent.stores.ram", "detent.stores.selection", "detent.stores.sqlite.store", "detent.stores.urls"),
     "detent.tools.mcp.servers",
 )
 """What every process finds imported."""
@@ -40,7 +40,7 @@ ALWAYS = (
 def asking(vendor: str) -> tuple[str, ...]:
     """Return what processes import besides that ask a model of this vendor."""
     own = ("openai.resources.chat",) if vendor == "openai" else ()
-    return ("anyio._backends._asyncio", "detent.planners.model", "genai_prices.data", f"pydantic_ai.models.{vendor}", *own)
+    return ("anyio._backends._asyncio", "detent.planners.model.planner", "genai_prices.data", f"pydantic_ai.models.{vendor}", *own)
 
 
 class Forked:

@@ -24,20 +24,7 @@ ADAPTERS = (
     *("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities"),
     *("teams", "workers", "clock"),
 )
-NAMES_ADAPTERS = (
-    "__init__",
-    "__main__",
-    "assembly",
-    "cli",
-    "config",
-    "loading",
-    "mcp_tables",
-    "engine",
-    "server",
-    "evals",
-    "testing",
-    "forking",
-)
+NAMES_ADAPTERS = ("__init__", "__main__", "extend", "cli", "config", "engine", "server", "evals", "testing")
 """What may name a concrete adapter: the public names, and what puts parts together or tests them."""
 
 PURE = {
@@ -111,7 +98,7 @@ def test_every_module_and_folder_is_placed_in_a_layer() -> None:
 def test_adapter_folders_stand_side_by_side_with_the_kernel() -> None:
     """The contract has the kernel and every adapter folder in one layer, above what they share and ports, and core is the lowest."""
     order = layers()
-    assert order[-4:] == [{"kernel", *ADAPTERS}, {"expressions", "markup", "patterns"}, {"ports"}, {"core"}]
+    assert order[-4:] == [{"kernel", *ADAPTERS}, {"expressions"}, {"ports"}, {"core"}]
 
 
 def test_nothing_imports_upwards_or_sideways() -> None:

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from postgres.cluster import MISSING, programs
 from source_code import ROOT
+from stores.postgres.cluster import MISSING, programs
 
 LONGEST_S = 500
 """They take up to half a minute beside other tests; a machine that is many times slower is no failure."""

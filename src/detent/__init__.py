@@ -8,8 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, and loading that takes longer than all of this
 
 if TYPE_CHECKING:
-    from detent.comparing import Diff, Parting
-    from detent.config import Agent
+    from detent.config.agents import Agent
     from detent.core.actions import (
         Abstain,
         AskUser,
@@ -28,13 +27,14 @@ if TYPE_CHECKING:
     from detent.core.budget import Budget, Usage
     from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
     from detent.engine import Engine
+    from detent.history.comparing import Diff, Parting
+    from detent.history.upgrading import Upgrade, Upgraded
+    from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
-    from detent.receipts import Receipt
-    from detent.results import Result
-    from detent.tenants import TenantBudget
-    from detent.tools.function import Tool, tool
+    from detent.running.receipts import Receipt
+    from detent.running.results import Result
+    from detent.tools.functions.function import Tool, tool
     from detent.tools.mcp.settings import McpServer, ToolPins
-    from detent.upgrading import Upgrade, Upgraded
 
 __version__ = "0.1.0"
 
@@ -78,20 +78,20 @@ __all__ = [
 ]
 
 _WHERE = {
-    "comparing": "Diff Parting",
-    "config": "Agent",
+    "history.comparing": "Diff Parting",
+    "config.agents": "Agent",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
     "core.agent": "Host",
     "core.budget": "Budget Usage",
     "core.errors": "DetentError FatalToolError NotExecuted Suspended ToolFailed",
     "engine": "Engine",
     "ports": "Plan ToolContext View",
-    "receipts": "Receipt",
-    "results": "Result",
-    "tenants": "TenantBudget",
-    "tools.function": "Tool tool",
+    "running.receipts": "Receipt",
+    "running.results": "Result",
+    "metering.tenants": "TenantBudget",
+    "tools.functions.function": "Tool tool",
     "tools.mcp.settings": "McpServer ToolPins",
-    "upgrading": "Upgrade Upgraded",
+    "history.upgrading": "Upgrade Upgraded",
 }
 """The modules of the public names."""
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -36,14 +35,3 @@ class RandomIds:
             token = self._block[:length]
         self._used += length
         return token
-
-
-def slug(text: str) -> str:
-    """Return `text` as part of a run id: lower-case ASCII letters and digits, runs of space - _ / as one '-', 48 characters (row R19)."""
-    kept = re.sub(r"[^a-z0-9 \t\n\-_/]", "", text.lower())
-    return re.sub(r"[ \t\n\-_/]+", "-", kept).strip("-")[:48].rstrip("-") or "goal"
-
-
-def new_run_id(goal: str, now: datetime, token: str) -> str:
-    """Return `YYYYMMDD-HHMMSS-<slug>-<token>`."""
-    return f"{now:%Y%m%d-%H%M%S}-{slug(goal)}-{token}"

@@ -20,13 +20,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from detent import admission, comparing, forking, upgrading, upkeep
-from detent.advancing import Advancing, Parts, digests_of, due, load, tools_of
-from detent.answering import approval_payload, reconcile_payload, refuse_reopening, reply_payload
-from detent.backtest import Backtest, backtest
-from detent.clock import RandomIds, SystemClock, new_run_id
-from detent.comparing import Diff, Parting
-from detent.config import Agent, Config
+from detent.clock import RandomIds, SystemClock
+from detent.config.agents import Agent, Config
+from detent.config.names import Names, plugged
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import CEILING, Budget, checked
 from detent.core.errors import (
@@ -44,16 +40,17 @@ from detent.core.errors import (
 from detent.core.events import BudgetChanged, RunReopened, RunStarted
 from detent.core.records import Record, RunHead
 from detent.core.state import WAITING, RunState
-from detent.gateway import Traffic
-from detent.interrupts import on_signals
+from detent.history import comparing, forking, upgrading, upkeep
+from detent.history.backtest import Backtest, backtest
+from detent.history.comparing import Diff, Parting
+from detent.history.replaying import Answer, plans_of, replay
+from detent.history.upgrading import Upgrade, Upgraded
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.lineage import history, preserve
-from detent.live import GRACE_S, KEY_BLOB, blob_of
-from detent.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
-from detent.names import Names, plugged
-from detent.passes import check_options, version_of
-from detent.phase_hooks import check_hooks
+from detent.metering.gateway import Traffic
+from detent.metering.model_limits import ModelLimits, ModelRetries, ProviderLimits, limits_of
+from detent.metering.pricing import ModelPrice, Prices
+from detent.metering.tenants import TenantBudget, Tenants
 from detent.ports import (
     Capabilities,
     Chunk,
@@ -77,16 +74,21 @@ from detent.ports import (
     noop_hooks,
     unstorable,
 )
-from detent.pricing import ModelPrice, Prices
-from detent.redact import Redactor, redacted_start
-from detent.replaying import Answer, plans_of, replay
-from detent.results import Approval, Replay, Result, Verification, approvals_of, result_of
-from detent.snapshots import load_run
-from detent.tenants import TenantBudget, Tenants
+from detent.running import admission
+from detent.running.admission import new_run_id
+from detent.running.advancing import Advancing, Parts, digests_of, due, load, tools_of
+from detent.running.answering import approval_payload, reconcile_payload, refuse_reopening, reply_payload
+from detent.running.interrupts import on_signals
+from detent.running.lineage import history, preserve
+from detent.running.live import GRACE_S, KEY_BLOB, blob_of
+from detent.running.passes import check_options, version_of
+from detent.running.phase_hooks import check_hooks
+from detent.running.results import Approval, Replay, Result, Verification, approvals_of, result_of
+from detent.running.snapshots import load_run
+from detent.running.watcher import Watcher
+from detent.running.working import Hand, Shift, StoreBacklog, Wakeups, Worked
+from detent.secrecy.redact import Redactor, redacted_start
 from detent.tools.mcp.settings import McpServer
-from detent.upgrading import Upgrade, Upgraded
-from detent.watcher import Watcher
-from detent.working import Hand, Shift, StoreBacklog, Wakeups, Worked
 
 T = TypeVar("T")
 log = logging.getLogger("detent")
@@ -150,16 +152,17 @@ class Engine:
         scheduler: Scheduler | None = None,
         worker_host: WorkerHost | None = None,
     ) -> None:
-        from detent.assembly import Planners, store_at
+        from detent.config.assembly import store_at
+        from detent.config.planners import Planners
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import governance, guards_for
         from detent.policies.documents import load_policy
         from detent.policies.guards import GUARDS
         from detent.policies.tiers import TieredPolicy
         from detent.strategies import BUILT_IN
+        from detent.tools.functions.schema import schema_digest
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
-        from detent.tools.schema import schema_digest
         from detent.workers.in_process import InProcessHost
 
         if max_concurrent_runs is not None and max_concurrent_runs < 1:
@@ -172,7 +175,7 @@ class Engine:
         self.approver, self.ceiling = approver, ceiling
         self._planners = Planners(planner)
         if workspace is not None:
-            from detent.tools.workspace import workspace_tools
+            from detent.tools.workspace.tools import workspace_tools
 
             made: list[Any] = workspace_tools(workspace, sandbox_mode=sandbox)
             self.tools.add_all(t for t in made if t.name not in self.tools)
@@ -223,7 +226,7 @@ class Engine:
 
         Raises `ConfigError` naming the part that could not be made.
         """
-        from detent.assembly import engine_options
+        from detent.config.assembly import engine_options
 
         made = cls(**engine_options(config, overrides))
         made._owns_store = made._owns_store or "store" not in overrides
@@ -320,7 +323,7 @@ class Engine:
         """
         agent = await self._with_servers(agent)
         spec = self._admit(msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
-        from detent.planners.attachments import inlined
+        from detent.planners.model.attachments import inlined
 
         started = RunStarted(
             goal=goal,

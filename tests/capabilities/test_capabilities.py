@@ -10,10 +10,10 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, Host
 from detent.capabilities import Capability, CapabilityRegistry
+from detent.config.loading import load_agent
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError
-from detent.loading import load_agent
 from detent.ports import Denied
 from detent.testing.scripted import ScriptedPlanner
 

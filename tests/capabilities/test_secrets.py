@@ -21,9 +21,9 @@ from detent.capabilities.secrets import read_secrets
 from detent.core.errors import ConfigError
 from detent.observers.in_memory import InMemoryObserver
 from detent.ports import ToolOutcome, ToolSpec
+from detent.secrecy.vault import Vault, forms_of
 from detent.testing.scripted import ScriptedPlanner
-from detent.tools.settlement import Happened
-from detent.vault import Vault, forms_of
+from detent.tools.functions.settlement import Happened
 from kernel.runs import Allow
 
 SECRET = 'tok-"9f\\8/é+=&x7z_Lr'

@@ -25,7 +25,7 @@ from detent.core.codec import encode, read_log, seal
 from detent.core.errors import StoreBusy
 from detent.core.events import NoteWritten
 from detent.core.records import Envelope
-from detent.stores.sqlite import SqliteStore
+from detent.stores.sqlite.store import SqliteStore
 
 
 @pytest.fixture

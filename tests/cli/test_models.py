@@ -18,7 +18,7 @@ import pytest
 
 from cli.desk import Desk
 from forked import asking
-from planners.chat_server import ChatServer, fails, says
+from planners.model.chat_server import ChatServer, fails, says
 
 NO_KEYS = dict.fromkeys(
     (

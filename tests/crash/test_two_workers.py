@@ -16,7 +16,7 @@ from detent.core import events as e
 from detent.core.errors import Conflict, RunBusy
 from detent.ports import Passed, StrategyRun
 from detent.testing.faults import Crash, CrashingStore
-from detent.tools.settlement import NotHappened
+from detent.tools.functions.settlement import NotHappened
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, agent_of, engine_on
 

@@ -17,7 +17,7 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import EventStore, ToolContext
 from detent.testing import stories
-from detent.tools.settlement import Happened, NotHappened
+from detent.tools.functions.settlement import Happened, NotHappened
 from laws.places import Effects, agent_of, engine_on
 
 RUN = "run"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planners.aimock import aimock, calls, when
+from planners.model.aimock import aimock, calls, when
 
 PARIS = "Paris has 2,100,000 inhabitants."
 FIXTURES: list[dict[str, Any]] = [

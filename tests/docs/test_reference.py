@@ -145,9 +145,9 @@ def test_every_key_is_described() -> None:
     import tomllib
 
     from detent.cli.starting import AGENT_TOML, DETENT_TOML
-    from detent.config import Config
+    from detent.config.agents import Config
+    from detent.config.loading import AgentFile
     from detent.core.budget import Budget
-    from detent.loading import AgentFile
 
     keys = first_cells("configuration.md", "detent.toml")
     assert {k.strip("[]").split(".")[0] for k in keys} == set(Config.__struct_fields__)
@@ -159,7 +159,7 @@ def test_every_key_is_described() -> None:
 
 def test_every_environment_variable_is_described_and_exists() -> None:
     """Configuration names all of them; no page names another."""
-    from detent.loading import ENVIRONMENT, OTHERS
+    from detent.config.environment import ENVIRONMENT, OTHERS
 
     known = {*ENVIRONMENT, *OTHERS}
     said = {name for page in pages() for name in re.findall(r"\bDETENT_[A-Z_]+[A-Z]\b", page.read_text(encoding="utf-8"))}

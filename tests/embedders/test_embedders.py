@@ -15,7 +15,7 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.embedders import HashingEmbedder, OpenAICompatibleEmbedder, PydanticAIEmbedder
 from detent.ports import Embedder, Embeddings
-from planners.raw_text import Exchange, Gateway, model_server
+from planners.raw_text.texts import Exchange, Gateway, model_server
 
 
 def closeness(a: tuple[float, ...], b: tuple[float, ...]) -> float:

@@ -12,7 +12,7 @@ import pytest
 from detent import Agent, AskUser, Budget, Engine, Host, Stop
 from detent.core.errors import NotAllowedNow, RunContextMismatch, RunNotFound
 from detent.ports import RunQuery, Signal
-from detent.working import Worked
+from detent.running.working import Worked
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
 OWNER = Host(tenant="acme", workspace="lab", principal="ann")

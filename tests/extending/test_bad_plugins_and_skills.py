@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, ToolCall
-from detent.assembly import store_at
+from detent.config.assembly import store_at
 from detent.core.errors import ConfigError
 from detent.testing import ScriptedPlanner
-from detent.tools import skills
-from detent.tools.skills import read_skill, skill_tool, skills_in
+from detent.tools.workspace import skills
+from detent.tools.workspace.skills import read_skill, skill_tool, skills_in
 from kernel.runs import END, ran
 
 POINTS = """

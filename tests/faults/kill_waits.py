@@ -25,10 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from budgets import waits  # noqa: E402 - found through the path above
-from budgets.test_waits_killed import check  # noqa: E402
 from detent.testing.clocks import FakeClock  # noqa: E402
 from laws.places import Effects, Place  # noqa: E402
+from running import waits  # noqa: E402 - found through the path above
+from running.test_waits_killed import check  # noqa: E402
 
 MOST = 500
 """More writes than the run has."""
@@ -145,7 +145,7 @@ async def warm() -> None:
 
 
 def _cluster() -> Any:
-    from postgres.cluster import MISSING, Cluster, programs
+    from stores.postgres.cluster import MISSING, Cluster, programs
 
     found = programs()
     if found is None:

@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 def main() -> int:
     """Run the soak that the arguments describe."""
-    from postgres.cluster import MISSING, Cluster, programs
-    from postgres.soak import soak
+    from stores.postgres.cluster import MISSING, Cluster, programs
+    from stores.postgres.soak import soak
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=500)

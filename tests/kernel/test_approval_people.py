@@ -374,7 +374,7 @@ def test_an_approver_in_the_program_is_one_person() -> None:
 
 def test_a_question_with_an_unusable_schema_can_be_told_apart() -> None:
     """The answer is refused with the reason, not with another library's error."""
-    from detent.admission import fitting_reply
+    from detent.running.admission import fitting_reply
 
     for schema in ({"type": "nonsense"}, {"$ref": "http://nowhere.invalid/x"}):
         with pytest.raises(NotAllowedNow) as caught:

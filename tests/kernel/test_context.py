@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from detent import Agent
-from detent.branching import checked_edits
+from detent.config.profile import PROFILES, ContextProfile, compression_for, make_profile
 from detent.core.agent import AgentSpec
 from detent.core.state import KernelState
 from detent.kernel.act import act
@@ -17,7 +17,7 @@ from detent.kernel.guards import default_guards
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Block
-from detent.profile import PROFILES, ContextProfile, compression_for, make_profile
+from detent.running.branching import checked_edits
 from kernel.runs import END, Allow, Desk, Script, call, ran
 
 replace = msgspec.structs.replace

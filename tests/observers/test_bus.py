@@ -13,8 +13,8 @@ from detent import Agent, Budget, Engine, FatalToolError, FinalAnswer, ToolCall,
 from detent.core import events as e
 from detent.core.records import Envelope, Record
 from detent.core.state import CallState, Item, KernelState, RunState
-from detent.lifecycle_hooks import fire
 from detent.observers import EventBus, FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted, bus_hooks
+from detent.running.lifecycle_hooks import fire
 from detent.testing import ScriptedPlanner
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from detent import Agent, ToolCall, View, tool
 from detent.core.errors import MalformedPlan
 from detent.ports import Chunk, ModelAnswer, ToolContext
-from detent.redact import HIDDEN, Streamed, StreamedFields
+from detent.secrecy.redact import HIDDEN, Streamed, StreamedFields
 from detent.stores.ram import RamStore
 from detent.testing.scripted import ScriptedPlanner
-from gateway.providers import END, Planning, answer, engine
 from kernel.runs import call
+from metering.providers import END, Planning, answer, engine
 
 CARD = "4111-1111-1111-1111"
 CARDS = r"\d{4}-\d{4}-\d{4}-\d{4}"

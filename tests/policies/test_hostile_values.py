@@ -10,9 +10,9 @@ from detent import Agent, tool
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
 from detent.policies import PolicyPipeline, RulePolicy, TieredPolicy
-from detent.policies.evidence import Evidence, can_carry
-from detent.policies.origins import leaves, trace
-from detent.policies.provenance import ProvenancePolicy
+from detent.policies.provenance.evidence import Evidence, can_carry
+from detent.policies.provenance.origins import leaves, trace
+from detent.policies.provenance.policy import ProvenancePolicy
 from detent.policies.rules import Rule
 from kernel.runs import END, Allow, Desk, Script, call, engine_for, ran, run_async
 

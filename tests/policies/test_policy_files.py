@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine
-from detent.config import Config
+from detent.config.agents import Config
+from detent.config.loading import load_agent, load_config
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
-from detent.loading import load_agent, load_config
 from detent.policies import load_policy
 from detent.policies.combining import governance
 from detent.policies.documents import as_data, policy_document, read_policy

@@ -76,7 +76,7 @@ class Deaths:
 
 def tools_of(deaths: Deaths) -> list[Tool[..., Any]]:
     """Return the tools, each of its own kind."""
-    from detent.tools.settlement import Happened, NotHappened
+    from detent.tools.functions.settlement import Happened, NotHappened
 
     def make(name: str, **options: Any) -> Tool[..., Any]:
         async def function(n: int, context: ToolContext) -> Any:

@@ -15,10 +15,10 @@ import pytest
 
 from detent.core.records import RunHead
 from detent.ports import Signal, Spent
-from detent.stores import sqlite_writer
-from detent.stores.file import FileStore
-from detent.stores.sqlite import SqliteStore
-from detent.stores.sqlite_operations import Operation
+from detent.stores.files.store import FileStore
+from detent.stores.sqlite import writer as sqlite_writer
+from detent.stores.sqlite.operations import Operation
+from detent.stores.sqlite.store import SqliteStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -18,9 +18,9 @@ from detent.cli.main import run
 from detent.core.errors import ConfigError, StoreError
 from detent.ports import Looks, RunQuery, look_at
 from detent.stores import open_store
-from detent.stores.postgres_schema import SCHEMA_VERSION, migrate
-from detent.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS, READABLE_FROM, TABLES
-from detent.stores.sqlite_schema import SCHEMA_VERSION as SQLITE_VERSION
+from detent.stores.postgres.schema import SCHEMA_VERSION, migrate
+from detent.stores.sqlite.schema import APPLICATION_ID, MIGRATIONS, READABLE_FROM, TABLES
+from detent.stores.sqlite.schema import SCHEMA_VERSION as SQLITE_VERSION
 from detent.testing.conformance.store import line
 from detent.testing.conformance.store_places import write
 

@@ -11,9 +11,9 @@ import pytest
 
 from detent.core.errors import ConfigError
 from detent.stores import open_store
-from detent.stores.file import FileStore
+from detent.stores.files.store import FileStore
 from detent.stores.ram import RamStore
-from detent.stores.sqlite import SqliteStore
+from detent.stores.sqlite.store import SqliteStore
 
 
 def test_each_scheme_gives_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_sqlite_is_loaded_only_when_it_is_used() -> None:
     """Opening a store in memory imports neither sqlite3 nor the file store."""
     source = (
         "import sys; from detent.stores import open_store; open_store('ram:');"
-        " print([name for name in ('sqlite3', 'detent.stores.file') if name in sys.modules])"
+        " print([name for name in ('sqlite3', 'detent.stores.files.store') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "[]\n"
 

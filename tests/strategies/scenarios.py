@@ -11,7 +11,7 @@ import msgspec
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, ToolContext, Usage, View, tool
 from detent.core import events as e
 from detent.stores.ram import RamStore
-from detent.tools.settlement import Happened, NotHappened
+from detent.tools.functions.settlement import Happened, NotHappened
 
 GOAL = "Find out how many people live in Paris and in Lyon, send the sum to Ann, tell me what it is in words, and explain how you came to that number at all"
 """Long enough that no strategy takes it for trivial."""

@@ -46,8 +46,8 @@ class Generic(Model):
 
 def test_direct_asks_for_less_than_100_tokens_beyond_the_question() -> None:
     """One request, no tools, nothing in it but who the agent is and the question; measured where the model is asked."""
-    from detent.planners.model import ModelPlanner
-    from planners.function_models import Asked
+    from detent.planners.model.planner import ModelPlanner
+    from planners.model.function_models import Asked
 
     asked = Asked(["Paris"])
     engine = Engine(planner=ModelPlanner(asked.model))

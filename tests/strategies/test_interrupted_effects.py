@@ -22,7 +22,7 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, KernelHooks, ModelAnswer, Passed, StrategyRun
 from detent.stores.ram import RamStore
-from gateway.providers import END, Planning, answer, engine, events_of, of
+from metering.providers import END, Planning, answer, engine, events_of, of
 
 
 class Stuck:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, FinalAnswer, Plan, tool
-from detent.redact import Redactor
+from detent.secrecy.redact import Redactor
 from detent.stores.ram import RamStore
 from kernel.runs import Script, engine_for, look, ran
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall
-from detent.assembly import store_at
+from detent.config.assembly import store_at
+from detent.config.loading import load_agent
 from detent.core.errors import ConfigError, UnknownName
-from detent.loading import load_agent
 from detent.testing import ScriptedPlanner
 
 MODULE = '''

@@ -14,11 +14,11 @@ from detent.core.state import transition
 from detent.kernel.act import act
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
-from detent.planners.model import ModelPlanner
+from detent.planners.model.planner import ModelPlanner
 from detent.ports import Verdict
 from detent.strategies.plans import RULES
 from detent.strategies.wording import CRITIC, VERDICT
-from planners.function_models import Asked
+from planners.model.function_models import Asked
 from strategies.scenarios import GOAL, Model, Scenario, engine_of, run, scores, thoughts
 from strategies.test_each_strategy import go
 from strategies.test_strategies import EVERY, WORKING

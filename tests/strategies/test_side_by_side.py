@@ -16,7 +16,7 @@ from detent.ports import Branch, Signal, StrategyRun
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
-from gateway.providers import Planning, engine, events_of, of
+from metering.providers import Planning, engine, events_of, of
 
 AGENT = Agent(name="a", strategy="mine", tools=["put", "look"], on_unknown="tell", budget=Budget(max_iterations=20))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from detent.config import Agent
+from detent.config.agents import Agent
+from detent.config.imports import absolute_import, load_tool
 from detent.core.errors import ConfigError
-from detent.loading import absolute_import, load_tool
 
 IMPLICIT = "assistant"
 """The name of the agent that options alone make."""
@@ -60,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     def agent(self, workspace: str | None) -> Agent:
         """Return an agent of these options alone; in a `workspace` that was named it has the tools of one unless `--tools` says which."""
-        from detent.tools.workspace import workspace_tools
+        from detent.tools.workspace.tools import workspace_tools
 
         names = tuple(tool.name for tool in workspace_tools(".")) if workspace is not None else ()
         return self.over(Agent(name=IMPLICIT, tools=names))

@@ -16,11 +16,11 @@ from detent.cli import surroundings
 from detent.cli.output import FAILED, Output, clean, shortened
 from detent.cli.session import AGENT_FILE, Session
 from detent.cli.surroundings import Extra, Program, Provider, Server
-from detent.config import Agent
+from detent.config.agents import Agent
+from detent.config.loading import CONFIG_FILE, find_config, load_agent
 from detent.core.errors import ConfigError, DetentError
-from detent.loading import CONFIG_FILE, find_config, load_agent
 from detent.ports import RunQuery, look_at
-from detent.stores.urls import without_password
+from detent.stores.passwords import without_password
 
 STORE_S = 5.0
 """For how long a store may take to answer."""
@@ -147,11 +147,11 @@ def _unaskable(agent: Agent) -> str:
         return ""
     try:
         if agent.planner:
-            from detent.planners.raw_text import RawTextModels
+            from detent.planners.raw_text.by_name import RawTextModels
 
             RawTextModels().check(agent.spec())
         else:
-            from detent.planners.model import ModelPlanner
+            from detent.planners.model.planner import ModelPlanner
 
             ModelPlanner().check(agent.spec())
     except ConfigError as error:

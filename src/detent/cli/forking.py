@@ -9,21 +9,21 @@ from typing import Annotated, Any, Literal, get_origin
 import msgspec
 import typer
 
-from detent.branching import EDITABLE
 from detent.cli import options as o
 from detent.cli.output import as_text, clean, shortened
 from detent.cli.progress import Progress
 from detent.cli.running import advance
 from detent.cli.session import Session
 from detent.cli.standing import report
-from detent.comparing import Diff, Difference, Parting
+from detent.config.environment import parse_budget, parse_text
 from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, DetentError, UnknownName
 from detent.engine import Engine
-from detent.loading import parse_budget, parse_text
-from detent.results import Result
-from detent.upgrading import Upgrade, Upgraded, open_runs
+from detent.history.comparing import Diff, Difference, Parting
+from detent.history.upgrading import Upgrade, Upgraded, open_runs
+from detent.running.branching import EDITABLE
+from detent.running.results import Result
 
 LIMIT = 300
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from detent.backtest import Backtest
 from detent.cli import options as o
 from detent.cli.looking import since_of, statuses_of
 from detent.cli.output import as_text, clean, counted, shortened
 from detent.cli.session import Session
+from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError
 from detent.engine import Engine
-from detent.explaining import Explanation, Step
-from detent.explaining import explain as explained
-from detent.lineage import history
-from detent.loading import parse_budget
+from detent.history.backtest import Backtest
+from detent.history.explaining import Explanation, Step
+from detent.history.explaining import explain as explained
 from detent.ports import RunQuery
+from detent.running.lineage import history
 
 STYLES = {"guard_blocked": "yellow", "approval_requested": "magenta", "tool_in_doubt": "magenta"}
 

@@ -26,8 +26,8 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, wait_for_news
-from detent.results import Approval, Replay, Verification
-from detent.snapshots import base_of
+from detent.running.results import Approval, Replay, Verification
+from detent.running.snapshots import base_of
 
 STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2

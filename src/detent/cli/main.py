@@ -18,8 +18,8 @@ import typer
 
 from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking, working
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
+from detent.config.environment import ENVIRONMENT
 from detent.core.errors import DetentError, Suspended
-from detent.loading import ENVIRONMENT
 
 GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Run": {

@@ -8,15 +8,15 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from detent import moving
-from detent.assembly import store_at
 from detent.cli import options as o
 from detent.cli.looking import since_of
 from detent.cli.output import counted
 from detent.cli.removing import confirm
 from detent.cli.session import Session, impatient
+from detent.config.assembly import store_at
 from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
+from detent.history import moving
 from detent.ports import EventStore, RunQuery
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from detent.cli.standing import next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
-from detent.receipts import lines_of
+from detent.running.receipts import lines_of
 
 SHORT = 240
 LONG = 2_000

@@ -15,13 +15,14 @@ from detent.cli.progress import Progress
 from detent.cli.session import Session, operator
 from detent.cli.standing import document, report
 from detent.cli.values import json_object, json_or_text, parse_variables
-from detent.clock import RandomIds, SystemClock, new_run_id
+from detent.clock import RandomIds, SystemClock
+from detent.config.environment import parse_budget
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.engine import Engine
-from detent.loading import parse_budget
-from detent.redact import Redactor
-from detent.results import Approval, Result, approvals_of
+from detent.running.admission import new_run_id
+from detent.running.results import Approval, Result, approvals_of
+from detent.secrecy.redact import Redactor
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
 

@@ -20,21 +20,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from detent.assembly import made_workspace
 from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.output import Output
-from detent.config import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.agents import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.assembly import made_workspace
+from detent.config.environment import config_from_environment
+from detent.config.imports import load_skills, load_tool
+from detent.config.loading import find_config, load_agent, load_config
+from detent.config.mcp_tables import load_servers
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunNotFound, Suspended, UnknownName
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
-from detent.interrupts import on_signals
-from detent.loading import config_from_environment, find_config, load_agent, load_config, load_skills, load_tool
-from detent.mcp_tables import load_servers
 from detent.ports import RunQuery, ToolSpec, look_at
-from detent.results import Result, result_of
-from detent.stores.urls import without_password
+from detent.running.interrupts import on_signals
+from detent.running.results import Result, result_of
+from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 
@@ -329,7 +331,7 @@ class Session:
         return self.drive(survey) if self.engine.servers else ([], {})
 
     def _known_tools(self) -> list[str]:
-        from detent.tools.workspace import workspace_tools
+        from detent.tools.workspace.tools import workspace_tools
 
         return sorted({*self.engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
 

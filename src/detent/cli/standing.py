@@ -9,7 +9,7 @@ from detent.cli.output import as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
-from detent.results import Result
+from detent.running.results import Result
 
 
 def document(result: Result, session: Session) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _server(name: str, url: str) -> Server:
 
 def programs() -> list[Program]:
     """Return the programs that some tools need."""
-    from detent.tools.sandbox import probe
+    from detent.tools.workspace.sandbox import probe
 
     sandbox = probe()
     why = f"{sandbox.why} (without it the exec tool runs programs unconfined)" if sandbox.why else ""

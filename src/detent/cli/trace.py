@@ -20,8 +20,8 @@ from detent.core.budget import FIELDS
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.receipts import Receipt, receipt_of
-from detent.titles import title_of
+from detent.running.receipts import Receipt, receipt_of
+from detent.running.titles import title_of
 
 SOURCES = {
     "recorded": "the outcome is that of the same call in a run that this one was branched from",

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.errors import ConfigError
 
 

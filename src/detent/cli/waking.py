@@ -10,7 +10,7 @@ from detent.cli.session import Session
 from detent.cli.standing import document, report
 from detent.core.errors import DetentError, RunBusy, Suspended
 from detent.engine import Engine
-from detent.results import Result
+from detent.running.results import Result
 
 
 def wake(

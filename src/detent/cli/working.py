@@ -19,9 +19,9 @@ from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
 from detent.core.errors import ConfigError
 from detent.engine import Engine
-from detent.results import Result, result_of
+from detent.running.results import Result, result_of
+from detent.running.working import Hand, Worked
 from detent.workers.in_process import InProcessHost
-from detent.working import Hand, Worked
 
 
 def submit(

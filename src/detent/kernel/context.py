@@ -19,10 +19,8 @@ from detent.core.errors import UnknownName, UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
-from detent.kernel.execution import carry_out
 from detent.kernel.journal import Journal
 from detent.kernel.outside import BoundReached, World, made
-from detent.kernel.planning import propose
 from detent.ports import (
     ContextProfile,
     Guard,
@@ -34,7 +32,6 @@ from detent.ports import (
     ToolSpec,
     View,
     json_problem,
-    offered,
 )
 from detent.ports.gates import Gate
 
@@ -95,7 +92,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass works with, and what its phases may do. `specs` are the tools that are offered, `known` all that there are."""
+    """What one pass works with, and what its phases may do. `specs` are the tools that are offered, `known` all that exist.
+
+    `propose` and `carry_out` are the two steps behind `plan` and `execute`; `make_context` passes them in.
+    """
 
     input: KernelInput
     agent: AgentSpec
@@ -108,6 +108,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     specs: tuple[ToolSpec, ...]
     known: dict[str, ToolSpec]
+    propose: Callable[[KernelContext], Awaitable[Planned | None]]
+    carry_out: Callable[[KernelContext], Awaitable[None]]
     gate: Gate = msgspec.field(default_factory=Gate)
 
     @property
@@ -135,7 +137,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
         self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
-            return await propose(self)
+            return await self.propose(self)
         finally:
             self.gate.leave()
 
@@ -143,7 +145,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
         self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
-            await carry_out(self)
+            await self.carry_out(self)
         finally:
             self.gate.leave()
 
@@ -232,47 +234,3 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 def fresh(value: Any) -> Any:
     """Return a copy of JSON data that shares nothing with the original."""
     return msgspec.json.decode(msgspec.json.encode(value))
-
-
-class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
-
-    `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
-    small model. An empty `output_schema` means that any answer will do.
-    """
-
-    task: str = ""
-    instructions: str | None = None
-    tools: tuple[str, ...] | None = None
-    guards: tuple[str, ...] = ()
-    guidance: tuple[str, ...] = ()
-    output_schema: dict[str, Any] | None = None
-    small: bool = False
-
-
-def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
-    """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
-    state = run.state
-    agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
-    tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
-    return KernelContext(
-        input=KernelInput(
-            task=given.task or state.goal,
-            instructions=agent.instructions,
-            variables=state.variables,
-            limits=state.passes[scope].limits,
-            guidance=given.guidance,
-            output_schema=state.output_schema if given.output_schema is None else given.output_schema or None,
-            small=given.small,
-        ),
-        agent=agent,
-        profile=run.profile,
-        compression=run.compression,
-        tools=tools,
-        hooks=run.hooks,
-        guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),
-        run=run,
-        scope=scope,
-        specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
-        known={name: tool.spec for name, tool in run.tools.items()},
-    )

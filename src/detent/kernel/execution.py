@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -20,13 +20,11 @@ from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, Pus
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
 from detent.core.state import CallState, RunState
+from detent.kernel.context import KernelContext
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
-
-if TYPE_CHECKING:
-    from detent.kernel.context import KernelContext
 
 LONGEST_S = 10 * 365 * 86_400
 """How long a request for approval may stand, in seconds."""

@@ -6,18 +6,14 @@ started. The handler must be a pure function of its arguments and the state, bec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
 from detent.core.errors import DetentError
 from detent.core.events import MetaToolAnswered, UserAsked
 from detent.core.state import CallState
+from detent.kernel.context import KernelContext
 from detent.ports import Answer, MetaTool
-
-if TYPE_CHECKING:
-    from detent.kernel.context import KernelContext
 
 __all__ = ["Answer", "MetaTool", "answer"]
 

@@ -6,7 +6,7 @@ Only the form is checked here: it decodes, holds one control action or calls, no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -14,11 +14,9 @@ from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
+from detent.kernel.context import KernelContext
 from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import MetaTool, Plan, calls_in, written
-
-if TYPE_CHECKING:
-    from detent.kernel.context import KernelContext
 
 ATTEMPTS = 3
 _CALLS = {ToolCall}

@@ -90,7 +90,7 @@ class DocumentPolicy(PolicyPipeline):
             said = msgspec.structs.asdict(document.tiers)
             stages.append(TieredPolicy({k: v for k, v in said.items() if k != "tools"}, tools=said["tools"]))  # type: ignore[misc]
         if document.provenance is not None:
-            from detent.policies.provenance import ProvenancePolicy
+            from detent.policies.provenance.policy import ProvenancePolicy
 
             stages.append(Tightening(ProvenancePolicy(**msgspec.structs.asdict(document.provenance))))
         self._rules = RulePolicy(document.rules, trace=trace)

@@ -165,7 +165,7 @@ def _flat(rules: Sequence[tuple[Verdict, Expression | None]]) -> tuple[tuple[tup
 
 
 def _tracer() -> Trace:
-    from detent.policies.provenance import tracer
+    from detent.policies.provenance.policy import tracer
 
     return tracer()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from detent.core.errors import ConfigError
 from detent.ports import EventStore
+from detent.stores.passwords import without_password
 
 FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH", "postgresql": "postgresql://HOST/DATABASE"}
 """The schemes, each with how its URLs look."""
@@ -31,19 +32,19 @@ def open_store(url: str, **options: Any) -> EventStore:
 
         return RamStore(**_checked(RamStore, url, options))
     if scheme == "file":
-        from detent.stores.file import FileStore
+        from detent.stores.files.store import FileStore
 
         return FileStore(_directory(url, rest), **_checked(FileStore, url, options))
     if scheme == "postgresql":
         return _postgres(url, rest, options)
-    from detent.stores.sqlite import SqliteStore
+    from detent.stores.sqlite.store import SqliteStore
 
     return SqliteStore(_database(url, rest), **_checked(SqliteStore, url, options))
 
 
 def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
     try:
-        from detent.stores.postgres import PostgresStore
+        from detent.stores.postgres.store import PostgresStore
     except ImportError as error:
         raise ConfigError(
             f"a postgresql:// store needs psycopg, which is not installed ({error}); run: pip install 'detent[postgres]'"
@@ -51,21 +52,6 @@ def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
     if not rest.startswith("//"):
         raise ConfigError("a store URL of PostgreSQL begins with postgresql://, such as postgresql://HOST/DATABASE")
     return PostgresStore(url, **_checked(PostgresStore, without_password(url), options))
-
-
-def without_password(url: str) -> str:
-    """Return a store's URL as it may be shown: that of a server without its passwords, also where the scheme is misspelt."""
-    scheme, _, rest = url.partition("://")
-    if scheme.partition(":")[0] in ("ram", "file", "sqlite") or ("@" not in url and "password" not in url):
-        return url
-    if not rest:  # the slashes or the colon are missing: what stands before the last @ may be the password
-        scheme, rest = "...", url.rpartition("@")[2]
-    base, _, query = rest.partition("?")
-    if "@" in rest and "@" not in base:  # a password with a question mark: then nothing after it is told from it
-        base, query = rest, ""
-    user, at, place = base.rpartition("@")
-    told = "&".join(part for part in query.split("&") if part and "password" not in part.partition("=")[0])
-    return f"{scheme}://{user.partition(':')[0]}{at}{place.partition('?')[0]}" + (f"?{told}" if told else "")
 
 
 def _directory(url: str, rest: str) -> Path:

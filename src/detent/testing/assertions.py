@@ -13,7 +13,7 @@ from detent.core.events import Event
 from detent.core.records import Record
 from detent.core.state import Item, RunState
 from detent.observers.notifications import Notification
-from detent.results import Result
+from detent.running.results import Result
 from detent.testing.ledgers import short, shown_args
 
 Trace = Iterable[Record | Event | Notification]

@@ -164,7 +164,7 @@ class FakeModel:
             raise ConfigError(
                 'FakeModel speaks through pydantic-ai: pip install "detent[models]"; ScriptedPlanner needs nothing'
             ) from error
-        from detent.planners.model import ModelPlanner
+        from detent.planners.model.planner import ModelPlanner
 
         return ModelPlanner(FunctionModel(self._answer, model_name=self.name), settings=self._settings)
 

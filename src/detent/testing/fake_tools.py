@@ -18,9 +18,9 @@ import msgspec
 from detent.core.errors import ConfigError
 from detent.ports import ToolContext, ToolOutcome, ToolSpec
 from detent.testing.clocks import FakeClock
-from detent.tools.function import Tool
-from detent.tools.options import SchemaToolOptions
-from detent.tools.settlement import Happened, NotHappened
+from detent.tools.functions.function import Tool
+from detent.tools.functions.options import SchemaToolOptions
+from detent.tools.functions.settlement import Happened, NotHappened
 
 _SCHEMAS: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 

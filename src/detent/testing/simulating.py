@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.ports import EventStore
-from detent.results import Approval
+from detent.running.results import Approval
 from detent.testing.disturbing import FAULTS, UNDISTURBED, Fault, FaultName, checked_faults
 from detent.testing.ends import ended, same_end
 from detent.testing.fake_tools import FakeTool

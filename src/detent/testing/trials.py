@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, Conflict, RunBusy, Suspended
 from detent.core.fold import fold
@@ -25,7 +25,7 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import EventStore
-from detent.results import Difference
+from detent.running.results import Difference
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.disturbing import Disturbance, DisturbedPlanner, DisturbedStore, Fault, WatchedTools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.tools.failures import refused_argument
-from detent.tools.function import Tool, tool
+from detent.tools.functions.function import Tool, tool
 
 
 def done_tool() -> Tool[..., Any]:

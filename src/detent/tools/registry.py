@@ -10,8 +10,8 @@ from typing import Any, cast
 from detent import ports
 from detent.core.errors import ConfigError, UnknownName
 from detent.ports import ToolSpec
-from detent.tools.function import Tool
-from detent.tools.threads import ThreadPool
+from detent.tools.functions.function import Tool
+from detent.tools.functions.threads import ThreadPool
 
 
 class PooledTool:

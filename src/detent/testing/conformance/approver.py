@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.state import Item
 from detent.engine import Approver, Engine
 from detent.ports import View
-from detent.results import Approval, Result
+from detent.running.results import Approval, Result
 from detent.testing.conformance.promises import Maker, documented, soon
 from detent.testing.scripted import ScriptedPlanner
-from detent.tools.function import Tool
+from detent.tools.functions.function import Tool
 
 __all__ = ["ApproverContract", "ApproverMaker", "Person"]
 

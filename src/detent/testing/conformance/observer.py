@@ -22,7 +22,7 @@ import msgspec
 import msgspec.inspect
 import pytest
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
@@ -32,11 +32,11 @@ from detent.core.records import Envelope, Record
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import Chunk, Observer, Plan, ToolContext
-from detent.results import Result
+from detent.running.results import Result
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.conformance.promises import Maker, as_bytes, documented, soon
 from detent.testing.scripted import ScriptedPlanner
-from detent.tools.function import Tool
+from detent.tools.functions.function import Tool
 
 __all__ = ["ObserverContract", "ObserverMaker"]
 

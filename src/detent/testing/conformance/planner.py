@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.errors import MalformedPlan, PlannerFailed
 from detent.engine import Engine
 from detent.ports import Plan, Planner
 from detent.testing.conformance.planner_makers import LOOK, SEEN, Gateway, PlannerMaker, Refused, Wish, observed, view
 from detent.testing.conformance.promises import documented, made, soon, until
-from detent.tools.function import Tool
+from detent.tools.functions.function import Tool
 
 __all__ = ["Gateway", "PlannerContract", "PlannerMaker", "Wish"]
 

@@ -18,14 +18,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.engine import Engine
 from detent.ports import Job, Scheduler, ToolSpec
 from detent.stores.ram import RamStore
 from detent.testing.conformance.promises import Maker, documented, made, soon, until
 from detent.testing.scripted import ScriptedPlanner
-from detent.tools.function import tool
+from detent.tools.functions.function import tool
 
 __all__ = ["SchedulerContract", "SchedulerMaker"]
 

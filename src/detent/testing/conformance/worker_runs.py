@@ -7,17 +7,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from detent.config import Agent
+from detent.config.agents import Agent
 from detent.core.actions import AskUser, FinalAnswer, Schedule, ToolCall
 from detent.core.agent import Host
 from detent.engine import Engine
 from detent.ports import Plan, Planner, View, WorkerHost
+from detent.running.working import Worked
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.conformance.promises import documented, soon, until
 from detent.testing.conformance.worker_backlog import HOUR_S
 from detent.testing.conformance.worker_makers import WorkerHostMaker
-from detent.tools.function import Tool
-from detent.working import Worked
+from detent.tools.functions.function import Tool
 
 
 class Desk:

@@ -13,7 +13,7 @@ import msgspec
 from mcp import types
 from mcp.client.session import ClientRequestContext
 
-from detent.patterns import drop_slow_patterns
+from detent.expressions.patterns import drop_slow_patterns
 
 LONGEST = 20_000
 """Bytes of a requested schema that is looked at: checking takes time in which nothing else happens, and a server may ask without end."""

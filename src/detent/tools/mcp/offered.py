@@ -15,11 +15,11 @@ import msgspec
 
 from detent.core.errors import ConfigError, ToolFailed
 from detent.ports import ToolContext, ToolSpec
-from detent.tools.function import Tool
+from detent.tools.functions.function import Tool
+from detent.tools.functions.options import Options, ToolOptions, read_options
+from detent.tools.functions.schema import BroughtSchema
 from detent.tools.mcp.levels import Level, level_of
 from detent.tools.mcp.settings import SEPARATOR, McpServer, ToolPins
-from detent.tools.options import Options, ToolOptions, read_options
-from detent.tools.schema import BroughtSchema
 
 LONGEST_NAME = 64
 DESCRIPTION_CHARS = 4_000

@@ -1,4 +1,4 @@
-"""Patterns in the schemas of a server, which are matched in this process: only quick ones are kept (`detent.patterns`).
+"""Patterns in the schemas of a server, which are matched in this process: only quick ones are kept (`detent.expressions.patterns`).
 
 What is dropped is checked by the server alone.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from detent.patterns import drop_slow_patterns
+from detent.expressions.patterns import drop_slow_patterns
 
 
 def keep_quick_patterns(message: Any) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from detent.core.errors import ConfigError, UnknownName
+from detent.tools.functions.schema import schema_digest
 from detent.tools.mcp.offered import ServerTool, gone_tool
 from detent.tools.mcp.server import DELAYS_S, Server
 from detent.tools.mcp.settings import EVERY, SEPARATOR, McpServer, checked_servers
 from detent.tools.registry import Registry
-from detent.tools.schema import schema_digest
 
 log = logging.getLogger("detent.mcp")
 

@@ -1,0 +1,186 @@
+"""Making an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
+
+A part that cannot be made names itself: "failed to create store: ...". Parts that the caller gives replace those that were made.
+`Planners` makes those of agents, when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.config.agents import DEFAULTS, Config, WorkspaceConfig
+from detent.config.imports import load_part, load_tool
+from detent.config.loading import load_config
+from detent.config.names import entry_points, plugged
+from detent.core.budget import CEILING
+from detent.core.errors import ConfigError, UnknownName
+
+
+def engine_options(config: str | Path | Config | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `Engine` that `config` and then `given` say; raise `ConfigError` naming the part that failed."""
+    if config is None:
+        config = Config()
+    elif not isinstance(config, Config):
+        config = load_config(config)
+    config = config.over(DEFAULTS)
+    if "sandbox" in given:
+        config = msgspec.structs.replace(config, workspace=msgspec.structs.replace(config.workspace, sandbox=given["sandbox"]))
+    made: dict[str, Any] = {}
+    for part, make in _PARTS.items():
+        try:
+            made[part] = make(config)
+        except Exception as error:  # foreign code: a plugin's class may raise anything
+            said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"failed to create {part}: {said}") from error
+    if "workspace" in given:
+        made["workspace"] = []
+    if "tools" in given:
+        made["tools"] = list(given["tools"])
+    made["tools"] = [*made.pop("workspace"), *made["tools"]]
+    limits = config.limits
+    options: dict[str, Any] = {"sandbox": config.workspace.sandbox or "auto"}
+    options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
+    models = config.models
+    options |= {
+        "model_limits": models.limits,
+        "model_prices": models.prices,
+        "model_retries": models.retries,
+        "titles": bool(models.titles),
+    }
+    options["mcp"] = config.mcp or {}
+    options["tenant_budgets"] = config.tenants or {}
+    return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+
+
+def store_at(url: str, **options: Any) -> Any:
+    """Return the store that `url` names, not opened yet: one of Detent's own, or what a plug-in package offers for its scheme."""
+    from detent.stores.urls import FORMS, open_store
+
+    scheme, colon, _ = url.partition(":")
+    found = plugged("store", scheme) if colon and scheme not in (*FORMS, "postgres") else None
+    return open_store(url, **options) if found is None else found(url, **options)
+
+
+def _store(config: Config) -> Any:
+    said = msgspec.structs.asdict(config.store)
+    url = said.pop("url")
+    return store_at(url, **{name: value for name, value in said.items() if value is not None})
+
+
+def _workspace(config: Config) -> list[Any]:
+    if config.workspace.root is None:
+        return []
+    return made_workspace(config.workspace.root, config.workspace)
+
+
+def made_workspace(root: str, said: WorkspaceConfig, *, sandbox: str | None = None) -> list[Any]:
+    """Return the workspace tools of `root` as configured; of `said` and an agent's own wish for a `sandbox` the stricter holds."""
+    from detent.tools.workspace.sandbox import Sandbox, SandboxLimits, stricter
+    from detent.tools.workspace.tools import workspace_tools
+
+    bounds = {"memory_bytes": said.sandbox_memory_bytes, "processes": said.sandbox_processes}
+    options = Sandbox(
+        network=bool(said.sandbox_network),
+        readable=said.sandbox_readable or (),
+        limits=SandboxLimits(**{name: bound for name, bound in bounds.items() if bound is not None}),
+    )
+    wishes: list[Any] = [wish for wish in (said.sandbox, sandbox) if wish is not None]
+    mode: Any = stricter(*wishes) if len(wishes) == 2 else wishes[0] if wishes else "auto"
+    return list(workspace_tools(root, allow_delete=bool(said.allow_delete), sandbox_mode=mode, sandbox_options=options))
+
+
+def _tools(config: Config) -> list[Any]:
+    return [*_http(config), *(load_tool(path, "tools") for path in config.tools or ())]
+
+
+def _http(config: Config) -> list[Any]:
+    said = {name: value for name, value in msgspec.structs.asdict(config.http).items() if value is not None}
+    if not said:
+        return []
+    from detent.tools.web.fetch import fetch_tool, http_request_tool
+
+    allow, methods = said.pop("allow", ()), said.pop("methods", ())
+    return [fetch_tool(allow, **said), *([http_request_tool(allow, methods=methods, **said)] if methods else [])]
+
+
+def _planner(config: Config) -> Any:
+    return _fitting(_part(config.planner, "planner"), config.planner, "plan") if config.planner else None
+
+
+def _part(name: str, kind: str) -> Any:
+    """Return what an import path names, or what a plug-in package offers under a plain name; a class is called without arguments."""
+    if ":" in name:
+        return load_part(name, kind)
+    found = plugged(kind, name)
+    if found is None:
+        raise UnknownName(kind, name, entry_points(kind))
+    return found() if isinstance(found, type) else found
+
+
+def _policy(config: Config) -> Any:
+    if not config.policy:
+        return None
+    if isinstance(config.policy, str) and not config.policy.endswith(".toml"):
+        if ":" not in config.policy and Path(config.policy).suffix and plugged("policy", config.policy) is None:
+            raise ConfigError(f"policy {config.policy!r}: the name of a policy file ends in .toml")
+        return _fitting(_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
+    from detent.policies.documents import DocumentPolicy, load_policy, policy_document
+
+    if isinstance(config.policy, str):
+        return load_policy(config.policy)
+    return DocumentPolicy(policy_document(config.policy)).compile()
+
+
+def _observers(config: Config) -> tuple[Any, ...]:
+    return tuple(_fitting(load_part(path, "observers"), path, "on_record", "on_chunk") for path in config.observers or ())
+
+
+def _fitting(part: Any, path: str, *needed: str) -> Any:
+    """Return the part; raise `ConfigError` when it lacks what its seam needs (see `detent.ports`)."""
+    missing = [name for name in needed if not hasattr(part, name)]
+    if missing:
+        raise ConfigError(f"{path} has no {', '.join(missing)}; it must be an object with {', '.join(needed)}")
+    return part
+
+
+def _secrets(config: Config) -> Any:
+    from detent.capabilities.secrets import read_secrets
+
+    return read_secrets(config.secrets or {})
+
+
+def _worker_host(config: Config) -> Any:
+    from detent.workers.in_process import InProcessHost
+
+    host = InProcessHost(**{name: value for name, value in msgspec.structs.asdict(config.worker).items() if value is not None})
+    host.concurrency = min(host.concurrency, config.limits.max_concurrent_runs or host.concurrency)
+    return host
+
+
+def _scheduler(config: Config) -> Any:
+    most, most_of = config.limits.max_concurrent_calls, config.limits.max_concurrent_calls_of or {}
+    if most is None and not most_of:
+        return None
+    from detent.tools.functions.bounded import Bounded
+
+    for name, bound in (("max_concurrent_calls", most), *((f"max_concurrent_calls_of.{tool}", n) for tool, n in most_of.items())):
+        if bound is not None and bound < 1:
+            raise ConfigError(f"limits.{name} is {bound}; give at least 1, or leave it out")
+    return Bounded(most, per_tool=most_of)
+
+
+_PARTS: dict[str, Callable[[Config], Any]] = {
+    "store": _store,
+    "workspace": _workspace,
+    "tools": _tools,
+    "planner": _planner,
+    "policy": _policy,
+    "observers": _observers,
+    "secrets": _secrets,
+    "scheduler": _scheduler,
+    "worker_host": _worker_host,
+}

@@ -1,0 +1,86 @@
+"""Loading what an import path names: "module:attribute" or "./file.py:attribute". Errors name where the path was written."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from detent.config.tables import nearest
+from detent.core.errors import ConfigError
+
+
+def absolute_import(path: str, home: Path) -> str:
+    """Return an import path that means the same from everywhere: "./file.py:attribute" becomes absolute, "module:attribute" stays."""
+    module, _, attribute = path.rpartition(":")
+    return f"{(home / module).resolve()}:{attribute}" if module.endswith(".py") else path
+
+
+def load_object(path: str, where: str) -> Any:
+    """Return what "module:attribute" or "/dir/file.py:attribute" names; raise `ConfigError` beginning with `where`."""
+    name, _, attribute = path.rpartition(":")
+    if not name or not attribute:
+        raise ConfigError(f"{where}: {path!r} is no import path; write 'module:attribute' or './file.py:attribute'")
+    try:
+        module = _module_of_file(Path(name), where) if name.endswith(".py") else importlib.import_module(name)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{where}: {path!r}: {error}; install it, or write './file.py:{attribute}'") from error
+    except Exception as error:  # foreign code: a module may raise anything while it is imported
+        raise ConfigError(f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [n for n in dir(found) if not n.startswith("_")]
+            raise ConfigError(f"{where}: {path!r}: there is no {part!r} in {name}; {nearest(part, names)}")
+        found = getattr(found, part)
+    return found
+
+
+def _module_of_file(path: Path, where: str) -> ModuleType:
+    """Import a file once a process, under a name of its own."""
+    path = path.resolve()
+    name = f"detent_file_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: there is no file {str(path)!r}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_tool(path: str, where: str) -> Any:
+    """Return the tool that an import path names; raise `ConfigError` when it is none."""
+    found = load_object(path, where)
+    if all(hasattr(found, part) for part in ("spec", "check", "run", "settle")) and not isinstance(found, type):
+        return found
+    what = f"the function {found.__name__!r}" if hasattr(found, "__code__") else f"a {type(found).__name__}"
+    raise ConfigError(f"{where}: {path!r} is {what}, not a tool; decorate it with @tool(side_effect=...)")
+
+
+def load_skills(places: Sequence[str], where: str) -> Any:
+    """Return the tool `activate_skill` for the skills in these folders; raise `ConfigError`."""
+    from detent.tools.workspace.skills import skill_tool
+
+    try:
+        return skill_tool(*places)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: skills: {error}") from None
+
+
+def load_part(path: str, where: str) -> Any:
+    """Return the object that an import path names; a class is called without arguments."""
+    found = load_object(path, where)
+    return found() if isinstance(found, type) else found

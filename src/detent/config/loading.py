@@ -1,0 +1,252 @@
+"""Reading what people write: `detent.toml`, agent files, `DETENT_*` variables, import paths.
+
+Every mistake is a `ConfigError` that names the file, the key, what is wrong with it and the nearest thing that is right.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.config.agents import Agent, Config
+from detent.config.environment import check_budget
+from detent.config.imports import absolute_import, load_skills, load_tool
+from detent.config.mcp_tables import take_servers
+from detent.config.model_tables import take_models, take_tenants
+from detent.config.names import Names
+from detent.config.profile import sized
+from detent.config.tables import check_json, read_toml, take
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError
+from detent.secrecy.redact import Redactor
+
+CONFIG_FILE = "detent.toml"
+
+
+# Files ------------------------------------------------------------------------------------------------------------------------
+
+
+def load_config(path: str | Path, *, without: Iterable[str] = ()) -> Config:
+    """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at. Raise `ConfigError`."""
+
+    file = Path(path)
+    table = {key: value for key, value in read_toml(file, "config file").items() if key not in without}
+    if "name" in table and ("instructions" in table or "rules" in table):
+        raise ConfigError(f"{path}: this is an agent file; give it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
+    for key, field in (("store", "url"), ("workspace", "root")):
+        if isinstance(table.get(key), str):
+            table[key] = {field: table[key]}
+    if isinstance(table.get("policy"), (list, dict)):
+        from detent.policies.combining import policy_in_file
+
+        table["policy"] = policy_in_file(table["policy"], file)
+    servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
+    models = take_models(table.pop("models", {}), str(path))
+    tenants = take_tenants(table.pop("tenants", {}), str(path))
+    config = take(table, Config, str(path))
+    check_budget(config.budget, str(path))
+    return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models, tenants=tenants or None)
+
+
+def find_config(directory: str | Path = ".") -> Path | None:
+    """Return the `detent.toml` of a directory, if there is one."""
+    path = Path(directory, CONFIG_FILE)
+    return path if path.is_file() else None
+
+
+class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file.
+
+    `policy`: the path of a policy file, its rules, or a table like it. `sandbox` says whether exec runs programs in a sandbox; where the
+    engine's configuration says it too, the stricter of the two holds.
+    """
+
+    name: str = ""
+    instructions: str = ""
+    model: str = ""
+    small_model: str = ""
+    planner: Literal["", "on-device"] = ""
+    model_settings: dict[str, Any] = {}
+    actions: tuple[str, ...] = ()
+    strategy: str = "reactive"
+    strategy_options: dict[str, Any] = {}
+    kernel: str = ""
+    tools: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    rules: str | list[dict[str, Any]] = ""
+    workspace: str | None = None
+    sandbox: Literal["auto", "require", "off"] | None = None
+    budget: Budget = Budget()
+    variables: dict[str, Any] = {}
+    on_deny: Literal["observe", "fail"] = "observe"
+    on_reject: Literal["observe", "stop"] = "observe"
+    on_unknown: Literal["wait", "tell"] = "wait"
+    wrap_up: bool = False
+    profile: dict[str, Any] = {}
+    redact: tuple[str, ...] = ()
+    grants: tuple[dict[str, Any], ...] = ()
+    policy: str | list[dict[str, Any]] | dict[str, Any] = ""
+    guards: tuple[str, ...] = ()
+    required_tools: dict[str, int] = {}
+    deliverables: tuple[dict[str, str], ...] = ()
+    healing: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    mcp: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+
+
+def load_agent(path: str | Path) -> Agent:
+    """Return the agent that an agent file describes; its imported tools are loaded, its rules checked. Raise `ConfigError`.
+
+    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox`, `skills` and `tool_imports`.
+    """
+    from detent.policies.combining import check_guards, policy_in_file
+    from detent.policies.guards import GUARDS
+
+    file = Path(path)
+    said = take(read_toml(file, "agent file"), AgentFile, str(path))
+    where, home = str(path), file.resolve().parent
+    if not said.name.strip():
+        raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
+    check_budget(said.budget, where)
+    for key in ("variables", "profile", "meta", "output_schema", "model_settings", "strategy_options"):
+        check_json(getattr(said, key), f"{where}: {key}")
+    try:
+        Redactor(said.redact, b"")
+    except ConfigError as error:
+        raise ConfigError(f"{where}: redact: {error}") from None
+    try:
+        sized(said.profile, said.model)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    _check_grants(said.grants, where)
+    _check_strategy(said.strategy, where)
+    imports = [absolute_import(entry, home) for entry in said.tools if ":" in entry]
+    tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
+    meta = {**said.meta, "agent_file": str(file.resolve())}
+    if imports:
+        meta["tool_imports"] = imports
+    if said.skills:
+        meta["skills"] = [str((home / place).resolve()) for place in said.skills]
+        tools.append(load_skills(meta["skills"], where))
+    if said.workspace is not None:
+        meta["workspace"] = str((home / said.workspace).resolve())
+    if said.sandbox is not None:
+        meta["sandbox"] = said.sandbox
+    same = {
+        f: getattr(said, f)
+        for f in AgentFile.__struct_fields__
+        if f not in ("tools", "skills", "rules", "workspace", "sandbox", "mcp", "meta")
+    }
+    mcp = take_servers(said.mcp, where, home)
+    same["policy"] = policy_in_file(said.policy, _shown_path(file))
+    check_guards(said.guards, where, named=Names("guard", GUARDS).get)
+    rules = _rules(said.rules, home, where)
+    try:
+        agent = Agent(**same, tools=tools, rules=rules, mcp=mcp, meta=meta)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    _check_called_tools(agent, where)
+    return agent
+
+
+def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dict[str, Any]]:
+    from detent.planners.rules.files import build_rules, load_rules
+
+    if not said:
+        return []
+    if isinstance(said, str):
+        return load_rules(_shown_path(home / said))
+    check_json(said, f"{where}: rules")
+    build_rules(said, source=f"{where}: rules")
+    return said
+
+
+def _check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
+    from detent.policies.provenance.grants import read_grant
+
+    for index, said in enumerate(grants):
+        check_json(said, f"{where}: grants[{index}]")
+        try:
+            read_grant(said)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: grants[{index}]: {error}") from None
+
+
+def _check_strategy(name: str, where: str) -> None:
+    """Raise `ConfigError` for a strategy that is nearly one of those known here; the engine that runs the agent may know others."""
+    from detent.strategies import BUILT_IN
+
+    known = Names("strategy", BUILT_IN)
+    if name not in BUILT_IN and name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
+        raise ConfigError(f"{where}: strategy: unknown strategy {name!r}; did you mean {near[0]!r}?")
+
+
+def _check_called_tools(agent: Agent, where: str) -> None:
+    """Raise `ConfigError` when a rule calls a tool that the agent does not list: that call could only fail."""
+    listed = agent.tool_names()
+    for rule in agent.rules:
+        call = rule.get("call")
+        name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
+        every = [entry[:-1] for entry in listed if entry.endswith("__*")]  # `files__*` lists whatever that server offers
+        if isinstance(name, str) and "${" not in name and name not in listed and not name.startswith(tuple(every)):
+            near = difflib.get_close_matches(name, listed, n=1)
+            what = f"it lists {near[0]!r}; write the same name in both" if near else f"add it there (listed: {', '.join(listed) or 'none'})"
+            raise ConfigError(f"{where}: tools: rule {rule.get('name')!r} calls {name!r}, which the agent does not list; {what}")
+
+
+def _located(config: Config, home: Path) -> Config:
+    """Return the configuration with its relative paths seen from the working directory."""
+    if home.resolve() == Path.cwd():
+        return config
+    replace = msgspec.structs.replace
+    store, workspace = config.store, config.workspace
+    if store.url is not None:
+        store = replace(store, url=_located_url(store.url, home))
+    if workspace.root is not None:
+        workspace = replace(workspace, root=str(home / Path(workspace.root).expanduser()))
+    if workspace.sandbox_readable:
+        readable = tuple(str((home / Path(path).expanduser()).absolute()) for path in workspace.sandbox_readable)
+        workspace = replace(workspace, sandbox_readable=readable)
+    agents = config.agents and {name: str(home / file) for name, file in config.agents.items()}
+    agent = config.agent if config.agent is None or config.agent in (agents or {}) else str(home / config.agent)
+    changes: dict[str, Any] = {"store": store, "workspace": workspace, "agents": agents, "agent": agent}
+    for key in ("planner", "policy"):
+        value = getattr(config, key)
+        changes[key] = absolute_import(value, home) if isinstance(value, str) else value
+    if isinstance(config.policy, str) and config.policy.endswith(".toml"):
+        changes["policy"] = str(home / Path(config.policy).expanduser())
+    for key in ("tools", "observers"):
+        values: tuple[str, ...] | None = getattr(config, key)
+        changes[key] = values and tuple(absolute_import(value, home) for value in values)
+    return replace(config, **changes)
+
+
+def _located_url(url: str, home: Path) -> str:
+    for prefix in ("sqlite:///", "file:"):
+        rest = url.removeprefix(prefix)
+        if rest != url and rest and not rest.startswith("/"):
+            return f"{prefix}{home / rest}"
+    return url
+
+
+def _shown_path(path: Path) -> Path:
+    """Return the path as seen from the working directory where it is below it: short, for messages."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+# Tables -----------------------------------------------------------------------------------------------------------------------
+
+
+# Environment ------------------------------------------------------------------------------------------------------------------
+
+
+# Import paths -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""The tables `[mcp.NAME]` of `detent.toml` and of agent files, as `McpServer`s.
+
+    [mcp.files]
+    command = "npx"
+    args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
+    env = { LOG_LEVEL = "info", API_KEY = { env = "FILES_KEY" } }
+
+    [mcp.files.tools]
+    read_text_file = {}
+    write_file = { side_effect = "write", idempotent = true }
+
+Paths are relative to the file; a program is started in the file's directory unless `cwd` says otherwise. Every mistake is a `ConfigError`
+that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.config.tables import read_toml, take
+from detent.core.errors import ConfigError
+from detent.tools.functions.options import read_options
+from detent.tools.mcp.settings import SERVER_NAME, McpServer, ToolPins
+
+
+class McpTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `[mcp.NAME]`. `env` and `headers`: texts, with `${NAME}` or { env = "NAME" } for a variable of the environment."""
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, Any] = {}
+    cwd: str | None = None
+    url: str = ""
+    headers: dict[str, Any] = {}
+    tools: Any = None
+    prefix: str | None = None
+    start_timeout_s: float = 30.0
+    protocol: Literal["auto", "legacy"] = "auto"
+    elicitation: Literal["decline", "defaults"] = "decline"
+
+
+def take_servers(said: Any, where: str, home: Path) -> dict[str, McpServer]:
+    """Return the servers that the tables of a file in `home` describe; raise `ConfigError` beginning with `where`."""
+    servers: dict[str, McpServer] = {}
+    for name, table in _table(said, f"{where}: mcp").items():
+        key = f"mcp.{name}."
+        if not SERVER_NAME.fullmatch(name):
+            raise ConfigError(f"{where}: {key[:-1]}: use 1 to 32 letters, digits, '_' and '-' for the name of a server")
+        taken = take(_table(table, f"{where}: {key[:-1]}"), McpTable, where, key)
+        given: dict[str, Any] = {
+            **msgspec.structs.asdict(taken),
+            "env": _texts(taken.env, f"{where}: {key}env"),
+            "headers": _texts(taken.headers, f"{where}: {key}headers"),
+            "tools": _tools(taken.tools, where, f"{key}tools"),
+            "cwd": str((home / Path(taken.cwd or ".").expanduser()).resolve()) if taken.command else taken.cwd,
+        }
+        try:
+            servers[name] = McpServer(**given)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {key[:-1]}: {error}") from None
+    return servers
+
+
+def load_servers(path: str | Path) -> dict[str, McpServer]:
+    """Return the servers of a `detent.toml` or an agent file, whatever else stands in it; raise `ConfigError`."""
+    file = Path(path)
+    return take_servers(read_toml(file, "agent file").get("mcp", {}), str(path), file.resolve().parent)
+
+
+def _table(said: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: expected a table, found {type(said).__name__}; write [mcp.NAME] and its keys below")
+    return cast("dict[str, Any]", said)
+
+
+def _texts(said: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return a table of texts with every { env = "NAME" } as the reference that it means."""
+    texts: dict[str, str] = {}
+    for key, value in said.items():
+        if isinstance(value, str):
+            texts[key] = value
+            continue
+        reference = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if list(reference) != ["env"] or not isinstance(reference["env"], str):
+            raise ConfigError(f'{where}.{key}: expected a text, such as "${{NAME}}", or {{ env = "NAME" }}')
+        texts[key] = "${" + reference["env"] + "}"
+    return texts
+
+
+def _tools(said: Any, where: str, key: str) -> Any:
+    """Return the allow-list as it is, and a table of pins read and checked."""
+    if said is None:
+        return None
+    if isinstance(said, list) and all(isinstance(name, str) for name in cast("list[Any]", said)):
+        return tuple(cast("list[str]", said))
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: {key}: expected a list of names, or a table of tools")
+    pins: dict[str, ToolPins] = {}
+    for tool, table in cast("dict[str, Any]", said).items():
+        pins[tool] = take(_table(table, f"{where}: {key}.{tool}"), ToolPins, where, f"{key}.{tool}.")
+        pinned: Any = {name: value for name, value in msgspec.structs.asdict(pins[tool]).items() if value is not None}
+        try:
+            read_options(pinned, tool=tool)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {key}: {error}") from None
+    return pins

@@ -1,0 +1,79 @@
+"""The tables `[models.*]` and `[tenants.*]` of `detent.toml`: limits by provider, prices by model, how failed calls are tried again, and what
+all runs of a tenant may use.
+
+    [models.limits.openai]
+    concurrent = 8
+    tokens_per_minute = 400_000
+
+    [models.prices."ollama:llama3.2"]
+    input_usd = 0
+    output_usd = 0
+
+    [models.retries]
+    retries = 2
+
+    [tenants.acme]
+    window = "month"
+    max_cost_usd = 100
+
+Every mistake is a `ConfigError` that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from detent.config.agents import ModelsConfig
+from detent.config.tables import take
+from detent.core.errors import ConfigError
+from detent.metering.model_limits import ModelLimits, ModelRetries
+from detent.metering.pricing import ModelPrice
+from detent.metering.tenants import TenantBudget, checked_tenants
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ModelTables(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `[models]`."""
+
+    limits: dict[str, Any] = {}
+    prices: dict[str, Any] = {}
+    retries: dict[str, Any] | None = None
+    titles: bool | None = None
+
+
+def take_models(said: Any, where: str) -> ModelsConfig:
+    """Return what the tables say; raise `ConfigError` beginning with `where`."""
+    tables = take(_table(said, f"{where}: models"), ModelTables, where, "models.")
+    limits = {name: _one(table, ModelLimits, where, f"models.limits.{name}") for name, table in tables.limits.items()}
+    prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
+    retries = None if tables.retries is None else _one(tables.retries, ModelRetries, where, "models.retries")
+    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries, titles=tables.titles)
+
+
+def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:
+    """Return the tables `[tenants.NAME]`; raise `ConfigError` beginning with `where`."""
+    budgets = {name: _one(table, TenantBudget, where, f"tenants.{name}") for name, table in _table(said, f"{where}: tenants").items()}
+    try:
+        return checked_tenants(budgets)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _one(said: Any, kind: type[T], where: str, key: str) -> T:
+    table = _table(said, f"{where}: {key}")
+    required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required and field.encode_name not in table]
+    if required:
+        raise ConfigError(f"{where}: {key}.{required[0]}: missing; every table there needs it")
+    try:
+        return take(table, kind, where, f"{key}.")
+    except ConfigError as error:
+        raise ConfigError(said if (said := str(error)).startswith(where) else f"{where}: {key}: {said}") from None
+
+
+def _table(said: Any, where: str) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: expected a table, found {type(said).__name__}")
+    return cast("dict[str, Any]", said)

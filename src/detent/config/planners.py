@@ -1,0 +1,80 @@
+"""Who plans for an agent: its rules, else the planner of the engine, else its model. Made once, when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError, PlannerFailed
+from detent.ports import (
+    Plan,
+    Planner,
+    View,
+)
+
+
+class Planners:
+    """Who plans for an agent: its rules, else the engine's own planner, else its model. What asks models is made once, when it is needed.
+
+    `around` is given each planner and returns what takes its place.
+    """
+
+    def __init__(self, own: Planner | None) -> None:
+        self.own = own
+        self.around: Callable[[Planner], Planner] | None = None
+        self._models: dict[str, Any] = {}
+
+    def of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return the planner; raise `ConfigError`, with `check` also where the agent's model could not be asked from here."""
+        found = self._of(spec, check=check)
+        return found if self.around is None else self.around(found)
+
+    def needed(self, spec: AgentSpec) -> Planner:
+        """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
+        if not (spec.rules or spec.model) and self.own is None:
+            raise ConfigError(
+                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it: Engine(planner=...)"
+            )
+        return self.of(spec)
+
+    def _of(self, spec: AgentSpec, *, check: bool) -> Planner:
+        if spec.rules:
+            from detent.planners.rules.planner import RulePlanner
+
+            return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
+        if self.own is not None or not spec.model:
+            return self.own or NoPlanner(spec)
+        if spec.planner not in self._models:
+            self._models[spec.planner] = _raw_text_models() if spec.planner else _model_planner()
+        if check:
+            self._models[spec.planner].check(spec)
+        return self._models[spec.planner]
+
+    async def close(self) -> None:
+        """Close the connections to models."""
+        if "" in self._models:
+            await self._models[""].close()
+
+
+def _model_planner() -> Any:
+    from detent.planners.model.planner import ModelPlanner
+
+    return ModelPlanner()
+
+
+def _raw_text_models() -> Any:
+    from detent.planners.raw_text.by_name import RawTextModels
+
+    return RawTextModels()
+
+
+class NoPlanner:
+    """Stands where no planner was given; says so when it is asked."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+
+    async def plan(self, view: View) -> Plan:
+        """Raise `PlannerFailed`."""
+        raise PlannerFailed(f"agent {self._spec.name!r} has neither rules nor a planner: give it rules or a model, or Engine(planner=...)")

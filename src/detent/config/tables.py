@@ -1,0 +1,95 @@
+"""Reading a table of TOML as a struct: every mistake is a `ConfigError` that names the file, the key and the nearest thing that is right."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+
+from detent.core.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return what stands in a TOML file; raise `ConfigError` naming it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"failed to read {what} {str(path)!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"failed to parse {what} {str(path)!r}: byte {error.start} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"failed to parse {what} {str(path)!r}: not TOML: {error}") from None
+
+
+def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") -> T:
+    """Return `table` as a `kind`; raise `ConfigError` for an unknown key (naming the nearest) and for a value of another type."""
+    fields: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in fields:
+            raise ConfigError(f"{where}: {prefix}{key}: unknown key; {nearest(key, fields)}")
+        wanted = fields[key]
+        if _is_part(wanted):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {prefix}{key}: expected a table, found {_found(value)}")
+            values[key] = take(cast("dict[str, Any]", value), wanted, where, f"{prefix}{key}.")
+            continue
+        try:
+            values[key] = msgspec.convert(value, wanted)
+        except msgspec.ValidationError:
+            raise ConfigError(f"{where}: {prefix}{key}: expected {expected(wanted)}, found {_found(value)}") from None
+    return kind(**values)
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+
+
+def expected(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(expected(k) for k in get_args(kind) if k is not type(None))
+    if origin is Literal:
+        return "one of " + ", ".join(repr(value) for value in get_args(kind))
+    if origin in (tuple, list):
+        inner = get_args(kind)[0]
+        return "a list of tables" if get_origin(inner) is dict else "a list of texts"
+    if origin is dict:
+        return {str: "a table of texts", int: "a table of whole numbers"}.get(get_args(kind)[1], "a table")
+    return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, str(kind))
+
+
+def _found(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (dict, list)):
+        return f"{'a table' if isinstance(value, dict) else 'a list'}: {str(cast(Any, value))[:60]}"
+    return f"the text {value!r}" if isinstance(value, str) else f"{value!s}"
+
+
+def check_json(value: Any, where: str) -> None:
+    """Raise `ConfigError` naming the place of a value that JSON does not have: a date, inf, nan."""
+    if isinstance(value, dict):
+        for key, item in cast("dict[str, Any]", value).items():
+            check_json(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(cast("list[Any]", value)):
+            check_json(item, f"{where}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: {value} is not JSON; give a finite number, or text in quotes")
+    elif value is not None and not isinstance(value, (str, int, float, bool)):
+        raise ConfigError(f"{where}: a {type(value).__name__} is not JSON; put it in quotes: {str(value)!r}")

@@ -1,0 +1,243 @@
+"""A candidate policy (and budget) over what already happened: every recorded decision is asked for again, and nothing is executed.
+
+Each log is folded once. Before a `PolicyDecided` is folded, the state is the one that was decided on, and the call is rebuilt from it. What
+comes after a decision that differs is still judged as it was recorded: a run that had been refused something would have gone on differently,
+and nobody knows how. Tools are known by what is declared of them at hand, else by what stands in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.agent import AgentSpec
+from detent.core.budget import Budget, exhausted
+from detent.core.codec import digest_of, read_log
+from detent.core.errors import CorruptLog, IllegalEvent, NewerVersion, RunErased
+from detent.core.fold import evolve
+from detent.core.records import Record
+from detent.core.settle import Settled, settle
+from detent.core.state import CallState, RunState
+from detent.kernel.execution import verdict_on
+from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.running.snapshots import base_of
+
+REFUSING = ("deny", "stop")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that would differ: of which call, how it was, how it would be. `sequence` is that of the recorded decision.
+
+    `succeeded`: the call was executed and went well.
+    """
+
+    run_id: str
+    sequence: int
+    call_id: str
+    tool: str
+    args: Any
+    old: e.Decision
+    old_rule: str
+    new: e.Decision
+    new_rule: str
+    reason: str
+    sources: tuple[str, ...] = ()
+    succeeded: bool = False
+
+    @property
+    def breaks(self) -> bool:
+        """Whether something that succeeded would now be refused."""
+        return self.succeeded and self.new in REFUSING
+
+
+class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a candidate would have decided over `decisions` decisions of `runs` runs.
+
+    `skipped` names the runs that could not be judged, and why; `guessed` the tools of which neither the toolbox nor the log says what they
+    do, which were judged as destructive.
+    """
+
+    policy: str
+    runs: int
+    decisions: int
+    changes: tuple[Change, ...]
+    skipped: dict[str, str] = {}
+    guessed: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> tuple[Change, ...]:
+        """The changes by which something that succeeded would now be refused."""
+        return tuple(change for change in self.changes if change.breaks)
+
+
+async def backtest(
+    store: EventStore,
+    policy_of: Callable[[AgentSpec], Policy],
+    *,
+    version: str = "",
+    tools: Mapping[str, ToolSpec] | None = None,
+    budget: Budget | None = None,
+    query: RunQuery | None = None,
+    only: Callable[[str], bool] = lambda run_id: True,
+) -> Backtest:
+    """Return every decision of the stored runs that `policy_of` (a policy for each agent) and `budget` would change; reads only.
+
+    `query` and `only` (of a run's id) say which runs.
+    """
+    changes: list[Change] = []
+    skipped: dict[str, str] = {}
+    guessed: set[str] = set()
+    runs = decisions = 0
+    for head in await store.list_runs(query or RunQuery()):
+        if not only(head.run_id):
+            continue
+        try:
+            lines = await store.read(head.run_id)
+            records = list(read_log(head.run_id, lines))
+            judge = _Judge(records, policy_of, tools or {}, budget, await base_of(store, head.run_id, lines))
+            judge.run()
+        except (RunErased, CorruptLog, NewerVersion, IllegalEvent) as error:
+            skipped[head.run_id] = str(error)
+            continue
+        runs, decisions = runs + 1, decisions + judge.decisions
+        changes += judge.changes()
+        guessed |= judge.guessed
+    return Backtest(policy=version, runs=runs, decisions=decisions, changes=tuple(changes), skipped=skipped, guessed=tuple(sorted(guessed)))
+
+
+class _Judge:
+    """One run, judged again."""
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        policy_of: Callable[[AgentSpec], Policy],
+        tools: Mapping[str, ToolSpec],
+        budget: Budget | None,
+        base: RunState | None,
+    ) -> None:
+        self._records, self._policy_of, self._budget, self._base = records, policy_of, budget, base
+        self._tools = {**_declared(records), **tools}
+        self._only_read = {r.event.call for r in records if isinstance(r.event, e.ToolFinished) and r.event.digest}
+        self._found: list[Change] = []
+        self._well: set[str] = set()
+        self._over: Verdict | None = None
+        self.decisions = 0
+        self.guessed: set[str] = set()
+
+    def run(self) -> None:
+        """Fold the log and judge each decision on the way; raise what the fold raises."""
+        state = self._base or RunState(run_id=self._records[0].envelope.run if self._records else "")
+        policy: Policy | None = None
+        for record in self._records:
+            event = record.event
+            match event:
+                case e.PolicyDecided():
+                    policy = policy or self._policy_of(state.agent)
+                    self._decided(record.envelope.seq, event, policy, state)
+                case e.TurnStarted() if self._budget is not None:
+                    self._over = self._over or self._turn(record, event, state)
+                case e.RunReopened():
+                    self._over = None
+                case e.ToolFinished(call=call, error=None) | e.ToolReconciled(call=call, outcome="happened", error=None):
+                    self._well.add(call)
+                case e.MetaToolAnswered(call=call, success=True):
+                    self._well.add(call)
+                case _:
+                    pass
+            state = evolve(state, record)
+
+    def changes(self) -> list[Change]:
+        """Return what would differ, each with how its call ended."""
+        return [msgspec.structs.replace(c, succeeded=c.call_id in self._well) for c in self._found]
+
+    def _decided(self, sequence: int, event: e.PolicyDecided, policy: Policy, state: RunState) -> None:
+        known = state.call(event.call)
+        if known is None:
+            return
+        self.decisions += 1
+        call = Call(
+            call_id=known.call_id,
+            tool=self._spec(known),
+            args=known.args,
+            digest=digest_of([known.tool, known.args]),
+            provenance=known.provenance,
+        )
+        verdict = self._over or self._bound(call, state) or verdict_on(call, known, policy, state)
+        if verdict.decision == event.decision:
+            return
+        change = Change(
+            run_id=state.run_id,
+            sequence=sequence,
+            call_id=known.call_id,
+            tool=known.tool,
+            args=known.args,
+            old=event.decision,
+            old_rule=event.rule,
+            new=verdict.decision,
+            new_rule=verdict.rule,
+            reason=verdict.reason,
+            sources=verdict.sources,
+        )
+        self._found.append(change)
+
+    def _spec(self, known: CallState) -> ToolSpec:
+        spec = self._tools.get(known.tool)
+        if spec is not None:
+            return spec
+        if known.call_id in self._only_read:
+            return ToolSpec(name=known.tool, side_effect="read")
+        self.guessed.add(known.tool)
+        return ToolSpec(name=known.tool)
+
+    def _turn(self, record: Record, event: e.TurnStarted, state: RunState) -> Verdict | None:
+        """Return how the budget ends the run before this turn, if it does."""
+        known = state.passes.get(record.envelope.scope)
+        if self._budget is None or known is None:
+            return None
+        bounded = msgspec.structs.replace(state, budget=self._budget, cancel=None)
+        bare = msgspec.structs.replace(known, ended="")
+        settled = settle(
+            bounded, bare, running_s=event.running_ms / 1000, total_s=(event.running_ms + bounded.away_ms) / 1000, turn_over=True
+        )
+        if not isinstance(settled, Settled):
+            return None
+        return Verdict(decision="stop", rule=f"budget:{settled.bound.option if settled.bound else settled.reason}", reason=settled.error)
+
+    def _bound(self, call: Call, state: RunState) -> Verdict | None:
+        """Return how the budget keeps this call from beginning, if it does; calls of the turn that are to run before it count."""
+        if self._budget is None:
+            return None
+        siblings = state.passes[call.call_id.rsplit(".", 2)[0]].calls.values()
+        pending = [c.tool for c in siblings if c.status == "allowed" and c.attempt == 0]
+        limit, name = self._budget.calls_of(call.tool.name), call.tool.name
+        if limit is not None and (made := state.calls_of.get(name, 0) + pending.count(name)) >= limit:
+            return Verdict(decision="stop", rule="budget:max_calls_of", reason=f"max_calls_of {name} is {limit}, used {made}")
+        used = msgspec.structs.replace(state.usage, tool_calls=state.usage.tool_calls + len(pending))
+        bound = exhausted(self._budget, used, only=("tool_calls", "cost_usd"))
+        if bound is None:
+            return None
+        return Verdict(decision="stop", rule=f"budget:{bound.option}", reason=f"{bound.option} is {bound.limit:g}, used {bound.used:g}")
+
+
+def _declared(records: Iterable[Record]) -> dict[str, ToolSpec]:
+    """Return what the log says of the tools that were executed."""
+    found: dict[str, ToolSpec] = {}
+    for record in records:
+        match record.event:
+            case e.ToolStarted() as event:
+                found[event.tool] = ToolSpec(
+                    name=event.tool,
+                    side_effect=event.side_effect,
+                    idempotent=event.idempotent,
+                    volatile=event.volatile,
+                    ends_turn=event.ends_turn,
+                    cost_usd=event.cost_usd,
+                    trust=event.trust,
+                )
+            case _:
+                pass
+    return found

@@ -1,0 +1,285 @@
+"""Branching a run: a new run that goes on from some record of another, with what is to be different.
+
+The new log begins with `Forked` and repeats nothing of what came before (`lineage`). The point must be one at which no effect is open: what a
+call that has begun will come to is not known there, and the fork could only guess. To find that out the parent is not folded: its last
+snapshot says which calls were open there, and only the records after it are looked at; whoever loads the fork checks the whole chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import ToolCall
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget, checked
+from detent.core.codec import STATE_VERSION, load_state, read_record
+from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFound
+from detent.core.events import Forked, Planned, RunStarted, UserAsked
+from detent.core.records import RunHead
+from detent.core.state import TERMINAL, RunState
+from detent.ports import EventStore, give_back
+from detent.running import admission
+from detent.running.admission import new_run_id
+from detent.running.advancing import Parts, bounds_after
+from detent.running.branching import checked_edits, edited_agent
+from detent.running.lineage import body_of, ends_with, forked_of, segments
+from detent.running.live import KEY_BLOB, blob_of
+from detent.running.snapshots import SnapshotJournal
+from detent.secrecy.redact import Redactor
+
+Effects = Literal["dry_run", "reuse", "redo"]
+EFFECTS: tuple[Effects, ...] = ("dry_run", "reuse", "redo")
+
+_CALLS = (b'{"type":"tool_started"', b'{"type":"tool_finished"', b'{"type":"tool_in_doubt"', b'{"type":"tool_reconciled"')
+_DIGEST = 77
+"""How many bytes of a line come after its body (`codec.seal`)."""
+_TURN = b'","body":{"type":"turn_started"'
+_BOUNDS = (b'{"type":"budget_changed"', b'{"type":"run_reopened"', b'{"type":"forked"')
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A call that was begun, is no mere reading, and has no outcome; `doubt`: nobody knows whether it happened."""
+
+    call: str
+    tool: str
+    doubt: bool = False
+
+
+class There(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be known of a run after some record: whose it is, its agent and bounds by then, that record's digest, the open effects."""
+
+    agent: AgentSpec
+    budget: Budget
+    host: Host
+    digest: str
+    open: Sequence[Open]
+
+
+class _CallRecord(msgspec.Struct, frozen=True):
+    type: str
+    call: str
+    tool: str = ""
+    side_effect: str = "destructive"
+    outcome: str = ""
+
+
+async def fork(
+    parts: Parts,
+    run_id: str,
+    *,
+    at: int | None = None,
+    edits: Mapping[str, Any] | None = None,
+    effects: Effects = "dry_run",
+    child_id: str | None = None,
+    host: Host | None = None,
+    ceiling: int,
+    usable: Callable[[AgentSpec], None] = lambda agent: None,
+) -> str:
+    """Write the first record of a fork and return the fork's id; see `Engine.fork`. `usable` raises for an agent that cannot work here."""
+    store = parts.store
+    if effects not in EFFECTS:
+        raise ConfigError(f"effects={effects!r}: choose one of {', '.join(EFFECTS)}")
+    admission.checked_run_id(child_id)
+    head = await store.head(run_id)
+    if head is None:
+        raise RunNotFound(run_id, store.url)
+    at = await _boundary(store, head, at)
+    there = await look(store, run_id, at)
+    if host is not None:
+        admission.same_host(run_id, there.host, host)
+    plain = checked_edits(edits or {}, there.agent)
+    budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=ceiling)
+    edited = edited_agent(there.agent, plain)
+    if edited != there.agent:
+        usable(edited)
+    admission.refuse_bounds_of_unknown(budget, [*edited.tools, *parts.tools.names()])
+    parts.affordable(edited, budget.over(there.budget), there.host)
+    await _known(store, run_id, at, plain)
+    refuse_open_effects(run_id, at, there)
+    patterns = (*parts.redact, *edited.redact)
+    plain, secrets = await _hidden(store, run_id, plain, patterns)
+    goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
+    child_id = child_id or new_run_id(goal, parts.clock.now(), parts.ids.token(6))
+    forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
+    async with parts.tenants.starting(there.host.tenant) if parts.tenants else contextlib.nullcontext():
+        for name, value in secrets.items():
+            await store.put_blob(child_id, name, value)
+        await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=there.host)
+    return child_id
+
+
+async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, goal: str, agent: AgentSpec, host: Host) -> None:
+    """Append the record that makes the fork; the state beside it holds what envelope and listing need, and no more."""
+    store = parts.store
+    bare = RunState(run_id=child_id, goal_id=head.goal_id, goal=goal, agent=agent, host=host, openings=1, ancestors=(head.run_id,))
+    await store.claim(child_id)
+    try:
+        if await store.head(child_id) is not None:
+            raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
+        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, charges_all=bool(parts.tenants))
+        journal.record(forked)
+        await journal.commit(durable=True)
+        if await store.head(forked.parent) is None:  # removed in the meantime, and this fork was not seen
+            await store.delete(child_id)
+            raise RunNotFound(forked.parent, store.url)
+    finally:
+        await give_back(store, child_id)
+
+
+# Where ------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
+    """Return the record that the fork goes on from; raise `ConfigError` for one that is not there."""
+    if at is not None:
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 < at <= head.records:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"run {head.run_id!r} has {head.records} records; a fork is at one of 1 to {head.records}, not at {at!r}")
+        return at
+    if head.status not in TERMINAL:
+        return head.records
+    lines = await store.read(head.run_id)
+    turns = [seq for seq, line in enumerate(lines, 1) if _TURN in line]
+    return max(1, turns[-1] - 1) if turns else 1
+
+
+async def look(store: EventStore, run_id: str, at: int) -> There:
+    """Return what is known of the parent after record `at`, from its snapshot and what follows where that counts."""
+    since, state = await _snapshot(store, run_id, at)
+    start = max(0, since - 1)
+    lines = await store.read(run_id, after=start, limit=at - start)
+    if len(lines) < at - start:
+        raise RunNotFound(run_id, store.url)
+    if state is not None and not ends_with(lines[0], state.digest):  # it is not of this log
+        state, lines = None, await store.read(run_id, limit=at)
+    if not body_of(lines[-1]):
+        raise RunErased(run_id)
+    digest = read_record(lines[-1]).digest
+    if state is None:
+        started, agent, above = await _origin(store, run_id, lines[0])
+        bounds = _bounds(started.budget, [*above, *lines])
+        return There(agent=agent, budget=bounds, host=started.host, digest=digest, open=open_effects(lines))
+    calls = [call for one in state.passes.values() for call in one.calls.values() if not call.read_only]
+    begun = [call for call in calls if call.status in ("started", "in_doubt", "again")]
+    known = [Open(call.call_id, call.tool, call.status == "in_doubt") for call in begun]
+    bounds = _bounds(state.budget, lines[1:])
+    return There(agent=state.agent, budget=bounds, host=state.host, digest=digest, open=open_effects(lines[1:], known))
+
+
+def _bounds(budget: Budget, lines: Sequence[bytes]) -> Budget:
+    """Return the bounds after these lines."""
+    return bounds_after(budget, (read_record(line).event for line in lines if body_of(line).startswith(_BOUNDS)))
+
+
+async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunState | None]:
+    """Return the run's snapshot, which holds no transcript, if it is not after record `at` and can be read; else (0, None)."""
+    found = await store.get_snapshot(run_id)
+    if found is None or not 0 < found[0] <= at or not found[1].startswith(b'{"v":%d,' % STATE_VERSION):
+        return 0, None
+    try:
+        return found[0], load_state(found[1], RunState)
+    except ValueError:
+        return 0, None
+
+
+async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStarted, AgentSpec, list[bytes]]:
+    """Return how the first ancestor was started, the run's agent (that of its start with the edits of every fork on the way), and the lines
+    that come before the run's own.
+    """
+    above = await segments(store, run_id, [first])
+    logs = [*(one.lines[0] for one in above), first]
+    started = read_record(logs[0]).event
+    if not isinstance(started, RunStarted):
+        raise RunErased(run_id)
+    agent = started.agent
+    for line in logs[1:]:
+        forked = forked_of(line)
+        agent = edited_agent(agent, forked.edits) if forked is not None else agent
+    return started, agent, [line for one in above for line in one.lines[: one.used]]
+
+
+def refuse_open_effects(run_id: str, at: int, there: There) -> None:
+    """Raise `NotAllowedNow` naming the call, where an effect was begun and had no outcome after record `at`."""
+    for one in there.open:
+        how = "is in doubt" if one.doubt else "has begun and has no outcome"
+        raise NotAllowedNow(
+            run_id,
+            f"run {run_id!r} cannot be forked at record {at}: call {one.call} ({one.tool}) {how} there. Fork before its ToolStarted or after "
+            f"its outcome (`detent explain {run_id} {one.call}` shows both), or settle it first",
+            reason_code="effect_open",
+        )
+
+
+def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Open]:
+    """Return the effects that are open after these lines, `known` being open before them."""
+    found = {one.call: one for one in known}
+    for line in lines:
+        body = body_of(line)
+        if not body.startswith(_CALLS):
+            continue
+        record = msgspec.json.decode(body[:-_DIGEST], type=_CallRecord)
+        match record.type:
+            case "tool_started" if record.side_effect not in ("none", "read"):
+                found[record.call] = Open(record.call, record.tool)
+            case "tool_in_doubt" if record.call in found:
+                found[record.call] = msgspec.structs.replace(found[record.call], doubt=True)
+            case "tool_finished":
+                found.pop(record.call, None)
+            case "tool_reconciled" if record.outcome != "again":
+                found.pop(record.call, None)
+            case "tool_reconciled" if record.call in found:
+                found[record.call] = msgspec.structs.replace(found[record.call], doubt=False)
+            case _:
+                pass
+    return list(found.values())
+
+
+# What is different ------------------------------------------------------------------------------------------------------------------------
+
+
+async def _known(store: EventStore, run_id: str, at: int, edits: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an edit of a call or question that is not there before the fork."""
+    wanted = {"results": "call", "replies": "question"}
+    if not any(edits.get(name) for name in wanted):
+        return
+    lines = await store.read(run_id, limit=at)
+    every = [line for one in await segments(store, run_id, lines) for line in one.lines[: one.used]] + list(lines)
+    there: dict[str, list[str]] = {"results": [], "replies": []}
+    for line in every:
+        record = read_record(line)
+        match record.event:
+            case Planned() as event:
+                calls = len(event.dropped) + (1 if event.embedded else sum(isinstance(action, ToolCall) for action in event.actions))
+                there["results"] += [f"{record.envelope.scope}.{record.envelope.iteration}.{i}" for i in range(calls)]
+            case UserAsked(ask_id=ask):
+                there["replies"].append(ask)
+            case _:
+                pass
+    for name, what in wanted.items():
+        named: dict[str, Any] = edits.get(name, {})
+        for asked in named:
+            if asked not in there[name]:
+                near = difflib.get_close_matches(asked, there[name], n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there[name][-5:]) or 'none'}"
+                raise ConfigError(f"run {run_id!r} has no {what} {asked!r} up to record {at}; {hint}")
+
+
+async def _hidden(
+    store: EventStore, run_id: str, edits: dict[str, Any], patterns: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the edits with sensitive values replaced by placeholders, and the blobs that hold these values."""
+    if not edits or not patterns:
+        return edits, {}
+    key = await store.get_blob(run_id, KEY_BLOB)
+    for one in reversed(await segments(store, run_id, await store.read(run_id, limit=1))) if key is None else ():
+        key = key or await store.get_blob(one.run_id, KEY_BLOB)
+    key = os.urandom(32) if key is None else key
+    redactor = Redactor(patterns, key)
+    hidden = redactor.data(edits)
+    kept = {blob_of(name): msgspec.json.encode(value) for name, value in redactor.found.items()}
+    return hidden, {KEY_BLOB: key, **kept} if kept else {}

@@ -1,0 +1,392 @@
+"""Moving runs: from store to store, into archives and back, byte for byte.
+
+What is moved is a run's lines as they are stored, with its artifacts, its waiting signals and its listing entry; a fork takes along what it
+refers to in its ancestors, and before a run is removed its forks here are given what they refer to in it. The digest chain is checked
+before and after, and the lines that arrived are compared with those that left. Nothing is overwritten: a target that holds another log under
+that id is refused, one that holds the beginning of this log is continued, so that what was interrupted is simply done again.
+
+A run that is not finished can be advanced wherever it is, and two of it would each have their effects: it is moved, not copied.
+
+An archive is one gzip file of JSON lines: first a manifest, then the record lines, then a line for each artifact in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import os
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from detent.core.codec import read_log, read_record
+from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.core.records import RunHead
+from detent.core.state import TERMINAL
+from detent.ports import EventStore, RunQuery, Signal, give_back
+from detent.running import lineage
+
+ARCHIVE_VERSION = 1
+SUFFIX = ".jsonl.gz"
+OF_ONE_RUN = (NotAllowedNow, RunBusy, RunNotFound, CorruptLog, NewerVersion)
+"""Why one run cannot be moved while others can."""
+
+replace = msgspec.structs.replace
+
+
+Preserve = Callable[[EventStore, str], Awaitable[None]]
+"""Called before a run is removed from its store: gives to its forks what they refer to in it."""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one run: `records` and `blobs` that are there now, of which `added` records are new; `digest` ends the log."""
+
+    run_id: str
+    records: int
+    added: int
+    blobs: int
+    digest: str
+    bytes: int = 0
+    removed: bool = False
+    place: str = ""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run in memory: what it is made of wherever it is kept. `consumed` are the ids of signals that its log took up."""
+
+    head: RunHead
+    lines: tuple[bytes, ...]
+    blobs: dict[str, bytes]
+    signals: tuple[Signal, ...] = ()
+    consumed: tuple[str, ...] = ()
+    digest: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.head.run_id
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of an archive. `records_sha256` is over the record lines, each with its newline; `blobs` maps keys to (bytes, sha256)."""
+
+    detent_archive: int
+    head: RunHead
+    records: int
+    digest: str
+    records_sha256: str
+    blobs: dict[str, tuple[int, str]]
+    signals: tuple[Signal, ...] = ()
+
+
+# Reading and writing one run ------------------------------------------------------------------------------------------------------------
+
+
+def checked(run_id: str, lines: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
+    """Check every digest; return the last, and the ids of the signals that the log took up. Raise `CorruptLog`, `NewerVersion`."""
+    digest, consumed = "", list[str]()
+    for record in read_log(run_id, lines):
+        digest = record.digest
+        signal: str = getattr(record.event, "signal", "")
+        if signal:
+            consumed.append(signal)
+    return digest, tuple(consumed)
+
+
+async def take(store: EventStore, run_id: str) -> Held:
+    """Return the run as it is in a store, checked, a fork with what it has of its ancestors; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
+    head, lines = await store.head(run_id), await store.read(run_id)
+    if head is None or not lines:
+        raise RunNotFound(run_id, store.url)
+    digest, consumed = checked(run_id, lines)
+    blobs: dict[str, bytes] = {}
+    for key in await store.list_blobs(run_id):
+        data = await store.get_blob(run_id, key)
+        if data is not None:
+            blobs[key] = data
+    with contextlib.suppress(RunErased):  # of an ancestor: there is nothing left to take along
+        blobs |= await lineage.carried(store, run_id, lines, finished=head.status in TERMINAL)
+    signals = (await store.signals([run_id])).get(run_id, [])
+    return Held(head=head, lines=tuple(lines), blobs=blobs, signals=tuple(signals), consumed=consumed, digest=digest)
+
+
+async def put(store: EventStore, held: Held) -> Moved:
+    """Write a run into a store, or what of it is missing there, and check what has arrived.
+
+    Raise `NotAllowedNow` when the store holds another log under this id; nothing was changed then.
+    """
+    run_id = held.run_id
+    there = await store.read(run_id)
+    shared = min(len(there), len(held.lines))
+    if tuple(there[:shared]) != held.lines[:shared]:
+        at = next(i for i, (a, b) in enumerate(zip(there, held.lines, strict=False), 1) if a != b)
+        raise NotAllowedNow(
+            run_id,
+            f"{store.url} holds another run under the id {run_id!r}: they part at record {at}. Nothing was changed there; "
+            "delete that run first, or leave this one where it is",
+            reason_code="another_log",
+        )
+    blobs = await _put_blobs(store, held)
+    if len(there) < len(held.lines):  # in one append: half a log must never be something that can be resumed
+        missing = held.lines[len(there) :]
+        await store.append(run_id, len(there), missing, head=held.head, durable=True, consumed=held.consumed)
+    known = set(held.consumed)
+    for signal in held.signals:
+        if signal.id not in known:
+            await store.post(run_id, signal)
+    arrived = await store.read(run_id)
+    if tuple(arrived[: len(held.lines)]) != held.lines:
+        raise CorruptLog(run_id, len(arrived), f"{store.url} does not give back what was written to it")
+    digest, _ = checked(run_id, arrived)
+    added = max(0, len(held.lines) - len(there))
+    return Moved(run_id=run_id, records=len(arrived), added=added, blobs=blobs, digest=digest, place=store.url)
+
+
+async def _put_blobs(store: EventStore, held: Held) -> int:
+    """Write what is missing, before the records that name it; return how many there are."""
+    for key, data in held.blobs.items():
+        if await store.get_blob(held.run_id, key) != data:
+            await store.put_blob(held.run_id, key, data)
+    return len(held.blobs)
+
+
+@contextlib.asynccontextmanager
+async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
+    """Hold the run in each store; raise `RunBusy` while somebody advances it."""
+    async with contextlib.AsyncExitStack() as stack:
+        for store in stores:
+            await store.claim(run_id)
+            stack.push_async_callback(give_back, store, run_id)
+        yield
+
+
+# From store to store --------------------------------------------------------------------------------------------------------------------
+
+
+async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False, preserve: Preserve = lineage.preserve) -> Moved:
+    """Copy a run into another store; with `move`, remove it from the first once the other has been checked.
+
+    Raise `NotAllowedNow` for an unfinished run that is not moved, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
+    """
+    if source is target or (source.url == target.url and source.url != "ram:"):
+        raise ConfigError(f"{source.url} cannot be copied to itself; give another store")
+    async with _claimed(run_id, source, target):
+        held = await take(source, run_id)
+        if not move and held.head.status not in TERMINAL:
+            raise NotAllowedNow(
+                run_id,
+                f"run {run_id!r} is {held.head.status}: a copy of it could be advanced beside it, and both would have their effects. "
+                "Move it (`detent copy --move`), or finish or cancel it first",
+                reason_code="not_finished",
+            )
+        moved = await put(target, held)
+        if not move:
+            return moved
+        await preserve(source, run_id)
+        await source.delete(run_id)
+        return replace(moved, removed=True)
+
+
+# Archives ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def archive_path(directory: Path, run_id: str) -> Path:
+    """Return the file that a run is archived in."""
+    return directory / f"{quote(run_id, safe='')}{SUFFIX}"
+
+
+async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: Preserve = lineage.preserve) -> Moved:
+    """Write a finished run into an archive in `directory`, check the file, and remove the run from the store.
+
+    An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
+    that is not finished, or when the archive holds another log; `RunBusy`, `RunNotFound`, `CorruptLog`.
+    """
+    async with _claimed(run_id, store):
+        held = await take(store, run_id)
+        if held.head.status not in TERMINAL:
+            raise NotAllowedNow(
+                run_id, f"run {run_id!r} is {held.head.status}; only a finished run is archived", reason_code="not_finished"
+            )
+        await preserve(store, run_id)
+        path = archive_path(directory, run_id)
+        if path.exists():
+            _check_beginning(path, held)
+        write_archive(path, held)
+        if read_archive(path) != held:
+            raise CorruptLog(run_id, 0, f"{str(path)!r} does not give back what was written to it; the run was not removed")
+        await store.delete(run_id)
+    return Moved(
+        run_id=run_id,
+        records=len(held.lines),
+        added=len(held.lines),
+        blobs=len(held.blobs),
+        digest=held.digest,
+        bytes=path.stat().st_size,
+        removed=True,
+        place=str(path),
+    )
+
+
+def _check_beginning(path: Path, held: Held) -> None:
+    there = read_archive(path)
+    if held.lines[: len(there.lines)] != there.lines:
+        raise NotAllowedNow(
+            held.run_id, f"{str(path)!r} holds another run under the id {held.run_id!r}; give another directory", reason_code="another_log"
+        )
+
+
+async def archive_before(
+    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None, preserve: Preserve = lineage.preserve
+) -> AsyncGenerator[Moved | DetentError]:
+    """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
+
+    A run that cannot be archived (it may not be removed, somebody holds it, it is damaged) is left, and the reason is yielded.
+    """
+    for head in reversed(await finished_before(store, before, tenant=tenant)):
+        try:
+            yield await archive(store, directory, head.run_id, preserve=preserve)
+        except OF_ONE_RUN as error:
+            yield error
+
+
+async def finished_before(store: EventStore, before: datetime, *, tenant: str | None = None) -> list[RunHead]:
+    """Return the finished runs that were last changed before a time, newest first."""
+    heads = await store.list_runs(RunQuery(status=tuple(TERMINAL), tenant=tenant, until=before))
+    return [head for head in heads if head.updated_at < before]
+
+
+def write_archive(path: Path, held: Held) -> None:
+    """Write an archive whole or not at all, durably; raise `ConfigError` when the file cannot be written."""
+    if any(b"\n" in line for line in held.lines):
+        raise CorruptLog(held.run_id, 0, "a record is more than one line, which an archive cannot hold")
+    manifest = Manifest(
+        detent_archive=ARCHIVE_VERSION,
+        head=held.head,
+        records=len(held.lines),
+        digest=held.digest,
+        records_sha256=sha256(b"".join(line + b"\n" for line in held.lines)).hexdigest(),
+        blobs={key: (len(data), sha256(data).hexdigest()) for key, data in held.blobs.items()},
+        signals=held.signals,
+    )
+    blobs = (msgspec.json.encode({"key": key, "data": base64.b64encode(data).decode()}) for key, data in held.blobs.items())
+    partly = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partly.open("wb") as raw:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as out:
+                for line in (msgspec.json.encode(manifest), *held.lines, *blobs):
+                    out.write(line + b"\n")
+            raw.flush()
+            os.fsync(raw.fileno())
+        partly.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"{str(path)!r} cannot be written ({error.strerror}); give a directory with room that you may write to"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partly.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_archive(path: Path) -> Held:
+    """Return the run in an archive, checked; raise `ConfigError` for what is no archive, `CorruptLog`, `NewerVersion`."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).split(b"\n")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no archive {str(path)!r}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
+    manifest = _manifest(path, lines[0])
+    records = tuple(lines[1 : manifest.records + 1])
+    if (
+        sha256(b"".join(line + b"\n" for line in records)).hexdigest() != manifest.records_sha256
+        or not 0 < len(records) == manifest.records
+    ):
+        raise CorruptLog(manifest.head.run_id, 0, f"the records in {str(path)!r} are not those that its manifest names")
+    digest, consumed = checked(manifest.head.run_id, records)
+    _check_entry(path, manifest.head, records)
+    blobs = _blobs(path, manifest, lines[manifest.records + 1 : -1])
+    if digest != manifest.digest:
+        raise CorruptLog(manifest.head.run_id, len(records), f"the log in {str(path)!r} does not end with the digest of its manifest")
+    return Held(head=manifest.head, lines=records, blobs=blobs, signals=manifest.signals, consumed=consumed, digest=digest)
+
+
+def _manifest(path: Path, line: bytes) -> Manifest:
+    try:
+        version: Any = msgspec.json.decode(line)["detent_archive"]
+        if version < 1:
+            raise TypeError(f"there is no archive version {version}")
+        if version > ARCHIVE_VERSION:
+            raise NewerVersion(
+                f"{str(path)!r} was written by a newer Detent (archive version {version}, this one reads up to {ARCHIVE_VERSION}); "
+                "upgrade to read it"
+            )
+        return msgspec.json.decode(line, type=Manifest)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ConfigError(f"{str(path)!r} is no archive of a run: its first line is no manifest ({error})") from error
+
+
+def _check_entry(path: Path, head: RunHead, lines: Sequence[bytes]) -> None:
+    """Raise `CorruptLog` unless the listing entry says what the envelopes do: no digest covers it, and by its tenant a run is seen.
+
+    By its times it is sorted and archived. What it says in words (goal, title, reason) is for reading.
+    """
+    first, last = read_record(lines[0]).envelope, read_record(lines[-1]).envelope
+    there = (first.tenant, first.agent, first.goal or first.run, first.parent, last.seq, last.status or "running", first.at, last.at)
+    said = (head.tenant, head.agent, head.goal_id, head.parent, head.records, head.status, head.created_at, head.updated_at)
+    if said != there or not 0 <= head.iterations <= head.records:
+        raise CorruptLog(head.run_id, 0, f"the listing entry in {str(path)!r} is not that of the records beside it")
+
+
+def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    try:
+        for line in lines:
+            entry = msgspec.json.decode(line, type=dict[str, str])
+            found[entry["key"]] = base64.b64decode(entry["data"])
+    except (ValueError, KeyError) as error:
+        raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} cannot be read ({error})") from error
+    if {key: (len(data), sha256(data).hexdigest()) for key, data in found.items()} != manifest.blobs:
+        raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} are not those that its manifest names")
+    return found
+
+
+async def bring_back(store: EventStore, path: Path) -> Moved:
+    """Write the run in an archive into a store; raise `RunBusy`, and what `read_archive` raises.
+
+    Raise `NotAllowedNow` when another log is there, or the run is not finished: it may still go on where the file was made of it.
+    """
+    held = read_archive(path)
+    if held.head.status not in TERMINAL:
+        raise NotAllowedNow(
+            held.run_id,
+            f"{str(path)!r} holds run {held.run_id!r}, which is {held.head.status}: an archive is of a finished run, and two of this one "
+            "would each have their effects. Nothing was imported; move it from its store (`detent copy --move`)",
+            reason_code="not_finished",
+        )
+    async with _claimed(held.run_id, store):
+        return await put(store, held)
+
+
+def archives_in(place: Path) -> list[Path]:
+    """Return the archives that a path names: itself, or all in a directory; raise `ConfigError` when there are none."""
+    found = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    if not found:
+        raise ConfigError(f"there is no archive (*{SUFFIX}) in {str(place)!r}")
+    return found

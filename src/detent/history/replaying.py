@@ -1,0 +1,108 @@
+"""Re-executing a run's log with the code and tools at hand, without a live call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from detent.core import events as e
+from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
+from detent.core.records import Record
+from detent.core.state import describe
+from detent.history.replay_world import ReplayWorld
+from detent.kernel.outside import BRANCH
+from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
+from detent.ports import Plan, View
+from detent.running.advancing import Parts, make_run, tools_of, ways_of
+from detent.running.lineage import find_blob
+from detent.running.passes import drive
+from detent.running.phase_hooks import missing_hooks
+from detent.running.results import Difference, Replay
+from detent.running.snapshots import base_of
+
+Answer = Plan | MalformedPlan
+"""What a planner gave when it was asked: a plan, or an answer that is none."""
+
+
+Blob = Callable[[str], Awaitable[bytes | None]]
+MakeWorld = Callable[[ReplayJournal, Blob], ReplayWorld]
+
+
+class Listening(ReplayWorld):
+    """Keeps what the planner was shown, and what it answered."""
+
+    asked: list[tuple[View, Answer]]
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Answer as the planner did."""
+        try:
+            plan = await super().plan(view, deadline_s)
+        except MalformedPlan as error:
+            self.asked.append((view, error))
+            raise
+        self.asked.append((view, plan))
+        return plan
+
+
+async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, Answer]]:
+    """Return each view that the run's planner had, with what it answered; raise `Divergence` where the log does not come out again."""
+    asked: list[tuple[View, Answer]] = []
+
+    def world(journal: ReplayJournal, blob: Blob) -> ReplayWorld:
+        made = Listening(journal, blob)
+        made.asked = asked
+        return made
+
+    found = await replay(records, parts, make_world=world)
+    if found.divergence is not None:
+        raise Divergence(found.run_id, found.divergence.sequence, found.divergence.expected, found.divergence.actual)
+    return asked
+
+
+async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld) -> Replay:
+    """Return whether the log comes out again, record by record, or where it first does not.
+
+    Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
+    """
+    token = BRANCH.set("")  # who asks may be a tool of a pass that goes on beside others of its own run
+    try:
+        return await _replayed(records, parts, make_world)
+    finally:
+        BRANCH.reset(token)
+
+
+async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWorld) -> Replay:
+    run_id = records[0].envelope.run
+    journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
+    world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))
+    tools = tools_of(journal.state, parts)
+    try:
+        while journal.next is not None:
+            before = journal.cursor
+            await world.signals(fresh=True)
+            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `signals` moved the cursor
+                break
+            if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
+                raise journal.diverged("the end of the run")
+            try:
+                strategy, kernels = ways_of(journal.state, parts)
+                await drive(make_run(journal, world, parts, tools), strategy, kernels)
+            except Unwind:
+                journal.accept()
+                continue
+            if journal.cursor == before:
+                raise journal.diverged("nothing: the run cannot move here")
+    except LogEnded:
+        pass
+    except Divergence as error:
+        if isinstance(journal.next, e.EffectRecorded) and (missing := missing_hooks(records[journal.cursor :], parts.hooks)):
+            raise ConfigError(
+                f"run {run_id!r} had hooks of phases that are not here ({', '.join(missing)}), and record {error.sequence} holds what one of "
+                "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
+            ) from error
+        difference = Difference(sequence=error.sequence, expected=error.expected, actual=error.actual)
+        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
+    except IllegalEvent as error:
+        expected = journal.next
+        difference = Difference(sequence=journal.cursor + 1, expected=describe(expected) if expected else "the end", actual=str(error))
+        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
+    return Replay(run_id=run_id, identical=True, divergence=None, records=journal.cursor)

@@ -1,0 +1,143 @@
+"""Whether the runs in flight can go on with the code at hand: each is folded and re-executed, and nothing is recorded.
+
+What a resume does about code that has changed: tools and policy that differ are put on record (`RunResumed.changed`) and hold from then on; a
+kernel or strategy that would give another pass raises `Divergence`, and a tool that is missing `ToolsMissing`: nothing is recorded then, and
+the run stays as it is. What the policy decided stays decided, so here it is taken from the log (`backtest` asks a policy about it again).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.agent import AgentSpec
+from detent.core.errors import DetentError
+from detent.core.events import ApprovalRequested, PolicyDecided, RunStarted
+from detent.core.records import Record
+from detent.core.state import WAITING, RunState
+from detent.history.replaying import replay
+from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.running.advancing import Parts, digests_of, kernel_of, load, tools_of, ways_of
+from detent.running.lineage import history
+from detent.running.passes import version_of
+from detent.running.results import Difference
+from detent.running.snapshots import load_run
+
+OPEN = ("running", *WAITING)
+
+
+class Upgraded(msgspec.Struct, frozen=True, kw_only=True):
+    """How one open run would fare with the code at hand.
+
+    `missing` are tools that are not registered here, `changed` names what differs since the run was opened (`tool:NAME`, `policy`, `kernel`,
+    `strategy`), `divergence` is the first record that does not come out again, `problem` what keeps the run from being read or executed.
+    """
+
+    run_id: str
+    status: str
+    records: int
+    missing: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    divergence: Difference | None = None
+    problem: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a resume takes the run on."""
+        return self.divergence is None and not self.missing and not self.problem
+
+
+class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
+    """What the installed code means for every open run, oldest first."""
+
+    runs: tuple[Upgraded, ...]
+
+    @property
+    def stranded(self) -> tuple[Upgraded, ...]:
+        """The runs that would not go on."""
+        return tuple(run for run in self.runs if not run.goes_on)
+
+
+class AsDecided:
+    """A policy that says of each call what its log says was decided, in that order."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.version = ""
+        self._said: dict[str, deque[PolicyDecided]] = {}
+        self._asked: dict[str, deque[ApprovalRequested]] = {}
+        for record in records:
+            match record.event:
+                case PolicyDecided() as event:
+                    self._said.setdefault(event.call, deque()).append(event)
+                case ApprovalRequested() as event:
+                    self._asked.setdefault(event.call, deque()).append(event)
+                case _:
+                    pass
+
+    def of(self, agent: AgentSpec) -> Policy:
+        """Return this policy, whatever the agent's."""
+        return self
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Return the next decision on the call; allow one that the log has none for, which is then the first difference."""
+        said = self._said.get(call.call_id)
+        if not said:
+            return Verdict(decision="allow", rule="not_on_record")
+        event = said.popleft()
+        self.version = event.policy
+        asked = self._asked[call.call_id].popleft() if event.decision == "require_approval" and self._asked.get(call.call_id) else None
+        until = asked.expires_at - asked.requested_at if asked is not None and asked.expires_at and asked.requested_at else None
+        return Verdict(
+            decision=event.decision,
+            rule=event.rule,
+            reason=event.reason,
+            sources=event.sources,
+            facts=event.facts if asked is None else asked.facts,
+            approvers=asked.approvers if asked is not None else 1,
+            expires_s=until.total_seconds() if until is not None else None,
+            on_reject=asked.on_reject if asked is not None else "",
+        )
+
+    def may_ask(self, tool: ToolSpec) -> bool:
+        """Nobody is asked here."""
+        return False
+
+
+async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str]:
+    """Return the runs that are not finished, oldest first."""
+    return [head.run_id for head in reversed(await store.list_runs(RunQuery(status=OPEN, tenant=tenant)))]
+
+
+async def check_run(parts: Parts, run_id: str) -> Upgraded:
+    """Return how a run would fare; reads only."""
+    head = await parts.store.head(run_id)
+    known: dict[str, Any] = {"run_id": run_id, "status": head.status if head else "unknown", "records": head.records if head else 0}
+    try:
+        state = await load_run(parts.store, run_id)
+        changed = await _changed(parts, state)
+        there = tools_of(state, parts, missing_ok=True)
+        missing = tuple(name for name in state.agent.tools if name not in there)
+        if missing:
+            return Upgraded(**known, missing=missing, changed=changed)
+        records = await load(parts.store, run_id)
+        found = await replay(records, msgspec.structs.replace(parts, policy_of=AsDecided(records).of))
+    except DetentError as error:
+        return Upgraded(**known, problem=str(error))
+    except Exception as error:  # noqa: BLE001 - foreign code: a strategy, kernel or policy that fails on this run is what is asked about
+        return Upgraded(**known, problem=f"{type(error).__name__}: {error}")
+    return Upgraded(**known, changed=changed, divergence=found.divergence)
+
+
+async def _changed(parts: Parts, state: RunState) -> tuple[str, ...]:
+    """Return what differs in code since the run was opened; raise `UnknownName` for a strategy or kernel that is not here."""
+    strategy, _ = ways_of(state, parts)
+    kernel_of(state.agent, parts)
+    tools = tools_of(state, parts, missing_ok=True)
+    then = {name: digest for name, digest in state.digests.items() if not name.startswith("capability:")}
+    now = {name: digest for name, digest in digests_of(tools, parts, {}).items() if name in then}
+    different = [name for name in then if now.get(name, "") != then[name]]
+    version = next((r.event.strategy_version for r in await history(parts.store, state.run_id) if isinstance(r.event, RunStarted)), 1)
+    return tuple(sorted([*different, *(["strategy"] if version != version_of(strategy) else [])]))

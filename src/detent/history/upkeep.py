@@ -1,0 +1,91 @@
+"""Looking after logs: verify, erase, collect what nothing refers to any more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from detent.core.codec import read_log, tombstone
+from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy
+from detent.core.events import Erased
+from detent.core.state import RunState
+from detent.kernel.journal import Journal, head_of
+from detent.ports import EventStore, RunQuery, give_back
+from detent.running.advancing import Parts
+from detent.running.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget
+from detent.running.live import Control
+from detent.running.results import Verification
+
+
+async def verify(store: EventStore, run_id: str, *, head: str) -> Verification:
+    """Check every digest of a log, and that it ends with the digest `head` when one is given."""
+    sound, digest, erased = 0, "", False
+    try:
+        for record in read_log(run_id, await store.read(run_id)):
+            sound, digest, erased = sound + 1, record.digest, erased or record.event is None
+    except (CorruptLog, NewerVersion) as error:
+        problem = error.why if isinstance(error, CorruptLog) else str(error)
+        return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=problem)
+    problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
+    sequence = sound if problem else None
+    return Verification(run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sequence, problem=problem)
+
+
+async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
+    """Replace a run's records by tombstones and remove what goes with them; raise `NotAllowedNow` for a running one."""
+    if state.status == "running":
+        raise NotAllowedNow(
+            state.run_id, f"run {state.run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
+        )
+    journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids)
+    journal.record(Erased(by=by, why=why))
+    await journal.commit(durable=True)
+    await parts.store.erase(
+        state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", title="", reason="erased")
+    )
+    await forget(parts.store, state.run_id)
+
+
+@contextlib.asynccontextmanager
+async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
+    """Hold the run, so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
+
+    The claims of a store object are one holder's: it would grant this one a second time, and the first to be done would give it up.
+    """
+    control = Control()
+    parts.watcher.add(run_id, control)
+    try:
+        await parts.store.claim(run_id)
+        try:
+            yield
+        finally:
+            await give_back(parts.store, run_id)
+    finally:
+        parts.watcher.remove(run_id)
+        parts.watcher.free(run_id, control)
+
+
+async def collect(parts: Parts) -> int:
+    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+    store, freed = parts.store, 0
+    for head in await store.list_runs(RunQuery()):
+        keys = [key for key in await store.list_blobs(head.run_id) if len(key) == ARTIFACT_KEY_LENGTH]
+        if not keys:
+            continue
+        with contextlib.suppress(RunBusy):
+            async with held(parts, head.run_id):
+                freed += await _drop(store, head.run_id, keys)
+    return freed + await store.gc()
+
+
+async def _drop(store: EventStore, run_id: str, keys: list[str]) -> int:
+    """Remove those of a run's artifacts that neither its records nor its prefix name; return their bytes."""
+    freed = 0
+    named = b"\n".join([*await store.read(run_id), await store.get_blob(run_id, PREFIX_BLOB) or b""])
+    for key in keys:
+        if key.encode() not in named:
+            freed += len(await store.get_blob(run_id, key) or b"")
+            await store.delete_blob(run_id, key)
+    return freed

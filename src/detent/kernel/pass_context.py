@@ -1,0 +1,58 @@
+"""How a pass is configured, and the one place where its context is assembled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from detent.kernel.context import KernelContext, KernelInput, Run
+from detent.kernel.execution import carry_out
+from detent.kernel.planning import propose
+from detent.ports import offered
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
+
+    `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
+    small model. An empty `output_schema` means that any answer will do.
+    """
+
+    task: str = ""
+    instructions: str | None = None
+    tools: tuple[str, ...] | None = None
+    guards: tuple[str, ...] = ()
+    guidance: tuple[str, ...] = ()
+    output_schema: dict[str, Any] | None = None
+    small: bool = False
+
+
+def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
+    """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
+    state = run.state
+    agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
+    tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
+    return KernelContext(
+        input=KernelInput(
+            task=given.task or state.goal,
+            instructions=agent.instructions,
+            variables=state.variables,
+            limits=state.passes[scope].limits,
+            guidance=given.guidance,
+            output_schema=state.output_schema if given.output_schema is None else given.output_schema or None,
+            small=given.small,
+        ),
+        agent=agent,
+        profile=run.profile,
+        compression=run.compression,
+        tools=tools,
+        hooks=run.hooks,
+        guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),
+        run=run,
+        scope=scope,
+        specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
+        known={name: tool.spec for name, tool in run.tools.items()},
+        propose=propose,
+        carry_out=carry_out,
+    )

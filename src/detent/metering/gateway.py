@@ -1,0 +1,381 @@
+"""The gateway: every model call of a run passes through here and stands on the log (DESIGN 7).
+
+Theory of operation. A call waits for its turn at the provider, then reserves what it may use at most: the estimate of its prompt, and the
+output that it may ask for, which is clamped to what the bounds of run and pass leave beside all open reservations. `ModelCallStarted` holds
+the reservation; what was used replaces it with `ModelCallFinished` or `ModelCallFailed`, and so the sum of all calls is the run's usage. Where
+a reservation does not fit only because other calls are open, the call waits for them; where it cannot fit, `BoundReached` is raised and
+nothing is sent. What bounds the run's tenant is reserved in its account, too (`detent.metering.holds`), where other runs see it. Retryable failures are
+tried again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
+used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked as estimated. Nothing here runs in a
+re-execution: it takes the records as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.core.budget import NOTHING, Usage
+from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
+from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
+from detent.kernel.context import KernelContext
+from detent.metering.holds import Account
+from detent.metering.model_limits import Entry, ModelRetries, ProviderLimits
+from detent.metering.pricing import Prices
+from detent.metering.reserving import Allowed, Asked, allowed, bounded
+from detent.metering.tenants import Tenants
+from detent.ports import Chunk, ModelAnswer
+from detent.secrecy.redact import hiding, sensitive_fields
+
+replace = msgspec.structs.replace
+
+Send = Callable[[int | None], Awaitable[ModelAnswer]]
+
+
+MOST_TOKENS = 10**12
+"""More tokens than any one call uses: what a provider tells beyond it is an error of its own."""
+LOOKS_S = (0.05, 1.0)
+"""Where other runs of the tenant have reserved what is left, their reservations are looked at again after so long: at first, at most."""
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+
+class Traffic:
+    """What the model calls of all runs of an engine share: prices, limits by provider, how failures are tried again."""
+
+    __slots__ = ("chance", "limits", "prices", "retries")
+
+    def __init__(
+        self,
+        *,
+        prices: Prices | None = None,
+        limits: ProviderLimits | None = None,
+        retries: ModelRetries | None = None,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self.prices, self.limits, self.retries = prices or Prices(), limits or ProviderLimits(), retries or ModelRetries()
+        self.chance = chance or random.Random().random
+
+
+class Room:
+    """Wakes the calls of one run that wait for the reservations of others."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def changed(self) -> None:
+        """Wait until a reservation was given back."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        await place
+
+    def free(self) -> None:
+        """A reservation was given back."""
+        for place in self._waiting:
+            if not place.done():
+                place.set_result(None)
+        self._waiting.clear()
+
+
+class Gateway:
+    """The way to models for one pass of a run (`ports.Models`); its planner gets it as `view.models`, once a plan."""
+
+    __slots__ = ("_chunk", "_closed", "_context", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
+
+    def __init__(
+        self,
+        context: KernelContext,
+        traffic: Traffic,
+        room: Room,
+        chunk: Callable[[Chunk], None] | None = None,
+        *,
+        tenants: Tenants | None = None,
+        patterns: Sequence[str] = (),
+    ) -> None:
+        self._tenants = tenants
+        self._streamed = hiding(patterns, sensitive_fields(context.known.values())) if chunk is not None else ()
+        self._kind: Literal["text", "thinking"] = "text"
+        self._context, self._run, self._scope = context, context.run, context.scope
+        self._traffic, self._room, self._chunk = traffic, room, chunk
+        self._open: dict[str, Usage] = {}
+        self._closed = False
+
+    async def call(
+        self,
+        model: str,
+        send: Send,
+        *,
+        provider: str = "",
+        purpose: str = "plan",
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+    ) -> ModelAnswer:
+        """See `ports.Models.call`."""
+        asked = Asked(
+            model=model,
+            provider=provider or (model.partition(":")[0] if ":" in model else ""),
+            purpose=purpose,
+            input_tokens=max(0, input_tokens),
+            max_output_tokens=None if max_output_tokens is None else max(1, max_output_tokens),
+        )
+        call, attempt, waited = "", 0, 0.0
+        while True:
+            attempt += 1
+            entry, fits, account = await self._admitted(asked)
+            call = call or self._name()
+            started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved, held=fits.held)
+            try:
+                return await self._attempt(started, asked, send, fits.limit, entry, account=account)
+            except ModelCallFailure as failure:
+                pause = self._pause(failure, attempt, waited)
+                if pause is None and attempt == 1:
+                    raise
+                if pause is None:
+                    raise _given_up(failure, attempt) from failure
+            finally:
+                self._emitted()
+                entry.leave()
+                if account is not None:
+                    await account.leave()
+            waited += pause
+            await self._rested(pause)
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
+        """See `ports.Models.emit`; what patterns match and what stands in sensitive fields is hidden, also where it comes in pieces."""
+        if self._streamed and kind != self._kind:
+            self._emitted()
+        self._kind = kind
+        for streamed in self._streamed:
+            content = streamed.add(content)
+        if content:
+            self._tell(kind, content)
+
+    def _emitted(self) -> None:
+        """Tell what was held back: the text has ended."""
+        rest = ""
+        for streamed in self._streamed:
+            rest = streamed.add(rest) + streamed.rest()
+        if rest:
+            self._tell(self._kind, rest)
+
+    def _tell(self, kind: Literal["text", "thinking", "model"], content: Any) -> None:
+        """Hand a chunk to whoever watches."""
+        if self._chunk is None:
+            return
+        state = self._run.state
+        self._chunk(
+            Chunk(
+                kind=kind,
+                run_id=state.run_id,
+                goal_id=state.goal_id,
+                agent=state.agent.name,
+                scope=self._scope,
+                iteration=self._iteration(),
+                content=content,
+                parent=state.parent,
+            )
+        )
+
+    def close(self) -> None:
+        """Take no further calls; those that their caller did not wait for are given up and charged at their reservations."""
+        self._closed = True
+        self._emitted()
+        for call in list(self._open):
+            self._failed(call, "nobody waited for its answer", "abandoned", self._unknown(call))
+
+    async def flush(self) -> None:
+        """Commit what was recorded: who suspends the run wants its model calls to be known."""
+        await self._context.commit()
+
+    # One attempt ----------------------------------------------------------------------------------------------------------------
+
+    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed, Account | None]:
+        """Wait for room in the bounds and at the provider; return the place there, what the call may use, and the tenant's account, held."""
+        look = LOOKS_S[0]
+        while True:
+            await self._run.world.weigh(self._context)
+            fits = self._fits(asked)
+            if fits is None:
+                await self._room.changed()
+                continue
+            seq, account = self._run.state.seq, None
+            entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
+            try:
+                account, others = await self._account()
+                if account is not None or self._closed or self._run.state.seq != seq:
+                    fits = self._fits(asked, others)  # others may have reserved while this one waited
+                if fits is not None:
+                    return entry, fits, account
+                if account is not None:
+                    await account.leave()
+            except BaseException:
+                entry.leave(0)
+                if account is not None:
+                    await account.leave()
+                raise
+            entry.leave(0)
+            if account is not None:
+                await self._rested(look)
+                look = min(look * 2, LOOKS_S[1])
+
+    async def _account(self) -> tuple[Account | None, Usage]:
+        """Return the account of the run's tenant, held alone, and what other runs have reserved there, read before what they have used."""
+        account = await self._tenants.account(self._run.state) if self._tenants else None
+        if account is None:
+            return None, NOTHING
+        try:
+            others = await account.others(self._run.state.run_id, self._run.state.reserved)
+            await self._run.world.weigh(self._context)
+        except BaseException:
+            await account.leave()
+            raise
+        return account, others
+
+    async def _rested(self, seconds: float) -> None:
+        """Wait; raise `CancelledError` where the run was cancelled meanwhile."""
+        await self._run.world.pause(seconds)
+        if self._run.world.cancelled:
+            raise asyncio.CancelledError
+
+    def _fits(self, asked: Asked, others: Usage = NOTHING) -> Allowed | None:
+        self._run.world.proceed()
+        if self._closed:
+            raise PlannerFailed("the plan of this view was given already: its models take no further calls")
+        return allowed(asked, self._run.state, self._scope, self._traffic.prices, others)
+
+    async def _attempt(
+        self, started: ModelCallStarted, asked: Asked, send: Send, limit: int | None, entry: Entry, *, account: Account | None
+    ) -> ModelAnswer:
+        """Make one request and put it on record; raise what it raised."""
+        call, began, sent = started.call, self._run.world.running_ms(), False
+        self._run.record(self._scope, started)
+        self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
+        self._open[call] = started.reserved
+        try:
+            await self._reserved(started, account)
+            sent = True
+            answer = await send(limit)
+            usage = self._used(answer.usage, asked, answer.model, started.reserved)
+        except ModelCallFailure as failure:
+            used = NOTHING if failure.usage is None else self._used(failure.usage, asked, "", None)
+            entry.leave(used.total_tokens)
+            await self._told_failure(call, failure, failure.kind, used, began)
+            raise
+        except asyncio.CancelledError:
+            self._failed(call, "cancelled", "cancelled", self._unknown(call) if sent else NOTHING, began)
+            raise
+        except Exception as error:  # foreign code: an adapter may raise anything
+            if sent:
+                await self._told_failure(call, error, "error", self._unknown(call), began)
+            raise
+        entry.leave(usage.total_tokens)
+        if self._open.pop(call, None) is None:
+            raise asyncio.CancelledError  # it was given up in the meantime
+        self._finished(call, asked, answer, usage, began)
+        if usage != NOTHING:
+            await self._context.commit()
+        if self._tenants:
+            await self._tenants.give_back(self._run.state)
+        return replace(answer, usage=usage)
+
+    async def _reserved(self, started: ModelCallStarted, account: Account | None) -> None:
+        """Put the reservation where a crash, and other runs of the tenant, find it; the account is free afterwards."""
+        if account is not None or self._bounded():
+            await self._context.commit()
+        if account is not None:
+            await account.hold(self._run.state.run_id, started.call, started.reserved)
+            await account.leave()
+
+    def _finished(self, call: str, asked: Asked, answer: ModelAnswer, usage: Usage, began: float) -> None:
+        event = ModelCallFinished(
+            call=call,
+            model=answer.model or asked.model,
+            usage=usage,
+            request_id=answer.request_id,
+            finish=answer.finish,
+            latency_ms=round(self._run.world.running_ms() - began, 3),
+        )
+        self._run.record(self._scope, event)
+        self._room.free()
+
+    async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
+        """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
+        said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
+        safe = await self._run.world.scrub(said, known=self._context.known)
+        self._failed(call, safe[:2000], kind, usage, began)
+        await self._context.commit()
+        if self._tenants:
+            await self._tenants.give_back(self._run.state)
+
+    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None) -> None:
+        if self._open.pop(call, None) is None:
+            return
+        latency = 0.0 if began is None else round(self._run.world.running_ms() - began, 3)
+        self._run.record(self._scope, ModelCallFailed(call=call, error=error, kind=kind, usage=usage, latency_ms=latency))
+        self._room.free()
+
+    def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:
+        """Return how long to wait before the next attempt; None where there is none, also because the run's time would be over."""
+        pause = self._traffic.retries.pause(failure, attempt, waited, self._traffic.chance)
+        left = self._context.time_left()
+        return None if pause is None or (left is not None and pause >= left) else pause
+
+    # What it used --------------------------------------------------------------------------------------------------------------
+
+    def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None) -> Usage:
+        """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
+        used = replace(_plausible(usage).charged(), model_calls=0)
+        if not used.total_tokens and reserved is not None and self._bounded():
+            used = replace(reserved, estimated=True)
+        if used.cost_usd is None and used.total_tokens:
+            prices = self._traffic.prices
+            cost = prices.cost(model, asked.provider, used, quiet=True) if model else None
+            used = replace(used, cost_usd=prices.cost(asked.model, asked.provider, used) if cost is None else cost)
+        return used
+
+    def _unknown(self, call: str) -> Usage:
+        """Return what is charged where nobody knows what a call used."""
+        reserved = self._open.get(call, NOTHING)
+        return replace(reserved, estimated=True) if reserved != NOTHING else NOTHING
+
+    def _bounded(self) -> bool:
+        return bounded(self._run.state, self._scope)
+
+    def _name(self) -> str:
+        """Return a call id that the run has not had: pass, turn, and the number of the model call."""
+        return f"{self._scope}.{self._iteration()}.m{self._run.state.usage.model_calls + 1}"
+
+    def _iteration(self) -> int:
+        known = self._run.state.passes.get(self._scope)
+        return known.iteration if known is not None else 0
+
+
+def _plausible(usage: Usage) -> Usage:
+    """Return usage that can be added up and stored: whole counts from 0 to `MOST_TOKENS`, no cost that is no amount of money."""
+    told: dict[str, Any] = {field: getattr(usage, field) for field in _COUNTS}
+    wrong = {field: _whole(said) for field, said in told.items() if type(said) is not int or not 0 <= said <= MOST_TOKENS}
+    cost: Any = usage.cost_usd
+    if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):
+        return replace(usage, **wrong, cost_usd=None, estimated=True)
+    return replace(usage, **wrong, estimated=True) if wrong else usage
+
+
+def _whole(said: Any) -> int:
+    """Return the count that a provider may have meant: a part of a token is one, and what is no number is none."""
+    return math.ceil(min(MOST_TOKENS, max(0, said))) if isinstance(said, (int, float)) else 0
+
+
+def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:
+    """Return the failure that ends a call, with the number of attempts in its message."""
+    return ModelCallFailure(
+        f"{failure} (given up after {attempts} attempts)",
+        kind=cast("ModelFailureKind", failure.kind),
+        retry_after_s=failure.retry_after_s,
+        usage=failure.usage,
+    )

@@ -1,0 +1,159 @@
+"""What a model call may use: its reservation against the bounds of run and pass, beside what other calls have reserved.
+
+Pure: the same call, state and prices give the same answer. The reservation is the estimate of the prompt and the output that may be asked
+for, so that a hard limit is passed by no more than the error of the last call's own estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import msgspec
+
+from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage, exhausted
+from detent.core.errors import PlannerFailed
+from detent.core.events import TenantBalance
+from detent.core.settle import charged, tenants
+from detent.core.state import RunState
+from detent.kernel.outside import BoundReached
+from detent.metering.pricing import Prices
+
+BOUNDS = ("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+USUAL_OUTPUT = 8_192
+"""The output that a call asks for under a bound on tokens or cost when it names no limit of its own: what current models accept.
+
+All that the bounds leave would be more than most models can give, which providers refuse, would keep other calls waiting for it, and would
+be what a call that dies with its process is charged at.
+"""
+Account = tuple[str | TenantBalance, Budget, Usage]
+"""Bounds and what is used of them; first whose they are: of the "run", of the "pass", or of a tenant."""
+TOKENS_AND_COST = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "max_cost_usd")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as it was asked for."""
+
+    model: str
+    provider: str
+    purpose: str
+    input_tokens: int
+    max_output_tokens: int | None
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as it may be made: the most output tokens that it may ask for (None: no limit), and what is reserved for it.
+
+    `held` is what other runs of the tenant had reserved.
+    """
+
+    limit: int | None
+    reserved: Usage
+    held: Usage = NOTHING
+
+
+def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:
+    """Return what the call may use; None where only the reservations of open calls are in the way.
+
+    `others` is what other runs of the tenant have reserved. Raise `BoundReached` where it cannot fit,
+    `PlannerFailed` where a bound on cost meets a model without a price.
+    """
+    use = _priced(asked, prices)
+    limit = _clamped(asked, _accounts(state, scope, ()), use)
+    if state.reserved or others != NOTHING:
+        try:
+            limit = _clamped(asked, _accounts(state, scope, state.reserved.items(), others), use)
+        except BoundReached:
+            return None
+    return Allowed(limit=limit, reserved=use(limit or 0), held=others)
+
+
+def bounded(state: RunState, scope: str) -> bool:
+    """Whether tokens or cost are bounded for the pass."""
+    return any(getattr(budget, field) is not None for _, budget, _ in _accounts(state, scope, ()) for field in TOKENS_AND_COST)
+
+
+def scope_of(call: str) -> str:
+    """Return the pass of a model call."""
+    return call.rsplit(".", 2)[0]
+
+
+def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]], others: Usage = NOTHING) -> list[Account]:
+    """Return the bounds of the run, of the pass and of the tenant, each with what is used of it and `taken` by open calls, also of `others`."""
+    own = state.passes.get(scope)
+    run, mine = state.usage, own.usage if own is not None else NOTHING
+    for call, reserved in taken:
+        run = run.plus(reserved)
+        mine = mine.plus(reserved) if scope_of(call) == scope else mine
+    accounts: list[Account] = [("run", state.budget, run)]
+    if own is not None and own.limits != UNBOUNDED:
+        accounts.append(("pass", own.limits, mine))
+    if own is not None and own.balance is not None:
+        accounts.append((own.balance, own.balance.limits, charged(state, own, own.balance, run).plus(others)))
+    return accounts
+
+
+def _owned(bound: Exhausted, of: str | TenantBalance) -> Exhausted:
+    """Return the bound as one of the run, of the pass or of the tenant."""
+    return msgspec.structs.replace(bound, of=of) if isinstance(of, str) else tenants(bound, of) or bound
+
+
+def _clamped(asked: Asked, accounts: list[Account], use: Callable[[int], Usage]) -> int | None:
+    """Return how much output the call may ask for; raise `BoundReached` where there is no room for a token of it."""
+    limit = asked.max_output_tokens
+    for of, budget, used in accounts:
+        bound = exhausted(budget, used, only=BOUNDS)
+        if bound is not None:
+            raise BoundReached(_owned(bound, of))
+        for dimension, room in _rooms(asked, budget, used, use):
+            if room < 1:
+                reached = Exhausted(dimension, getattr(budget, f"max_{dimension}"), getattr(used, dimension) or 0)
+                reached = _owned(reached, of)
+                raise BoundReached(reached, _too_little(reached, asked))
+            limit = min(USUAL_OUTPUT, room) if limit is None else min(limit, room)
+    return limit
+
+
+def _rooms(asked: Asked, budget: Budget, used: Usage, use: Callable[[int], Usage]) -> Iterable[tuple[str, int]]:
+    """Yield each dimension that is bounded, with the tokens of output that it leaves; 0 where the prompt alone is too much."""
+    wanted = asked.input_tokens
+    if budget.max_input_tokens is not None and used.input_tokens + wanted > budget.max_input_tokens:
+        yield "input_tokens", 0
+    if budget.max_output_tokens is not None:
+        yield "output_tokens", budget.max_output_tokens - used.output_tokens
+    if budget.max_total_tokens is not None:
+        yield "total_tokens", budget.max_total_tokens - used.total_tokens - wanted
+    if budget.max_cost_usd is not None:
+        affordable = _affordable(asked, budget.max_cost_usd - (used.cost_usd or 0.0), use)
+        if affordable is not None:
+            yield "cost_usd", affordable
+
+
+def _affordable(asked: Asked, left_usd: float, use: Callable[[int], Usage]) -> int | None:
+    """Return how many tokens of output `left_usd` pays for beside the prompt; None where output costs nothing."""
+    many = asked.max_output_tokens or 1_000_000
+    prompt, whole = use(0).cost_usd, use(many).cost_usd
+    if prompt is None or whole is None:
+        raise PlannerFailed(
+            f"no price is known for model {asked.model!r}, and the run has max_cost_usd: nothing was sent. Give its price with "
+            "Engine(model_prices=...) or [models.prices], or bound the run by tokens instead"
+        )
+    if prompt > left_usd:
+        return 0
+    each = (whole - prompt) / many
+    return None if each <= 0 else int((left_usd - prompt) / each + 1e-9)
+
+
+def _priced(asked: Asked, prices: Prices) -> Callable[[int], Usage]:
+    """Return what gives the use of a call with the estimated prompt and so many tokens of output; each price is looked up once."""
+
+    @cache
+    def use(output: int) -> Usage:
+        used = Usage(input_tokens=asked.input_tokens, output_tokens=output)
+        return msgspec.structs.replace(used, cost_usd=prices.cost(asked.model, asked.provider, used))
+
+    return use
+
+
+def _too_little(bound: Exhausted, asked: Asked) -> str:
+    return f"{bound.said}; what is left is too little for a call of {asked.model!r} with a prompt of about {asked.input_tokens} tokens"

@@ -1,0 +1,248 @@
+"""One request to one model: sent through the run's gateway, streamed to observers, its failures translated, its usage counted.
+
+A stream that breaks gives no answer at all: the request fails, the gateway may send it again whole, and no part of it becomes a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from detent.core.budget import Usage
+from detent.core.errors import DetentError, ModelCallFailure
+from detent.planners.model.failures import failure_of
+from detent.planners.model.typed_answers import as_text
+from detent.planners.providers import no_sdk_retries
+from detent.planners.settings import ModelSettings
+from detent.ports import ModelAnswer, Models
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelMessage, ModelResponse
+
+_MAXIMUM = "anthropic_max_output_tokens"
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model answered: the response, the output limit that was sent, and what it cost where no gateway counted it."""
+
+    response: Any
+    limit: int | None
+    usage: Usage
+
+
+class Exchange:
+    """A model and how it is asked.
+
+    `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
+    kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds;
+    `address` says what to look at where an answer is none of an API; `text` are the settings of a model that is asked for text alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        settings: dict[str, Any],
+        stream: bool,
+        max_tokens: int | None,
+        name: str = "",
+        provider: str = "",
+        key: str = "",
+        keys: tuple[str, ...] = (),
+        address: str = "",
+        text: ModelSettings | None = None,
+    ) -> None:
+        self.model, self.max_tokens, self.text = model, max_tokens, text
+        self.system: str = model.system
+        self.model_name: str = model.model_name
+        self.name = name or f"{self.system}:{self.model_name}"
+        self.provider, self._key, self._keys, self._address = provider or self.system, key, keys, address
+        self.settings = {**no_sdk_retries(self.system), **settings}
+        self.stream = stream and _can_stream(model)
+        if getattr(model, "stream_function", None) is not None and getattr(model, "function", True) is None:
+            self.stream = True
+        self._params: tuple[Any, Any] = (None, None)
+
+    async def open(self) -> None:
+        """Open the model's client, on this event loop."""
+        await self.model.__aenter__()
+
+    async def close(self) -> None:
+        """Close the model's client."""
+        await self.model.__aexit__(None, None, None)
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The most output tokens that the model can give, where it is known."""
+        return self.model.profile.get(_MAXIMUM)
+
+    async def ask(
+        self,
+        models: Models | None,
+        messages: list[ModelMessage],
+        params: Any,
+        *,
+        purpose: str,
+        input_tokens: int,
+        limit: int | None,
+    ) -> Reply:
+        """Send a request and return the answer; raise `ModelCallFailure`, and what the gateway raises."""
+
+        async def send(allowed: int | None) -> ModelAnswer:
+            return await self._send(models, messages, params, allowed)
+
+        if models is None:
+            answer = await send(limit)
+            return Reply(response=answer.value[0], limit=answer.value[1], usage=answer.usage)
+        answer = await models.call(
+            self.name, send, provider=self.provider, purpose=purpose, input_tokens=input_tokens, max_output_tokens=limit
+        )
+        return Reply(response=answer.value[0], limit=answer.value[1], usage=Usage())
+
+    async def _send(self, models: Models | None, messages: list[ModelMessage], params: Any, limit: int | None) -> ModelAnswer:
+        settings: dict[str, Any] = self.settings if limit is None else {**self.settings, "max_tokens": limit}
+        try:
+            prepared = self.model.prepare_messages(messages, self._prepared(params))
+            response = await self._request(models, prepared, settings, params)
+        except DetentError:
+            raise
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
+            raise failure_of(error, model=self.name, key=self._key, keys=self._keys, address=self._address) from error
+        _mend(response)
+        usage = usage_of(response)
+        refused = _refusal(response, self.name, usage)
+        if refused is not None:
+            raise refused
+        return ModelAnswer(
+            value=(response, limit),
+            usage=usage,
+            model=response.model_name or self.model_name,
+            request_id=response.provider_response_id or "",
+            finish=response.finish_reason or "stop",
+        )
+
+    def _prepared(self, params: Any) -> Any:
+        """Return the parameters as the model makes them of ours, which is what message preparation looks at; the same each time."""
+        if self._params[0] is not params:
+            self._params = (params, self.model.prepare_request(self.settings, params)[1])
+        return self._params[1]
+
+    async def _request(self, models: Models | None, messages: list[ModelMessage], settings: Any, params: Any) -> ModelResponse:
+        if not self.stream:
+            response: ModelResponse = await self.model.request(messages, settings, params)
+            if models is not None:
+                for kind, text in (("thinking", response.thinking), ("text", response.text)):
+                    if text:
+                        models.emit(kind, _whole(text))  # type: ignore[arg-type]
+            return response
+        async with self.model.request_stream(messages, settings, params) as stream:
+            async for event in stream:
+                if models is not None:
+                    _emit(models, event)
+            response = stream.get()
+        if response.state != "complete" or _cut_off(self.model, response):
+            raise ModelCallFailure(
+                f"model {self.name!r}: the stream ended before the answer did; nothing of it is used",
+                kind="connection",
+                usage=usage_of(response),
+            )
+        return response
+
+
+def _mend(response: ModelResponse) -> None:
+    """Let what a provider says be text that can be written down: a stream may cut a surrogate pair in two, and a half may have no other half.
+
+    Halves that stand side by side are one character; others become U+FFFD, but not in arguments: those are invalid, and stay so. What of a call
+    must be text is made text where a stream, which is not checked, has something else there.
+    """
+    for field in ("model_name", "provider_response_id"):
+        said: Any = getattr(response, field)
+        if said is not None:
+            setattr(response, field, _whole(str(said)))
+    for part in response.parts:
+        match part.part_kind:
+            case "text" | "thinking":
+                part.content = _whole(part.content)
+            case "tool-call":
+                call: Any = part
+                args: Any = call.args
+                call.tool_name, call.tool_call_id = _whole(str(call.tool_name)), _whole(str(call.tool_call_id))
+                args = args if args is None or isinstance(args, str | dict) else as_text(args)  # pyright: ignore[reportUnknownVariableType]
+                call.args = _whole(args, "surrogatepass") if isinstance(args, str) else args
+            case _:
+                pass
+
+
+def _whole(text: str, lone: str = "replace") -> str:
+    """Return a text with halves of surrogate pairs put together; `lone` is what becomes of others (a way of decoding errors)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", lone)
+    return text
+
+
+def _can_stream(model: Any) -> bool:
+    """Whether a model can stream; one made of a function for whole answers cannot."""
+    return not (hasattr(model, "stream_function") and model.stream_function is None)
+
+
+def _cut_off(model: Any, response: ModelResponse) -> bool:
+    """Whether a provider's stream ended without saying why: every real one says it.
+
+    For a chat completion without a reason pydantic-ai writes "stop"; only the provider's own word for it shows that there was one.
+    """
+    details = response.provider_details or {}
+    if response.provider_url is None or details.get("finish_reason") or details.get("refusal"):
+        return False
+    return response.finish_reason is None or any(kind.__name__ == "OpenAIChatModel" for kind in type(model).__mro__)
+
+
+def _emit(models: Models, event: Any) -> None:
+    match event.event_kind:
+        case "part_start":
+            part, text = event.part.part_kind, getattr(event.part, "content", None)
+        case "part_delta":
+            part, text = event.delta.part_delta_kind, getattr(event.delta, "content_delta", None)
+        case _:
+            return
+    if text and part in ("text", "thinking"):
+        models.emit(part, _whole(text))
+
+
+def _refusal(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:
+    """Return the failure that a refused answer is; what was paid for it is on it."""
+    if response.finish_reason != "content_filter":
+        return None
+    said = (response.provider_details or {}).get("refusal")
+    if said:
+        return ModelCallFailure(f"model {name!r} refused: {str(said)[:400]}", kind="refused", usage=usage)
+    text = f": {response.text[:200]}" if response.text else ""
+    return ModelCallFailure(f"model {name!r}: the provider's content filter ended the answer{text}", kind="content_filter", usage=usage)
+
+
+def usage_of(response: ModelResponse) -> Usage:
+    """Return what a response used; cached and reasoning tokens are counted apart, and are part of input and output tokens."""
+    used = response.usage
+    unknown = bool(used.unmeasured_requests) and not used.total_tokens
+    return Usage(
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        cached_tokens=used.cache_read_tokens,
+        reasoning_tokens=used.output_reasoning_tokens or used.details.get("reasoning_tokens", 0),
+        estimated=unknown,
+    )
+
+
+class Unheard:
+    """A gateway whose streamed pieces go nowhere: what is asked beside the run's own plan is no speech of its agent."""
+
+    def __init__(self, models: Models) -> None:
+        self.call = models.call
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
+        """Drop what is streamed."""

@@ -1,0 +1,193 @@
+"""`ModelPlanner`: a language model proposes what to do next, through pydantic-ai's model classes.
+
+A plan is one answer of the model: its tool calls as a batch, or one control action, or the final answer. Only what the provider marked as a
+call becomes one; text is text, but for models that call no tools (`model_text`). Every request passes the run's gateway, which retries, counts
+and prices it; what `turn` asks again (an empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError
+from detent.planners.model.exchange import Exchange
+from detent.planners.model.messages import Renderer, Rendering
+from detent.planners.model.prompt import Head, make_head
+from detent.planners.model.turn import Turn
+from detent.planners.model.without_tools import check_text, make_writer, writes_text
+from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
+from detent.planners.raw_text.planner import OnDevicePlanner
+from detent.planners.settings import ModelSettings, for_provider, read_settings
+from detent.planners.shown import compression_of, schema_detail_of, temperature_of
+from detent.ports import Plan, View
+
+_KEPT = 256
+"""Of how many passes renderings and heads are kept."""
+
+
+class ModelPlanner:
+    """Plans with the model that it was given, or else with the one that the run's agent names.
+
+    `model`: "provider:name", or a model object of pydantic-ai. `settings`: as `Agent.model_settings`, which come over these.
+    Clients are kept for each event loop; `close` closes them.
+    """
+
+    def __init__(self, model: Any = None, *, settings: dict[str, Any] | None = None) -> None:
+        self._given = model
+        self._settings = dict(settings or {})
+        read_settings(self._settings)
+        self._exchanges: WeakKeyDictionary[Any, dict[Any, Exchange]] = WeakKeyDictionary()
+        self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, Any, Any], Head]] = OrderedDict()
+        self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
+        self._limits: dict[tuple[str, str], int] = {}
+        self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
+
+    def begin_run(self, run_id: str) -> None:
+        """Forget what was kept of a run: an engine starts it or takes it up again."""
+        for kept in (self._heads, self._renderings, self._limits):
+            for key in [key for key in kept if key[0] == run_id]:
+                del kept[key]  # type: ignore[arg-type]
+
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` where the agent's models cannot be asked from here: a wrong name, a missing key or client, wrong settings."""
+        settings = read_settings({**self._settings, **agent.model_settings})
+        for named in {agent.small_model or agent.model, agent.model} if self._given is None else {self._given}:
+            if isinstance(named, str):
+                model = make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
+                if writes_text(model, settings):
+                    check_text(settings)
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the models that are asked for the agent, each with whom its price is kept by; see `ports.models_asked`."""
+        given: Any = agent.model if self._given is None else self._given
+        base_url = read_settings({**self._settings, **agent.model_settings}).base_url
+        named = [name for name in (given, agent.small_model) if isinstance(name, str) and name]
+        objects = [(f"{given.system}:{given.model_name}", given.system)] if hasattr(given, "system") else []
+        return [*objects, *((name, ModelRef(name=name, base_url=base_url).billed_by) for name in named)]
+
+    async def close(self) -> None:
+        """Close the clients that were opened on this event loop."""
+        for exchange in self._exchanges.pop(asyncio.get_running_loop(), {}).values():
+            await exchange.close()
+
+    async def plan(self, view: View) -> Plan:
+        """Return the model's next plan.
+
+        Raise `MalformedPlan` for an answer that is none, `ModelCallFailure` where no answer can be had, `PlannerFailed` with reason
+        `output_schema_failed` for a typed answer that does not fit after two more tries.
+        """
+        exchange = await self._exchange(view)
+        if exchange.text is not None:
+            return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
+        key = (view.run_id, view.scope)
+        turn = Turn(
+            exchange,
+            view,
+            self._head(view),
+            await self._rendered(view, exchange),
+            purpose="ask" if view.small else "plan",
+            raised=self._limits.get(key),
+        )
+        try:
+            return await turn.plan()
+        finally:
+            if turn.raised is not None and view.run_id:
+                self._limits[key] = turn.raised
+
+    def _writer(self, exchange: Exchange, settings: ModelSettings, window_tokens: int) -> OnDevicePlanner:
+        """Return the planner of a model that calls no tools."""
+        kept = self._writers.setdefault(exchange, {})
+        if window_tokens not in kept:
+            kept[window_tokens] = make_writer(exchange, settings, window_tokens=window_tokens)
+        return kept[window_tokens]
+
+    # What is kept ---------------------------------------------------------------------------------------------------------------
+
+    async def _rendered(self, view: View, exchange: Exchange) -> Rendering:
+        """Return the transcript as messages; what was rendered before is found again."""
+        key = (view.run_id, view.scope, exchange.system, exchange.model_name)
+        done = self._renderings.pop(key, None) if view.run_id else None
+        if done is None or not done.covers(view.transcript):
+            done = Rendering()
+        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view))
+        await renderer.extend(done, view)
+        if view.run_id:
+            _keep(self._renderings, key, done)
+        return done
+
+    def _head(self, view: View) -> Head:
+        """Return the stable part of the prompt, the same object as long as it is made of the same things."""
+        key, made_of = (view.run_id, view.scope), (view.agent, view.tools, view.output_schema)
+        kept = self._heads.get(key) if view.run_id else None
+        if kept is not None and _same(kept[0], made_of):
+            return kept[1]
+        head = make_head(view, detail=schema_detail_of(view))
+        if view.run_id:
+            _keep(self._heads, key, (made_of, head))
+        return head
+
+    async def _exchange(self, view: View) -> Exchange:
+        """Return the model for a view on this event loop, opened at first use; raise `ConfigError`.
+
+        Where a pass needs no more than a small model, that is the agent's `small_model`, if it has one.
+        """
+        agent = view.agent
+        said = {**self._settings, **agent.model_settings}
+        named: Any = self._given if self._given is not None else agent.model
+        if view.small and agent.small_model:
+            named = agent.small_model
+        kept = self._exchanges.setdefault(asyncio.get_running_loop(), {})
+        temperature = temperature_of(view)
+        key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
+        if key not in kept:
+            opened = await _opened(named, read_settings(said), temperature)
+            if kept.setdefault(key, opened) is not opened:  # another run has opened it meanwhile
+                await opened.close()
+        return kept[key]
+
+
+async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
+    """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
+    name, provider, key, address = "", "", "", ""
+    if isinstance(named, str):
+        ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
+        model, name, provider, key, address = make_model(ref), named, ref.billed_by, key_hint_at(ref), address_hint(ref)
+    elif hasattr(named, "request") and hasattr(named, "profile"):
+        model = named
+    else:
+        raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
+    asked = for_provider(settings, temperature=temperature)
+    exchange = Exchange(
+        model,
+        name=name,
+        provider=provider,
+        settings=asked,
+        stream=settings.stream,
+        max_tokens=settings.max_tokens,
+        key=key,
+        keys=keys_in_use(model, settings.api_key_env),
+        address=address,
+        text=settings if writes_text(model, settings) else None,
+    )
+    await exchange.open()
+    return exchange
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+
+
+def _same(before: tuple[Any, Any, Any], now: tuple[Any, Any, Any]) -> bool:
+    """Whether the stable part of the prompt is made of the same things; tools are compared by identity first, their schemas are long."""
+    if before[0] != now[0] or before[2] != now[2] or len(before[1]) != len(now[1]):
+        return False
+    return all(mine is theirs or mine == theirs for mine, theirs in zip(before[1], now[1], strict=True))

@@ -1,0 +1,182 @@
+"""One plan of a model: the request, what is asked again and how often, and the answer read as a plan.
+
+An empty answer is asked for twice more, with a hint. An answer that was cut off is never asked for with the same limit again: the limit is
+raised once, then the model is told. A typed answer that does not fit is shown its problem, twice.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from detent.core import actions as a
+from detent.core.budget import NOTHING, Usage
+from detent.core.errors import MalformedPlan, ModelCallFailure, PlannerFailed
+from detent.planners.model import control_tools
+from detent.planners.model.exchange import Exchange, Reply
+from detent.planners.model.messages import Rendering
+from detent.planners.model.prompt import Head, tail, tail_parts
+from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
+from detent.planners.model.typed_answers import problem_with, read_arguments, read_text, writable
+from detent.planners.shown import tokens_of
+from detent.planners.think_blocks import split_thinking
+from detent.ports import Plan, View
+
+RETRIES = 2
+"""How often an empty answer, or a typed one that does not fit, is asked for again."""
+GROWTH = 4
+"""By how much the output limit of an answer that was cut off is raised, once."""
+EMPTY = "Your last answer was empty. Call a tool, or answer the user."
+TOO_LONG = "the answer was cut off at {limit}, so nothing of it counts; answer in fewer words, or do less in one step"
+
+
+class Turn:
+    """The tries of one plan. `raised` is the output limit that was raised in this pass, None while none was."""
+
+    def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, purpose: str, raised: int | None) -> None:
+        self.exchange, self.view, self.head, self.rendering, self.purpose = exchange, view, head, rendering, purpose
+        self.raised = raised
+        self._limit = exchange.max_tokens if raised is None else raised
+        self._empty = self._unfit = 0
+        self._hints: list[str] = []
+        self._follow: list[Any] = []
+        self._usage = NOTHING
+
+    async def plan(self) -> Plan:
+        """Return the plan; raise `MalformedPlan`, `ModelCallFailure`, `PlannerFailed`."""
+        while True:
+            reply = await self._ask()
+            if reply.response.finish_reason == "length":
+                self._cut_off(reply)
+                continue
+            pieces = take_apart(reply.response)
+            if not pieces.calls and not _said(pieces.text):
+                self._was_empty()
+                continue
+            plan = self._read(pieces, reply.response)
+            if plan is not None:
+                return plan
+
+    async def _ask(self) -> Reply:
+        said = tail(self.view, extra=self._hints)
+        messages = [*self.rendering.messages(tail_parts(said)), *self._follow]
+        size = tokens_of(self.head.chars + self.rendering.chars + len(said))
+        try:
+            reply = await self.exchange.ask(
+                self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
+            )
+        except ModelCallFailure as failure:
+            if failure.kind == "bad_request" and self.raised is not None:  # the provider takes no limit that high
+                raise MalformedPlan(TOO_LONG.format(limit="what the model can say at once"), usage=self._told()) from failure
+            raise
+        self._usage = self._usage.plus(reply.usage)
+        return reply
+
+    def _cut_off(self, reply: Reply) -> None:
+        """Raise the output limit for one more request, or tell the model by raising `MalformedPlan`."""
+        sent = reply.limit or reply.response.usage.output_tokens or 0
+        most = self.exchange.most_output_tokens
+        wanted = sent * GROWTH if most is None else min(sent * GROWTH, most)
+        clamped = self._limit is not None and reply.limit is not None and reply.limit < self._limit  # the budget leaves no more
+        if self.raised is not None or clamped or wanted <= sent:
+            raise MalformedPlan(TOO_LONG.format(limit=f"{sent} tokens"), raw=reply.response.text or "", usage=self._told())
+        self.raised = self._limit = wanted
+
+    def _was_empty(self) -> None:
+        self._empty += 1
+        if self._empty > RETRIES:
+            told = f"model {self.exchange.name!r} gave {self._empty} empty answers in a row"
+            raise ModelCallFailure(told, kind="empty", usage=self._told())
+        self._hints = [EMPTY]
+
+    def _read(self, pieces: Pieces, response: Any) -> Plan | None:
+        """Return the plan that an answer is; None when its typed answer does not fit and is to be given again."""
+        actions: list[a.AnyAction] = []
+        controls: dict[int, tuple[str, Any]] = {}
+        problem = ""
+        for number, call in enumerate(pieces.calls):
+            args = read_arguments(call.args)
+            if self.head.answer_tool and call.tool_name == self.head.answer_tool:
+                controls[number] = (call.tool_name, args)
+                answer, problem = self._typed(args)
+                actions.append(a.FinalAnswer(content=answer))
+            elif call.tool_name in self.head.controls:
+                controls[number] = (call.tool_name, args)
+                actions.append(self._control(call.tool_name, args))
+            else:
+                actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
+        if not actions:
+            content, problem = self._answer(pieces.text)
+            actions.append(a.FinalAnswer(content=content))
+        if problem:
+            self._does_not_fit(problem, pieces, response)
+            return None
+        return Plan(
+            actions=tuple(actions),
+            text=pieces.text,
+            thinking=pieces.thinking,
+            usage=self._usage,
+            model=response.model_name or self.exchange.model_name,
+            provider_data=provider_data(pieces, controls, system=self.exchange.system, model=self.exchange.model_name),
+        )
+
+    def _control(self, name: str, args: Any) -> a.AnyAction:
+        try:
+            return control_tools.action_of(name, args)
+        except MalformedPlan as error:
+            raise MalformedPlan(error.problem, raw=error.raw, usage=self._told()) from None
+
+    def _typed(self, args: Any) -> tuple[Any, str]:
+        """Return the typed answer in a call's arguments, and what is wrong with it."""
+        if not isinstance(args, dict):
+            return None, "the arguments are no JSON object"
+        answer = cast("dict[str, Any]", args).get("answer") if self.head.wrapped else cast("dict[str, Any]", args)
+        return answer, problem_with(answer, self.view.output_schema or {})
+
+    def _answer(self, text: str) -> tuple[Any, str]:
+        """Return the final answer that a text is, and what is wrong with it: where a type is wanted, the text must be JSON of it."""
+        if not self.head.answer_tool:
+            return text, ""
+        is_json, value = read_text(text)
+        if not is_json:
+            return None, f"the answer must be given by calling {self.head.answer_tool}"
+        return value, problem_with(value, self.view.output_schema or {})
+
+    def _does_not_fit(self, problem: str, pieces: Pieces, response: Any) -> None:
+        """Show the model what is wrong with its typed answer; raise `PlannerFailed` after the last try."""
+        from pydantic_ai import messages as m
+
+        self._unfit += 1
+        if self._unfit > RETRIES:
+            raise PlannerFailed(
+                f"model {self.exchange.name!r} gave no answer that fits the output schema in {self._unfit} tries; the last problem: {problem}",
+                reason="output_schema_failed",
+            )
+        told = f"This is not accepted: {problem}. Give the whole answer again."
+        taken: set[str] = set()
+        for call in pieces.calls:
+            call.tool_call_id, call.tool_name = unused(call.tool_call_id, taken), sayable(call.tool_name)
+            call.args = _sendable(writable(call.args))
+        parts: list[Any] = [
+            m.ToolReturnPart(call.tool_name, told if n == 0 else "Not run.", call.tool_call_id, timestamp=EPOCH, outcome="retried")
+            for n, call in enumerate(pieces.calls)
+        ]
+        self._follow += [response, m.ModelRequest(parts=parts or [m.UserPromptPart(told, timestamp=EPOCH)], timestamp=EPOCH)]
+
+    def _told(self) -> Usage | None:
+        """Return the usage for an error: None where the gateway has counted it already."""
+        return None if self._usage == NOTHING else self._usage
+
+
+def _said(text: str) -> bool:
+    """Whether a text says something beside what a model without a field for it thinks aloud."""
+    return not a.is_blank(split_thinking(text)[1])
+
+
+def _sendable(args: Any) -> Any:
+    """Return arguments as they can be sent back: half a surrogate pair cannot."""
+    text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+    whole = text.encode("utf-8", "replace").decode()
+    if whole == text:
+        return args
+    return whole if isinstance(args, str) else json.loads(whole)

@@ -1,0 +1,96 @@
+"""Models of a provider that call no tools: they are shown the tools in words, and write what they want as a raw-text model does.
+
+Such a model is one more text generator. What its text asks for is read by `parsing`, and repaired, trimmed and counted by `on_device`: there is
+one reading of text, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from detent.planners.model.exchange import Exchange
+from detent.planners.model.provider_parts import EPOCH
+from detent.planners.raw_text.generation import Generation, Message, Request
+from detent.planners.raw_text.planner import OnDevicePlanner
+from detent.planners.settings import ModelSettings, OnDeviceSettings
+
+MOST_OUTPUT = 4096
+"""Tokens that one answer may have where `max_tokens` says nothing."""
+FOR_PROMPT = 0.75
+"""The share of a profile's window that the prompt may take, where `on_device` says nothing; the rest is for the answer."""
+
+
+def writes_text(model: Any, settings: ModelSettings) -> bool:
+    """Whether a model is asked for text: the settings say so, or they say nothing and the model is known to call no tools."""
+    if settings.tool_calls is not None:
+        return settings.tool_calls == "text"
+    return not model.profile.get("supports_tools", True)
+
+
+def check_text(settings: ModelSettings) -> None:
+    """Raise `ConfigError` where texts cannot be read here, or the sizes are none."""
+    OnDevicePlanner(_nobody, **_options(settings, 1000))
+
+
+def make_writer(exchange: Exchange, settings: ModelSettings, *, window_tokens: int) -> OnDevicePlanner:
+    """Return the planner that asks this model for text; `window_tokens` is the context of the agent's profile."""
+    return OnDevicePlanner(Written(exchange), model=exchange.name, **_options(settings, window_tokens))
+
+
+def _options(settings: ModelSettings, window_tokens: int) -> dict[str, Any]:
+    said = settings.on_device or OnDeviceSettings(max_prompt_tokens=int(window_tokens * FOR_PROMPT))
+    return {**msgspec.structs.asdict(said), "constrain": False, "max_output_tokens": settings.max_tokens or MOST_OUTPUT}
+
+
+async def _nobody(request: Request) -> Generation:
+    return Generation()
+
+
+class Written:
+    """The text generator (`generation.TextGenerator`) that a provider's model is; whole answers, not pieces."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.model, self.provider = exchange.name, exchange.provider
+
+    async def __call__(self, request: Request) -> Generation:
+        """Ask once, for text alone; raise `ModelCallFailure`."""
+        from pydantic_ai.messages import InstructionPart
+        from pydantic_ai.models import ModelRequestParameters
+
+        instructions = [InstructionPart(content=m.content, dynamic=False) for m in request.messages if m.role == "system"]
+        reply = await self._exchange.ask(
+            None,
+            _messages([m for m in request.messages if m.role != "system"]),
+            ModelRequestParameters(instruction_parts=instructions),
+            purpose="plan",
+            input_tokens=request.tokens,
+            limit=request.max_tokens,
+        )
+        response = reply.response
+        return Generation(
+            text=_until(response.text or "", request.stop),
+            thinking=response.thinking or "",
+            usage=reply.usage,
+            model=response.model_name or self._exchange.model_name,
+            finish="length" if response.finish_reason == "length" else "stop",
+            request_id=response.provider_response_id or "",
+        )
+
+
+def _messages(said: list[Message]) -> list[Any]:
+    from pydantic_ai import messages as m
+
+    return [
+        m.ModelResponse(parts=[m.TextPart(one.content)], timestamp=EPOCH)
+        if one.role == "assistant"
+        else m.ModelRequest(parts=[m.UserPromptPart(one.content, timestamp=EPOCH)], timestamp=EPOCH)
+        for one in said
+    ]
+
+
+def _until(text: str, stop: tuple[str, ...]) -> str:
+    """Return a text up to the first place where it was to end: not every provider takes such marks, so none is sent."""
+    return text[: min((at for mark in stop if (at := text.find(mark)) >= 0), default=len(text))]

@@ -1,0 +1,119 @@
+"""Asking a text generator for one plan: every generation is counted, by the run's gateway or in the plan, and streamed as it comes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import AnyAction
+from detent.core.agent import AgentSpec
+from detent.core.budget import NOTHING, Usage
+from detent.planners.raw_text.generation import Generation, Request, TextGenerator, generate
+from detent.planners.raw_text.step_plans import MARK
+from detent.planners.raw_text.trimming import CountTokens
+from detent.planners.think_blocks import ThinkingSplitter
+from detent.ports import ModelAnswer, Plan, View
+
+RAISED = 2
+"""By how much the limit of an answer is raised, once a plan, when it was cut off."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What one generation gave; `limit` is the most tokens that it was allowed."""
+
+    text: str
+    thinking: str = ""
+    finish: str = ""
+    limit: int | None = None
+
+
+def asked_as(generator: Any, model: str, agent: AgentSpec) -> tuple[str, str]:
+    """Return the model and the provider by which a generator's calls are counted; `model` is the name that was given for it."""
+    return model or getattr(generator, "model", "") or agent.model or "on-device", getattr(generator, "provider", "") or "on-device"
+
+
+class Asking:
+    """The generations of one plan: how they are made, what they used, what was repaired."""
+
+    def __init__(self, generator: TextGenerator, view: View, *, model: str, count: CountTokens, limit: int, stop: tuple[str, ...]) -> None:
+        self._generator, self._view, self._count, self._stop = generator, view, count, stop
+        self._model, self._provider = asked_as(generator, model, view.agent)
+        self._limit, self._last_limit, self._raised = limit, limit, False
+        self._used, self._told_model = NOTHING, ""
+        self.repairs: list[str] = []
+
+    async def ask(self, request: Request) -> Asked:
+        """Make one generation; raise what the generator or the gateway raises."""
+        whole = msgspec.structs.replace(request, max_tokens=self._limit, stop=(*request.stop, *self._stop))
+        if self._view.models is None:
+            answer = await self._send(whole, self._limit)
+            self._used = self._used.plus(msgspec.structs.replace(answer.usage, model_calls=1))
+            self._told_model = answer.model or self._told_model
+        else:
+            answer = await self._view.models.call(
+                self._model,
+                lambda limit: self._send(whole, limit),
+                provider=self._provider,
+                purpose="ask" if self._view.small else "plan",
+                input_tokens=whole.tokens,
+                max_output_tokens=self._limit,
+            )
+        return answer.value
+
+    def raise_limit(self) -> bool:
+        """Allow longer answers from now on; False when that was done already, or when the run's budget is what cut the answer off."""
+        if self._raised or self._last_limit < self._limit:
+            return False
+        self._raised, self._limit = True, self._limit * RAISED
+        return True
+
+    def usage(self) -> Usage:
+        """Return what is to be charged with the plan: nothing where the gateway has charged it."""
+        return self._used
+
+    def plan(self, actions: tuple[AnyAction, ...], *, text: str = "", thinking: str = "", note: dict[str, Any] | None = None) -> Plan:
+        """Return the plan, with what the log should know of how it came about."""
+        data = {**(note or {}), **({"repairs": self.repairs} if self.repairs else {})}
+        return Plan(
+            actions=actions,
+            text=text,
+            thinking=thinking,
+            usage=self._used,
+            model="" if self._view.models is not None else self._told_model or self._model,
+            provider_data={MARK: data} if data else None,
+        )
+
+    async def _send(self, request: Request, limit: int | None) -> ModelAnswer:
+        self._last_limit = self._limit if limit is None else limit
+        given = await self._streamed(msgspec.structs.replace(request, max_tokens=limit))
+        usage = given.usage
+        if usage == NOTHING:
+            usage = Usage(
+                input_tokens=request.tokens,
+                output_tokens=self._count(given.text) + self._count(given.thinking),
+                estimated=True,
+            )
+        asked = Asked(text=given.text, thinking=given.thinking, finish=given.finish, limit=limit)
+        return ModelAnswer(
+            value=asked, usage=usage, model=given.model or self._model, request_id=given.request_id, finish=given.finish or "stop"
+        )
+
+    async def _streamed(self, request: Request) -> Generation:
+        """Generate, telling text from thinking while it comes in."""
+        models, splitter = self._view.models, ThinkingSplitter()
+
+        def emit(kind: Literal["text", "thinking"], content: str) -> None:
+            if models is None:
+                return
+            if kind == "thinking":
+                models.emit(kind, content)
+                return
+            for told, piece in splitter.feed(content):
+                models.emit(told, piece)
+
+        given = await generate(self._generator, request, emit)
+        if models is not None:
+            for told, piece in splitter.end():
+                models.emit(told, piece)
+        return given

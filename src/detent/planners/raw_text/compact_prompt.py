@@ -1,0 +1,204 @@
+"""The words of a raw-text prompt: a system text that stays byte for byte the same over a run, and one rendering for each past item.
+
+system      what the agent is, how to answer, tools, actions, examples   (stable)
+user        the goal and what came with it                               (stable)
+assistant   an earlier action, as JSON   } one block a turn,
+user        what came of it              } append-only
+...
+user        ... and, at the end of the last one, what counts now         (the dynamic tail)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
+from detent.core.state import Item
+from detent.planners.raw_text.generation import readable
+from detent.ports import ToolSpec, View
+
+ToolStyle = Literal["names", "names-and-types", "full"]
+
+RULES = (
+    "You work in turns. Answer each turn with exactly one JSON object of the kinds below, and nothing else. "
+    "After a tool call, wait: the next message says what came of it. Never make an observation up. "
+    "Earlier steps may be left out of what you see."
+)
+
+SHAPES = {
+    "tool_call": '{"type": "tool_call", "tool": "NAME", "args": {...}}  use a tool',
+    "final_answer": '{"type": "final_answer", "content": "..."}  the goal is achieved: give the answer',
+    "ask_user": '{"type": "ask_user", "question": "..."}  only the user can say',
+    "stop": '{"type": "stop", "reason": "..."}  it cannot be done',
+    "thought": '{"type": "thought", "content": "..."}  think before you go on',
+    "abstain": '{"type": "abstain", "missing": ["..."]}  no honest answer is possible; say what is missing',
+    "push_goal": '{"type": "push_goal", "goal": "..."}  open a sub-goal',
+    "complete_goal": '{"type": "complete_goal", "outcome": "..."}  the innermost sub-goal is achieved',
+    "schedule": '{"type": "schedule", "delay_s": 60}  wait, in seconds',
+}
+
+_canonical = msgspec.json.Encoder(order="sorted").encode
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """A few-shot example: a goal, and steps of an action and what came of it (for the last step, the answer, nothing)."""
+
+    goal: str
+    steps: tuple[tuple[AnyAction, str], ...]
+
+
+def system_text(
+    *,
+    instructions: str,
+    tools: Sequence[ToolSpec],
+    actions: Sequence[str],
+    output_schema: dict[str, Any] | None = None,
+    style: ToolStyle = "names-and-types",
+    examples: Sequence[Example] = (),
+) -> str:
+    """Return the system text: a pure function of its arguments, so that a server's prompt cache holds it for the whole run."""
+    parts = [instructions.strip(), RULES]
+    if tools and "tool_call" in actions:
+        parts.append("Tools:\n" + "\n".join(tool_line(tool, style) for tool in tools))
+    shown = [a for a in actions if a != "tool_call" or tools]
+    parts.append("Actions:\n" + "\n".join(SHAPES[a] for a in shown))
+    if output_schema is not None:
+        parts.append("The content of final_answer must fit this JSON Schema:\n" + _canonical(output_schema).decode())
+    parts += [_example(number, example) for number, example in enumerate(examples, 1)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def tool_line(tool: ToolSpec, style: ToolStyle) -> str:
+    """Return a tool in one line: `name(p1, p2): description` (row K123); a `?` marks what may be left out."""
+    properties: dict[str, Any] = tool.input_schema.get("properties") or {}
+    required: list[str] = tool.input_schema.get("required") or []
+    shown: list[str] = []
+    for name, schema in properties.items():
+        mark = "" if name in required else "?"
+        shown.append(f"{name}{mark}" if style == "names" else f"{name}{mark}: {_type_of(schema)}")
+    line = f"- {tool.name}({', '.join(shown)})"
+    description = " ".join(tool.description.split())
+    line += f": {description}" if description else ""
+    return line if style != "full" else f"{line}\n  args: {_canonical(tool.input_schema).decode()}"
+
+
+def _type_of(schema: Any) -> str:
+    """Return a type in as few words as will do."""
+    if not isinstance(schema, dict):
+        return "any"
+    fields = cast("dict[str, Any]", schema)
+    if "enum" in fields:
+        return "|".join(_canonical(value).decode() for value in fields["enum"][:8])
+    if "const" in fields:
+        return _canonical(fields["const"]).decode()
+    for union in ("anyOf", "oneOf"):
+        if union in fields:
+            return "|".join(dict.fromkeys(_type_of(part) for part in fields[union]))
+    kind: Any = fields.get("type", "object" if "properties" in fields or "$ref" in fields else "any")
+    if kind == "array" and isinstance(fields.get("items"), dict):
+        return f"list of {_type_of(fields['items'])}"
+    return "|".join(str(k) for k in cast("list[Any]", kind)) if isinstance(kind, list) else str(kind)
+
+
+def _example(number: int, example: Example) -> str:
+    lines = [f"Example {number}", f"Goal: {example.goal}"]
+    for action, observation in example.steps:
+        lines.append(action_text(action))
+        lines += [f"Observation: {observation}"] if observation else []
+    return "\n".join(lines)
+
+
+def action_text(action: AnyAction) -> str:
+    """Return an action as a model should write it; the same action gives the same bytes, before and after a resume."""
+    match action:
+        case ToolCall(tool=tool, args=args):
+            shown = args if isinstance(args, str) else _canonical(args).decode()
+            return f'{{"type": "tool_call", "tool": {_canonical(tool).decode()}, "args": {shown}}}'
+        case FinalAnswer(content=content):
+            return f'{{"type": "final_answer", "content": {_canonical(content).decode()}}}'
+        case _:
+            fields = {k: v for k, v in msgspec.to_builtins(action).items() if k != "type" and v not in ("", None)}
+            body = "".join(f", {_canonical(k).decode()}: {_canonical(v).decode()}" for k, v in fields.items())
+            return f'{{"type": "{snake(type(action).__name__)}"{body}}}'
+
+
+def plan_text(item: Item) -> str:
+    """Return what the model answered in an earlier turn: its actions, one a line."""
+    return "\n".join(action_text(action) for action in item.plan.actions) if item.plan is not None else item.text
+
+
+def outcome_text(item: Item, longest: int, *, recalls: bool = False) -> str:
+    """Return what a past item tells the model: an observation, a reply, a note.
+
+    At most `longest` characters of a result; where the model `recalls`, what it was not shown of one is named by its key. What a
+    meta-tool says is what was asked for, whole.
+    """
+    if item.kind == "user":
+        return f"User: {item.text}"
+    if item.kind != "tool":
+        return f"Note: {item.text}"
+    if not item.ok:
+        said = f"{item.error.code}: {item.error.message}" if item.error is not None else "it failed"
+        return f"Observation ({item.tool} failed): {clipped(said, longest)}"
+    text = _result_text(item)
+    if item.meta:
+        return f"Observation ({item.tool}): {text}"
+    mark = " (a preview; the whole is kept)" if item.artifact is not None else ""
+    if recalls and (mark or len(text) > longest):
+        mark = f' (a preview; recall with key "{item.call_id}" gives the rest)'
+    return f"Observation ({item.tool}){mark}: {clipped(text, longest)}"
+
+
+def _result_text(item: Item) -> str:
+    raw = bytes(item.result)
+    return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
+
+
+def clipped(text: str, longest: int) -> str:
+    """Return `text`, or its beginning and how much is missing."""
+    return text if len(text) <= longest else f"{text[: max(0, longest)]}… ({len(text) - max(0, longest)} more characters)"
+
+
+def goal_text(view: View) -> str:
+    """Return what the run is about: it stays the same over a run."""
+    parts = [f"Goal: {view.goal}"]
+    first = view.transcript[0] if view.transcript else None
+    if first is not None and first.kind == "user" and first.text != view.goal:
+        parts.append(f"Task: {first.text}")
+    if view.variables:
+        parts.append(f"Variables: {_canonical(view.variables).decode()}")
+    parts += [_attachment(number, value) for number, value in enumerate(view.attachments, 1)]
+    return readable("\n".join(parts))
+
+
+def _attachment(number: int, value: Any) -> str:
+    """Return an attachment's text, or what can be said of one that a text model cannot see."""
+    if isinstance(value, str):
+        return f"Attachment {number}: {clipped(value, 4000)}"
+    if not isinstance(value, dict):
+        return f"Attachment {number}: {clipped(_canonical(value).decode(), 400)}"
+    fields = cast("dict[str, Any]", value)
+    name = fields.get("name") or fields.get("filename") or fields.get("media_type") or ""
+    if isinstance(fields.get("text"), str):
+        return f"Attachment {number} {name}: {clipped(fields['text'], 4000)}"
+    return f"Attachment {number} {name}: not text; this model cannot see it"
+
+
+def tail_text(view: View, extra: Iterable[str] = ()) -> str:
+    """Return what counts now and changes from turn to turn; it stands at the very end."""
+    parts = list(extra)
+    if view.goals:
+        parts.append("Open sub-goals: " + "; ".join(goal for _, goal in view.goals))
+    if view.memory:
+        parts.append("Remembered: " + clipped(_canonical(list(view.memory)).decode(), 2000))
+    if view.scratchpad:
+        parts.append("Notes: " + clipped(_canonical(dict(view.scratchpad)).decode(), 2000))
+    last = view.transcript[-1].text if view.transcript else ""
+    parts += [f"Note: {said}" for said in view.guidance if said != last]
+    left = view.budget_remaining.max_iterations
+    if left is not None and left <= 1:
+        parts.append("This is the last turn: give the final answer now.")
+    return readable("\n".join(parts))

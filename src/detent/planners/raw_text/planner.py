@@ -1,0 +1,299 @@
+"""`OnDevicePlanner`: a raw-text model as a planner. All help that a weak model needs stays inside `plan()`.
+
+    view -> prompt (stable prefix, newest turns, tail) -> generate -> read -> [told what was wrong, generate again] -> verify -> Plan
+
+The planner is a function of the view and of what the generator says: nothing is remembered between two calls but renderings, so a run that
+is resumed in a fresh process sends the same bytes. Every generation goes through the run's gateway (`view.models`) where there is one,
+repairs and guided retries included; without a gateway their usage stands in the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import Abstain, AnyAction, FinalAnswer, Thought, ToolCall
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError, MalformedPlan, UnknownName
+from detent.planners.raw_text import step_plans
+from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
+from detent.planners.raw_text.asking import Asked, Asking, asked_as
+from detent.planners.raw_text.compact_prompt import Example, ToolStyle, clipped, goal_text, system_text, tail_text
+from detent.planners.raw_text.generation import Message, Request, TextGenerator
+from detent.planners.raw_text.parsing import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
+from detent.planners.raw_text.trimming import CountTokens, Renderer, count_by_length, fit
+from detent.planners.raw_text.verifiers import Verifier, verify
+from detent.ports import Plan, ToolSpec, View
+
+log = logging.getLogger("detent")
+
+STOP_AT = ("\nObservation", "\nUser:")
+"""Where a model that goes on talking begins to make observations up."""
+
+SHOWN_BAD_OUTPUT = 1500
+"""Characters of a bad answer that the model is shown again."""
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """One repair turn: the `attempt` (1, 2, ...), the `problem` as the model is told it, and the `output` that had it."""
+
+    attempt: int
+    problem: str
+    output: str
+
+
+class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays the same while agent, tools and output schema do."""
+
+    agent: AgentSpec
+    tools: tuple[ToolSpec, ...]
+    output_schema: dict[str, Any] | None
+    system: str
+    system_tokens: int
+    schema: dict[str, Any] | None
+    offer: Offer
+
+
+class OnDevicePlanner:
+    """Plans with a raw-text model behind `generate` (see `TextGenerator`).
+
+    `actions`: what the model may answer with, from `parsing.ACTIONS`; by default a call, an answer, a thought and what the agent's `actions`
+    list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was wrong;
+    `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
+    generator the action schema. `tool_style`: how much of a tool the prompt says. `plan_first`: the model first writes a list of steps and
+    is then led through it. `verify`: a check of the final answer (`verifiers`); an answer that fails it is asked for once more, and if that
+    fails too, `on_unverified` says: `reject` (no plan), `accept` (marked in the plan's `provider_data`) or `abstain`. `prose`: whether text
+    without an action is the answer. `model`: its name in the log; by default the generator's, else the agent's. `examples`: few-shot examples.
+
+    Raises `ConfigError` for options that do not fit; `plan` raises `MalformedPlan` when repairs are used up, and `PlannerFailed`
+    (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
+    """
+
+    def __init__(
+        self,
+        generate: TextGenerator,
+        *,
+        model: str = "",
+        actions: Sequence[str] | None = None,
+        max_repairs: int = 2,
+        max_prompt_tokens: int = 3500,
+        max_output_tokens: int = 1024,
+        count_tokens: CountTokens = count_by_length,
+        constrain: bool = True,
+        tool_style: ToolStyle = "names-and-types",
+        max_observation_chars: int = 4000,
+        plan_first: bool = False,
+        verify: Verifier | None = None,
+        on_unverified: Literal["reject", "accept", "abstain"] = "reject",
+        prose: bool = True,
+        examples: Sequence[Example] = (),
+        on_repair: Callable[[Repair], Any] | None = None,
+    ) -> None:
+        _check_options(generate, DEFAULT_ACTIONS if actions is None else actions, max_repairs, max_prompt_tokens, max_output_tokens)
+        self.model = model
+        self._generate, self._repairs = generate, max_repairs
+        self._actions = None if actions is None else tuple(actions)
+        self._prompt_tokens, self._output_tokens, self._count = max_prompt_tokens, max_output_tokens, count_tokens
+        self._style: ToolStyle = tool_style
+        self._constrain, self._prose = constrain, prose
+        self._plan_first, self._verify, self._on_unverified = plan_first, verify, on_unverified
+        self._examples, self._on_repair = tuple(examples), on_repair
+        self._renderer = Renderer(count=count_tokens, longest=max_observation_chars)
+        self._prefix: _Prefix | None = None
+
+    def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
+        """Return the model that is asked for the agent; see `ports.models_asked`."""
+        return [asked_as(self._generate, self.model, agent)]
+
+    async def plan(self, view: View) -> Plan:
+        """Return what the model does next; raise `MalformedPlan` when it cannot be brought to say it."""
+        prefix = self._prefix_of(view)
+        asking = Asking(
+            self._generate, view, model=self.model, count=self._count, limit=self._output_tokens, stop=() if self._constrain else STOP_AT
+        )
+        if self._plan_first and "tool_call" in prefix.offer.actions and prefix.tools:
+            now = step_plans.standing(view)
+            if now is None:
+                return await self._first_plan(view, prefix, asking)
+            return await self._next_action(view, prefix, asking, [step_plans.reminder(now)])
+        return await self._next_action(view, prefix, asking, [])
+
+    def request(self, view: View, extra: Sequence[str] = (), told: Sequence[Message] = ()) -> Request:
+        """Return what the model is asked for this view, with `extra` lines at its end and the corrections `told` after it.
+
+        A pure function of these. What corrections take is taken from the history.
+        """
+        prefix = self._prefix_of(view)
+        rendered, last = self._renderer.render(view)
+        size = sum(self._count(message.content) for message in told)
+        messages, used = fit(
+            prefix.system,
+            goal_text(view),
+            rendered,
+            last,
+            tail_text(view, extra),
+            budget=self._prompt_tokens,
+            reserved=size,
+            count=self._count,
+            system_tokens=prefix.system_tokens,
+        )
+        return Request(messages=(*messages, *told), tokens=used + size, max_tokens=self._output_tokens, schema=prefix.schema)
+
+    def _prefix_of(self, view: View) -> _Prefix:
+        """Return what the view's agent, tools and output schema come to, made anew where they changed."""
+        known = self._prefix
+        if known is not None and known.tools == view.tools and known.agent == view.agent and known.output_schema == view.output_schema:
+            return known
+        actions = self._actions or _actions_of(view.agent)
+        system = system_text(
+            instructions=view.agent.instructions,
+            tools=view.tools,
+            actions=actions,
+            output_schema=view.output_schema,
+            style=self._style,
+            examples=self._examples,
+        )
+        checks = SchemaChecks(view.tools, view.output_schema)
+        offer = Offer(
+            tools={tool.name: tool for tool in view.tools},
+            actions=actions,
+            output_schema=view.output_schema,
+            problem_of=checks.arguments,
+            answer_problem=checks.answer,
+            prose=self._prose,
+        )
+        schema = action_schema(view.tools, actions=actions, output_schema=view.output_schema) if self._constrain else None
+        self._prefix = _Prefix(
+            agent=view.agent,
+            tools=view.tools,
+            output_schema=view.output_schema,
+            system=system,
+            system_tokens=self._count(system),
+            schema=schema,
+            offer=offer,
+        )
+        return self._prefix
+
+    # One plan ---------------------------------------------------------------------------------------------------------------------
+
+    async def _first_plan(self, view: View, prefix: _Prefix, asking: Asking) -> Plan:
+        """Ask for the list of steps and return it as a thought."""
+        told: list[Message] = []
+        thinking = ""
+        problem = output = ""
+        for attempt in range(self._repairs + 1):
+            request = self.request(view, [step_plans.ASK], told)
+            asked = await asking.ask(msgspec.structs.replace(request, schema=step_plans.SCHEMA if prefix.schema is not None else None))
+            steps, problem, thinking = step_plans.read_steps(asked.text, finish=asked.finish)
+            if steps:
+                return asking.plan((step_plans.thought_of(steps),), thinking=_both(asked.thinking, thinking), note={"steps": list(steps)})
+            output = asked.text
+            if attempt < self._repairs:
+                told += self._correction(asking, problem, asked)
+        raise MalformedPlan(f"the model gave no list of steps: {problem}", raw=output, usage=asking.usage())
+
+    async def _next_action(self, view: View, prefix: _Prefix, asking: Asking, extra: Sequence[str]) -> Plan:
+        """Ask for an action, repair what cannot be read, verify an answer."""
+        told: list[Message] = []
+
+        def request() -> Request:
+            return self.request(view, extra, told)
+
+        reading, asked = await self._readable(request, told, prefix, asking)
+        unverified = ""
+        if self._verify is not None and (answer := _answer_of(reading.actions)) is not None:
+            problem = await verify(self._verify, answer.content, view)
+            if problem:
+                told += self._correction(asking, f"the answer was checked, and {problem}", asked)
+                reading, asked = await self._readable(request, told, prefix, asking)
+                answer = _answer_of(reading.actions)
+                unverified = await verify(self._verify, answer.content, view) if answer is not None else ""
+        if unverified and self._on_unverified == "reject":
+            raise MalformedPlan(f"the answer was checked twice, and {unverified}", raw=asked.text, usage=asking.usage())
+        actions: tuple[AnyAction, ...] = reading.actions
+        if unverified and self._on_unverified == "abstain":
+            actions = (Abstain(missing=(unverified,), reason="the answer could not be verified"),)
+        note = {"mended": True} if reading.mended else {}
+        return asking.plan(
+            actions,
+            text=_text_of(actions),
+            thinking=_both(asked.thinking, reading.thinking),
+            note={**note, "unverified": unverified} if unverified else note,
+        )
+
+    async def _readable(
+        self, request: Callable[[], Request], told: list[Message], prefix: _Prefix, asking: Asking
+    ) -> tuple[Reading, Asked]:
+        """Ask until the answer can be read; corrections are added to `told`. Raise `MalformedPlan` when repairs are used up."""
+        while True:
+            asked = await asking.ask(request())
+            reading = read(asked.text, prefix.offer, finish=asked.finish)
+            if reading.actions:
+                return reading, asked
+            if reading.cut and asked.finish == "length" and asking.raise_limit():
+                continue
+            if len(asking.repairs) >= self._repairs:
+                if reading.unfit:  # sound JSON that does not fit: the kernel refuses it, and the refusal is an observation
+                    return msgspec.structs.replace(reading, actions=reading.unfit), asked
+                raise MalformedPlan(reading.problem, raw=asked.text, usage=asking.usage())
+            told += self._correction(asking, reading.problem, asked)
+
+    def _correction(self, asking: Asking, problem: str, asked: Asked) -> list[Message]:
+        """Return the messages that show the model what was wrong, and tell whoever wants to know."""
+        asking.repairs.append(problem)
+        if self._on_repair is not None:
+            try:
+                self._on_repair(Repair(attempt=len(asking.repairs), problem=problem, output=asked.text))
+            except Exception:  # foreign code: who only watches fails nothing
+                log.warning("on_repair failed", exc_info=True)
+        shorter = " Be much shorter." if asked.finish == "length" else ""
+        said = f"That was not accepted: {problem}.{shorter} Answer again with one JSON object and nothing else."
+        return [Message("assistant", clipped(asked.text, SHOWN_BAD_OUTPUT) or "(nothing)"), Message("user", said)]
+
+
+def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
+    """Return what an agent's model may answer with; a sub-goal that can be opened can be closed."""
+    if not agent.actions:
+        return DEFAULT_ACTIONS
+    listed = [name for name in agent.actions if name in ACTIONS]
+    closing = ["complete_goal"] if "push_goal" in listed else []
+    return tuple(dict.fromkeys(["tool_call", "final_answer", "thought", *listed, *closing]))
+
+
+def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: int, output: int) -> None:
+    from importlib.util import find_spec
+
+    if not callable(generate):
+        raise ConfigError(f"OnDevicePlanner(generate=...) is {type(generate).__name__}; give something that can be called with a Request")
+    for action in actions:
+        if action not in ACTIONS:
+            raise UnknownName("action", action, ACTIONS)
+    if not {"final_answer", "stop", "abstain", "tool_call"} & set(actions):
+        raise ConfigError("OnDevicePlanner(actions=...) lists nothing that ends a run; add final_answer")
+    for name, value, least in (("max_repairs", repairs, 0), ("max_prompt_tokens", prompt, 1), ("max_output_tokens", output, 1)):
+        if value < least:
+            raise ConfigError(f"OnDevicePlanner({name}={value}): give at least {least}")
+    if find_spec("json_repair") is None:
+        raise ConfigError('OnDevicePlanner needs json-repair: pip install "detent[on-device]"')
+
+
+def _answer_of(actions: Sequence[AnyAction]) -> FinalAnswer | None:
+    return next((a for a in actions if isinstance(a, FinalAnswer)), None)
+
+
+def _text_of(actions: Sequence[AnyAction]) -> str:
+    """Return what is worth reading of a plan: an answer or a thought, no markup."""
+    match actions[0]:
+        case FinalAnswer(content=str() as said) | Thought(content=said):
+            return said
+        case ToolCall(reason=reason):
+            return reason
+        case _:
+            return ""
+
+
+def _both(first: str, second: str) -> str:
+    return "\n".join(part for part in (first.strip(), second.strip()) if part)

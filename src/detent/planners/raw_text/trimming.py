@@ -1,0 +1,196 @@
+"""The transcript as messages, whole turns at a time, and which of them fit into a token budget.
+
+A block is an action and everything that came of it; blocks are kept or left out whole, the newest first, the last one always (row K122).
+Rendered blocks are remembered, which saves time and changes nothing: the same view gives the same messages in a fresh process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from detent.core.errors import PlannerFailed
+from detent.core.state import Item
+from detent.planners.raw_text.compact_prompt import clipped, outcome_text, plan_text
+from detent.planners.raw_text.generation import Message, readable
+from detent.planners.shown import compression_of
+from detent.ports import View
+
+MOST_RUNS = 32
+"""Of how many passes the rendering is remembered."""
+
+MOST_KEYS = 8
+"""How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
+
+CountTokens = Callable[[str], int]
+_How = tuple[int, bool]
+"""How many characters of a result are shown, and whether the agent has `recall`."""
+
+
+def count_by_length(text: str) -> int:
+    """Estimate tokens as a quarter of the characters, rounded up (row K118)."""
+    return -(-len(text) // 4)
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """One turn: what the model did, what it was told of it, and how it may read again what it was not shown (`rest`)."""
+
+    action: str
+    outcome: str
+    rest: str = ""
+
+
+class Rendered:
+    """The blocks of one pass. `ends[i]` is how many tokens the blocks up to `i` have together."""
+
+    __slots__ = ("done", "ends", "first", "head", "last", "messages")
+
+    def __init__(self, first: Item | None) -> None:
+        self.first = first
+        self.last: Item | None = None
+        self.done = 0
+        self.head: list[str] = []
+        self.messages: list[Message] = []
+        self.ends: list[int] = []
+
+
+class Renderer:
+    """Renders transcripts into blocks; of a result at most `longest` characters, and no more than the agent's profile shows."""
+
+    def __init__(self, *, count: CountTokens, longest: int) -> None:
+        self._count, self._longest = count, longest
+        self._known: OrderedDict[tuple[str, str, _How], Rendered] = OrderedDict()
+
+    def render(self, view: View) -> tuple[Rendered, Block | None]:
+        """Return the finished blocks, and the last one, which may still grow."""
+        items = view.transcript
+        how = min(self._longest, compression_of(view).budget_chars), "recall" in view.agent.tools
+        known = self._remembered(view, how)
+        start = _last_plan(items, known.done)
+        if start < 0:
+            known.head = _outcomes(_opening(items, len(items)), how) if known.done == 0 else known.head
+            return known, None
+        if start > known.done:
+            self._close(known, items[known.done : start], how, opening=known.done == 0)
+            known.done, known.last = start, items[start - 1]
+        return known, _block(items[start:], how)
+
+    def _remembered(self, view: View, how: _How) -> Rendered:
+        """Return what is known of this pass; nothing when its transcript is not the one that was rendered, with more at its end."""
+        key, items = (view.run_id, view.scope, how), view.transcript
+        first = items[0] if items else None
+        known = self._known.get(key)
+        if known is None or known.first != first or len(items) < known.done or (known.done and items[known.done - 1] is not known.last):
+            known = self._known[key] = Rendered(first)
+        self._known.move_to_end(key)
+        while len(self._known) > MOST_RUNS:
+            self._known.popitem(last=False)
+        return known
+
+    def _close(self, known: Rendered, items: Sequence[Item], how: _How, *, opening: bool) -> None:
+        starts = [i for i, item in enumerate(items) if item.kind == "model"]
+        if opening:
+            known.head = _outcomes(_opening(items, starts[0] if starts else len(items)), how)
+        for start, end in pairwise([*starts, len(items)]):
+            block = _block(items[start:end], how)
+            known.messages += _messages(block)
+            known.ends.append((known.ends[-1] if known.ends else 0) + self.tokens(block))
+
+    def tokens(self, block: Block) -> int:
+        """Return the tokens of a block."""
+        return self._count(block.action) + self._count(block.outcome)
+
+
+def _block(items: Sequence[Item], how: _How) -> Block:
+    keys = [f'"{item.call_id}"' for item in items[1:] if how[1] and item.kind == "tool" and item.ok and not item.meta]
+    rest = f"\n[recall with key {' or '.join(keys[-MOST_KEYS:])} gives the rest]" if keys else ""
+    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
+
+
+def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
+    longest, recalls = how
+    return [readable(outcome_text(item, longest, recalls=recalls)) for item in items]
+
+
+def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:
+    """Return what stands before the first plan, without the goal, which has its own place."""
+    return items[1 if items and items[0].kind == "user" else 0 : end]
+
+
+def _last_plan(items: Sequence[Item], floor: int) -> int:
+    """Return the index of the last item of kind `model`, -1 when there is none from `floor` on."""
+    for index in range(len(items) - 1, floor - 1, -1):
+        if items[index].kind == "model":
+            return index
+    return -1
+
+
+def _messages(block: Block) -> tuple[Message, Message]:
+    return Message("assistant", block.action), Message("user", block.outcome)
+
+
+def fit(
+    system: str,
+    head: str,
+    rendered: Rendered,
+    last: Block | None,
+    tail: str,
+    *,
+    budget: int,
+    count: CountTokens,
+    system_tokens: int,
+    reserved: int = 0,
+) -> tuple[tuple[Message, ...], int]:
+    """Return the messages that fit into `budget` tokens: system, goal and tail always, the last block clipped if need be;
+    and how many tokens they have.
+
+    `reserved` tokens are left free for what comes after them, as far as history can give way.
+    Raises `PlannerFailed` (`context_overflow`) when system, goal and tail alone do not fit.
+    """
+    head = "\n".join([head, *rendered.head])
+    left = budget - system_tokens - count(head) - count(tail)
+    if left < 0:
+        raise PlannerFailed(
+            f"the prompt without any history has {budget - left} tokens, more than max_prompt_tokens={budget} allows; "
+            "shorten instructions, goal or examples, offer fewer tools, or raise max_prompt_tokens to what the model's context holds",
+            reason="context_overflow",
+        )
+    used, left = budget - left, max(0, left - reserved)
+    if last is None:
+        return (Message("system", system), Message("user", _joined(head, tail))), used
+    last, size = _clip(last, left, count)
+    used, left = used + size, left - size
+    total = rendered.ends[-1] if rendered.ends else 0
+    kept = bisect_left(rendered.ends, total - left) if total > left else -1
+    messages = (
+        Message("system", system),
+        Message("user", head),
+        *rendered.messages[2 * (kept + 1) :],
+        Message("assistant", last.action),
+        Message("user", _joined(last.outcome, tail)),
+    )
+    return messages, used + total - (rendered.ends[kept] if kept >= 0 else 0)
+
+
+def _joined(text: str, tail: str) -> str:
+    return f"{text}\n\n{tail}" if tail else text
+
+
+def _clip(block: Block, left: int, count: CountTokens) -> tuple[Block, int]:
+    """Return the last block with as much of its outcome as fits into `left` tokens, and its size."""
+    action = count(block.action)
+    size = action + count(block.outcome)
+    if size <= left:
+        return block, size
+    if action > left // 2:
+        block = Block(clipped(block.action, max(40, left)), block.outcome, block.rest)
+        action = count(block.action)
+    length, outcome = len(block.outcome), block.outcome
+    while length > 40 and action + count(outcome) > left:
+        length = length * 3 // 4
+        outcome = clipped(block.outcome, length) + block.rest
+    return Block(block.action, outcome), action + count(outcome)

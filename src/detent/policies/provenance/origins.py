@@ -1,0 +1,297 @@
+"""Where values come from: what a run has seen, indexed so that a leaf of some arguments can be traced.
+
+Theory of operation. Everything is derived from the run's state (the trust of a tool stands in the log with each outcome), so labels are the
+same after resume, fork and compaction (`steps` are complete; compaction only hides them from the planner). What never changes in a run (goal, variables,
+specification) is indexed once, what a pass has seen as it grows. An index of a pass depends on that pass and the unchanging part alone,
+never on when it was built: with and without the cache the answers are equal. The cache holds the last runs that were asked about.
+
+Words of a planner are no source. Neither are notes, meta-tools (they answer from state), or the errors of a tool that is trusted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import is_
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.core.history import Seq
+from detent.core.state import Item, KernelState, RunState
+from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
+from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
+from detent.policies.provenance.sinks import Kind, kind_of_name
+
+Label = Literal["user", "agent", "approver", "trusted", "memory", "ambiguous", "untrusted", "model", "empty"]
+"""Where a leaf came from.
+
+`user`: goal, replies, variables, attachments; `agent`: the agent's specification; `approver`: arguments that a person edited; `trusted`:
+output of a tool that is declared so; `memory`; `untrusted`: output of any other tool; `ambiguous`: of a trusted and of an untrusted tool (or
+memory) alike; `model`: nothing that was seen; `empty`: null or an empty text, list or object.
+"""
+
+PROVEN: tuple[Label, ...] = ("user", "agent", "approver", "trusted", "empty")
+"""The labels that let a sensitive argument pass."""
+WORST_FIRST: tuple[Label, ...] = ("untrusted", "ambiguous", "model", "memory", "trusted", "approver", "agent", "user", "empty")
+
+Trust = Mapping[str, str] | Callable[[str], str]
+"""Another opinion of tools than the log has, by name: `trusted` or `untrusted`; of a tool that is not there the log's counts."""
+
+CACHED_RUNS = 16
+CACHED_NEEDLES = 1_024
+
+
+class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A leaf of some arguments: `path` such as `to`, `items[0].id`; `origin` names what it was found in (`goal`, a call id, ...)."""
+
+    path: str
+    label: Label
+    origin: str = ""
+
+
+Sources = dict[str, Evidence]
+"""Evidence by label."""
+
+
+_KEYED: tuple[Kind | None, ...] = ("recipient", "identifier")
+"""What is written as keys of an object too."""
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each leaf of JSON data; an empty list or object is a leaf.
+
+    A key that is no name (`{"bob@example.com": "write"}`) says something itself, and so does one of a field that holds people or identifiers
+    (`permissions`: `{"bob": "write"}`), unless it is the name of such a field: it is a leaf too, at `path{}`. Paths may be the same.
+    """
+    if isinstance(value, dict) and value:
+        said_by_key = bool(path) and kind_of_name(field_of(path)) in _KEYED
+        for key, inner in cast("dict[str, Any]", value).items():
+            if not key.replace("-", "_").isidentifier() or (said_by_key and kind_of_name(key) is None):
+                yield path + "{}", key
+            yield from leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, (list, tuple)) and value:
+        for index, inner in enumerate(cast("list[Any]", value)):
+            yield from leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, None if isinstance(value, (dict, list, tuple)) else value
+
+
+def field_of(path: str) -> str:
+    """Return the name of the field that a path ends in, without list indices."""
+    return path.rsplit(".", 1)[-1].split("[", 1)[0].removesuffix("{}")
+
+
+_OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
+
+
+def trace(value: Any, among: Iterable[Sources], *, field: str = "", look_for: Callable[[Any], Needle] = needle) -> tuple[Label, str]:
+    """Return the label of one leaf, held by an argument named `field`, and what it was found in; `look_for` may remember needles."""
+    return _traced(look_for(value), tuple(among), kind_of_name(field))
+
+
+_IN_PIECES: tuple[Kind | None, ...] = ("content", "path", None)
+"""What may be put together from several sources: not an address, an identifier or a command."""
+
+
+def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tuple[Label, str]:
+    amount = kind == "amount"
+    if wanted.empty:
+        return "empty", ""
+    found: dict[str, str] = {}
+    for sources in among:
+        for label, evidence in sources.items():
+            if label not in found and (origin := evidence.find(wanted, amount=amount)):
+                found[label] = origin
+    for label in _OWN_WORDS:
+        if label in found:
+            return label, found[label]
+    if "trusted" in found:
+        other = found.get("untrusted") or found.get("memory")
+        return ("ambiguous", f"{found['trusted']}, {other}") if other else ("trusted", found["trusted"])
+    if found:
+        label = "untrusted" if "untrusted" in found else "memory"
+        return label, found[label]
+    parts = [_traced(piece, among, kind) for piece in pieces(wanted)] if kind in _IN_PIECES else []
+    return min(parts, key=lambda part: WORST_FIRST.index(part[0])) if parts else ("model", "")
+
+
+class PassIndex:
+    """What one pass has seen, up to a number of its steps."""
+
+    __slots__ = ("_of_run", "_seen", "by_tool", "sources", "tainted_by")
+
+    def __init__(self, of_run: RunIndex) -> None:
+        self._of_run = of_run
+        self._seen: Seq[Item] = Seq()
+        self.sources: Sources = {}
+        self.tainted_by = ""
+        self.by_tool: dict[str, list[Item]] = {}
+
+    def covers_prefix_of(self, steps: Seq[Item]) -> bool:
+        """Return whether `steps` go on where this index ends."""
+        return len(self._seen) == 0 or steps.continues(self._seen)
+
+    def extend(self, steps: Seq[Item], trust: Callable[[Item], str]) -> None:
+        """Index the steps that are new."""
+        for position, item in enumerate(steps[len(self._seen) :], len(self._seen)):
+            if item.kind == "user":
+                self._add_user(item, first=position == 0)
+            elif item.kind == "tool" and not item.meta:
+                self._add_outcome(item, trusted=trust(item) == "trusted")
+        self._seen = steps
+
+    def _evidence(self, label: Label) -> Evidence:
+        return self.sources.setdefault(label, Evidence())
+
+    def _add_user(self, item: Item, *, first: bool) -> None:
+        """Add a reply. The first step is the pass's input, which a strategy may have written: only the goal itself is the user's."""
+        if not first:
+            self._evidence("user").add(item.text, f"reply {item.iteration}")
+
+    def _add_outcome(self, item: Item, *, trusted: bool) -> None:
+        if not item.executed and not item.ok:
+            return
+        if item.edited:
+            add_data(self._evidence("approver"), item.arguments, item.call_id)
+        if item.error is not None:
+            if not trusted:
+                self._taint(item, [item.error.message, item.error.details])
+            return
+        self.by_tool.setdefault(item.tool, []).append(item)
+        value = msgspec.json.decode(item.result) if item.result else None
+        unproven = [] if item.edited or not trusted else self._unproven(item)
+        if trusted and all(label not in ("untrusted", "ambiguous") for label, _ in unproven):
+            add_data(self._evidence("trusted"), value, item.call_id, without=[said for _, said in unproven])
+        else:
+            self._taint(item, value)
+
+    def _taint(self, item: Item, value: Any) -> None:
+        if can_carry(value):
+            self.tainted_by = self.tainted_by or item.call_id
+        add_data(self._evidence("untrusted"), value, item.call_id)
+
+    def _unproven(self, item: Item) -> list[tuple[Label, str]]:
+        """Return label and normal text of the item's arguments that nothing vouches for.
+
+        A trusted tool that repeats them proves nothing, and one that was given untrusted values is believed no more than they are.
+        """
+        among = (self._of_run.sources, self.sources)
+        found: list[tuple[Label, str]] = []
+        for path, value in leaves(item.arguments):
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+                text = normal(value) if isinstance(value, str) else number_key(value)
+                label = trace(value, among, field=field_of(path))[0]
+                if len(text) >= MIN_CHARS and label not in PROVEN:
+                    found.append((label, text))
+        return found
+
+
+class RunIndex:
+    """What a run began with, and an index of each of its passes."""
+
+    __slots__ = ("_began", "passes", "sources")
+
+    def __init__(self, state: RunState) -> None:
+        self._began = _beginning(state)
+        self.sources: Sources = {"agent": Evidence(), "user": Evidence(), "memory": Evidence()}
+        self.passes: dict[str, PassIndex] = {}
+        agent = state.agent
+        add_data(self.sources["agent"], [agent.instructions, list(agent.rules), agent.meta], "agent")
+        add_data(self.sources["memory"], list(state.seed_memory), "memory")
+        if not state.parent:  # a child's goal was written by the planner of its parent
+            self.sources["user"].add(state.goal, "goal")
+            for name, value in state.variables.items():
+                add_data(self.sources["user"], value, f"variables.{name}", field=name)
+            add_data(self.sources["user"], list(state.attachments), "attachments")
+
+    def fits(self, state: RunState) -> bool:
+        """Return whether the state is one of the run that this was made of."""
+        return all(map(is_, self._began, _beginning(state)))
+
+    def of_pass(self, state: KernelState, trust: Callable[[Item], str]) -> PassIndex:
+        """Return the index of a pass as it is in `state`."""
+        known = self.passes.get(state.scope)
+        if known is None or not known.covers_prefix_of(state.steps):
+            known = self.passes[state.scope] = PassIndex(self)
+        known.extend(state.steps, trust)
+        return known
+
+
+def _beginning(state: RunState) -> tuple[Any, ...]:
+    return (state.goal, state.variables, state.attachments, state.agent, state.seed_memory, state.parent)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a run has seen at one moment: sources to trace among, outcomes by tool, and what made the context untrusted ("" if nothing)."""
+
+    among: tuple[Sources, ...]
+    passes: tuple[PassIndex, ...]
+    untrusted: str
+
+
+class Origins:
+    """Traces values of a run. `trust` overrides what the log says of tools; `trust_memory`: what memory gives is as good as a trusted tool's.
+
+    May be shared by runs: nothing of one is ever found in another.
+    """
+
+    def __init__(self, trust: Trust | None = None, *, trust_memory: bool = False) -> None:
+        self._declared: Callable[[str], str] = trust if callable(trust) else (trust or {}).get  # type: ignore[assignment]
+        self._trust_memory = trust_memory
+        self._runs: OrderedDict[str, RunIndex] = OrderedDict()
+        self._needles: dict[str, Needle] = {}
+        self._lock = threading.Lock()
+
+    def trust(self, item: Item) -> str:
+        """Return how far the output of a tool is trusted: as it stands in the log, unless this was given another opinion of the tool."""
+        return self._declared(item.tool) or item.trust
+
+    def needle(self, value: Any) -> Needle:
+        """Return what to look for (`matching.needle`); short texts are remembered, because calls repeat them."""
+        if type(value) is not str or len(value) > REMEMBERED_CHARS:
+            return needle(value)
+        known = self._needles.get(value)
+        if known is None:
+            if len(self._needles) >= CACHED_NEEDLES:
+                self._needles.clear()
+            known = self._needles[value] = needle(value)
+        return known
+
+    def seen(self, state: RunState) -> Seen:
+        """Return what `state` has seen."""
+        with self._lock:
+            run = self._runs.get(state.run_id)
+            if run is None or not run.fits(state):
+                run = self._runs[state.run_id] = RunIndex(state)
+            self._runs.move_to_end(state.run_id)
+            if len(self._runs) > CACHED_RUNS:
+                self._runs.popitem(last=False)
+            passes = tuple([run.of_pass(known, self.trust) for known in state.passes.values()])
+        recalled = _recalled(state)
+        among = (run.sources, *(p.sources for p in passes), *([recalled] if recalled else []))
+        if self._trust_memory:
+            among = tuple({("trusted" if k == "memory" else k): v for k, v in sources.items()} for sources in among if sources)
+        return Seen(among, passes, self._untrusted(state, passes))
+
+    def _untrusted(self, state: RunState, passes: tuple[PassIndex, ...]) -> str:
+        for known in passes:
+            if known.tainted_by:
+                return known.tainted_by
+        if not self._trust_memory and (state.seed_memory or any(p.memory or p.recalled for p in state.passes.values())):
+            return "memory"
+        if any(child.status not in ("open", "cancelled") for child in state.children.values()):
+            return "child"
+        return "parent" if state.parent else ""
+
+
+def _recalled(state: RunState) -> Sources | None:
+    """Return what memory was recalled last; it is replaced as a whole, so it is no part of an index that grows."""
+    recalled = [p.memory for p in state.passes.values() if p.memory and p.memory is not state.seed_memory]
+    if not recalled:
+        return None
+    evidence = Evidence()
+    for items in recalled:
+        add_data(evidence, list(items), "memory")
+    return {"memory": evidence}

@@ -1,0 +1,244 @@
+"""Whether a run may start: agent, goal, budget and context are checked before anything is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from detent.config.agents import Agent
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import DEFAULT, UNBOUNDED, Budget, checked
+from detent.core.codec import digest_of
+from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, UnknownName
+from detent.core.events import RunStarted
+from detent.expressions.patterns import drop_slow_patterns
+from detent.metering.pricing import Prices
+from detent.ports import (
+    Capabilities,
+    EventStore,
+    Planner,
+    Policy,
+    Resolution,
+    SecretSource,
+    Tool,
+    Toolbox,
+    json_problem,
+    models_asked,
+    unstorable,
+)
+from detent.running.live import KEY_BLOB
+from detent.running.snapshots import load_run
+from detent.secrecy.redact import Redactor, redacted_start
+
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+MOST_REFERENCES = 10_000
+"""So many references are followed in the check of a reply; a few lines of a schema can ask for more than anyone has time for."""
+
+
+def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
+    """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool that is not there."""
+    if not goal.strip():
+        raise ConfigError("the goal is empty; say what is to be achieved")
+    spec = agent.spec()
+    for name in spec.tools:
+        if name not in tools:
+            raise UnknownName("tool", name, tools)
+    return spec
+
+
+def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
+    """Raise `ConfigError` when a listed tool may need approval; called where nobody could give one (DESIGN 7)."""
+    asking = [name for name in spec.tools if name in toolbox.names() and policy.may_ask(toolbox.get(name).spec)]
+    if asking:
+        raise ConfigError(
+            f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
+            'no terminal is attached and no approver was given. Use a persistent store, or Engine(approver="caller") or a function'
+        )
+
+
+def usable(
+    agent: AgentSpec, host: Host, tools: Mapping[str, Tool], *, secrets: SecretSource | None, capabilities: Capabilities | None
+) -> dict[str, str]:
+    """Return what the agent's capabilities come to for the host ("id@version" -> digest); raise `ConfigError` for what may not be used.
+
+    That is a tool whose credential the host was not given or nobody has, an exec without the sandbox that the agent requires, and a
+    capability that is missing or denied (row K87).
+    """
+    wrong: list[str] = []
+    there = secrets.names() if secrets is not None else ()
+    for name, tool in tools.items():
+        for secret in tool.spec.credentials:
+            if secret not in host.credential_refs:
+                wrong.append(f"tool {name!r}: missing_required_credential:{secret} (name it in Host(credential_refs=...))")
+            elif secret not in there:
+                wrong.append(f"tool {name!r}: no source has the secret {secret!r} (Engine(secrets=...), or [secrets] in detent.toml)")
+    if agent.meta.get("sandbox") == "require" and "exec" in tools and not tools["exec"].spec.sandboxed:
+        wrong.append("tool 'exec': it requires a sandbox and has none (Engine(workspace=..., sandbox=\"require\") says why)")
+    if agent.capabilities and capabilities is None:
+        wrong.append(f"capabilities {', '.join(agent.capabilities)}: none are known here (give Engine(capabilities=...))")
+    found = capabilities.resolve(agent.capabilities, host) if capabilities is not None else Resolution(resolved={})
+    wrong += [f"capability {name!r}: not known here" for name in found.missing]
+    wrong += [f"capability {denied.id!r}: {denied.reason}" for denied in found.denied]
+    if wrong:
+        raise ConfigError(f"agent {agent.name!r} may not run for this host: {'; '.join(wrong)}. Nothing was recorded")
+    return found.resolved
+
+
+def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounded: str) -> None:
+    """Raise `ConfigError` when a model that the agent's planner may ask has no known price; `bounded` says whose cost is bounded."""
+    for model, provider in models_asked(planner, spec):
+        if not prices.knows(model, provider):
+            install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
+            raise ConfigError(
+                f"{bounded} has max_cost_usd, but no price is known for its model {model!r}{install}: give one with "
+                f"Engine(model_prices={{{model!r}: ModelPrice(input_usd=..., output_usd=...)}}), in USD for a million tokens, or [models.prices] "
+                "of detent.toml; or bound tokens (max_total_tokens) instead of cost"
+            )
+
+
+def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:
+    """Return the run's bounds: what was asked for over the agent's over the engine's over the defaults; raise `BudgetRefused`."""
+    usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or ceiling, ceiling))
+    said = checked(agents, ceiling=ceiling)
+    if asked is not None:
+        said = checked(asked, ceiling=ceiling).over(said)
+    return said.over(usual if engines == UNBOUNDED else engines.over(usual))
+
+
+def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
+    """Raise `UnknownName` for a bound on the calls of a tool that is not there: it would bound nothing."""
+    bounds: dict[str, int] = dict(budget.max_calls_of or ())
+    for name in bounds:
+        if name not in tools:
+            raise UnknownName("tool of max_calls_of", name, tools)
+
+
+def checked_run_id(run_id: str | None) -> None:
+    """Raise `ConfigError` for an id that not every store and command can name."""
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"run id {run_id[:80]!r}: use letters, digits, '_', '-' and '.', 1 to 200 of them, not '.' or '-' first")
+
+
+def refuse_what_is_not_json(**parts: Any) -> None:
+    """Raise `ConfigError` naming the part of an input that is not JSON data, and where in it."""
+    for part, value in parts.items():
+        if value is not None and (problem := json_problem(value)):
+            raise ConfigError(f"{part} must be JSON data, because it stands in the log: {problem}")
+
+
+def refuse_unstorable(**names: str) -> None:
+    """Raise `ConfigError` naming the name that not every store can keep."""
+    for part, name in names.items():
+        if problem := unstorable(name):
+            raise ConfigError(f"{part} {name[:80]!r} {problem}")
+
+
+def same_host(run_id: str, mine: Host, theirs: Host) -> None:
+    """Raise `RunContextMismatch` unless a run of the host `mine` may be taken on by `theirs`: same tenant, workspace and principal (row K8)."""
+    wrong = [
+        {"field": f"host.{field}", "expected": getattr(mine, field), "received": getattr(theirs, field)}
+        for field in ("tenant", "workspace", "principal")
+        if getattr(mine, field) != getattr(theirs, field)
+    ]
+    if wrong:
+        raise RunContextMismatch(run_id, wrong)
+
+
+async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patterns: Sequence[str] = ()) -> None:
+    """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
+    head = await store.head(run_id)
+    if head is not None and head.tenant != wanted.host.tenant:
+        mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
+        raise RunContextMismatch(run_id, [mine])
+    state = await load_run(store, run_id)
+    key = await store.get_blob(run_id, KEY_BLOB) if patterns else None
+    wanted = redacted_start(wanted, Redactor(patterns, key)) if key else wanted
+    named = (state.agent.name, wanted.agent.name)
+    pairs = (
+        (
+            "agent",
+            *(
+                named
+                if named[0] != named[1] or digest_of(state.agent) == digest_of(wanted.agent)
+                else (f"{named[0]} as it was", f"{named[0]} with changes")
+            ),
+        ),
+        ("goal", state.goal, wanted.goal),
+        ("host.workspace", state.host.workspace, wanted.host.workspace),
+        ("host.principal", state.host.principal, wanted.host.principal),
+    )
+    wrong = [{"field": f, "expected": mine, "received": theirs} for f, mine, theirs in pairs if mine != theirs]
+    if wrong:
+        raise RunContextMismatch(run_id, wrong)
+
+
+def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> Any:
+    """Return the reply as the question expects it (text is read as JSON where that fits); raise `NotAllowedNow` when it does not.
+
+    What is expected comes from a planner: patterns that could take long are left out, and references are followed so often and no more.
+    """
+    if expected is None:
+        return reply
+    candidates = [reply]
+    if isinstance(reply, str):
+        with contextlib.suppress(msgspec.DecodeError):
+            candidates.append(msgspec.json.decode(reply))
+    why = ""
+    try:
+        validator = _validator(expected)
+        for candidate in candidates:
+            error = next(validator().iter_errors(candidate), None)
+            if error is None:
+                return candidate
+            why = error.message
+    except Exception as error:  # the schema is a planner's own; what it refers to may not be there
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        why = f"what run {run_id!r} expects is no JSON Schema that can be used ({said}); cancel the run, or resume it with another agent"
+        raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
+    raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
+
+
+def _validator(expected: dict[str, Any]) -> Callable[[], Any]:
+    """Return what makes a validator of the schema; one that follows more than `MOST_REFERENCES` references raises `ValueError`."""
+    from jsonschema import Draft202012Validator
+
+    extend: Any = importlib.import_module("jsonschema.validators").extend
+    Draft202012Validator.check_schema(expected)
+    raw = msgspec.json.encode({name: part for name, part in expected.items() if name != "$schema"})
+    if b'"$schema"' in raw:
+        raise ValueError("a part of it names a draft of its own")
+    schema = msgspec.json.decode(raw)
+    drop_slow_patterns(schema)
+    keywords: Any = Draft202012Validator.VALIDATORS
+
+    def made() -> Any:
+        left = iter(range(MOST_REFERENCES))
+
+        def following(keyword: str) -> Callable[..., Any]:
+            def follow(*given: Any) -> Any:
+                if next(left, None) is None:
+                    raise ValueError(f"it follows more than {MOST_REFERENCES} references")
+                yield from keywords[keyword](*given)
+
+            return follow
+
+        return extend(Draft202012Validator, {keyword: following(keyword) for keyword in ("$ref", "$dynamicRef")})(schema)
+
+    return made
+
+
+def new_run_id(goal: str, now: datetime, token: str) -> str:
+    """Return `YYYYMMDD-HHMMSS-<slug>-<token>`."""
+    return f"{now:%Y%m%d-%H%M%S}-{slug(goal)}-{token}"
+
+
+def slug(text: str) -> str:
+    """Return `text` as part of a run id: lower-case ASCII letters and digits, runs of space - _ / as one '-', 48 characters (row R19)."""
+    kept = re.sub(r"[^a-z0-9 \t\n\-_/]", "", text.lower())
+    return re.sub(r"[ \t\n\-_/]+", "-", kept).strip("-")[:48].rstrip("-") or "goal"

@@ -1,0 +1,353 @@
+"""Taking one run on in this process: claim, load, journal, world, loop, release.
+
+The claim is held while the run is advanced here and released whatever happens. A crash leaves it to the store to find out that its holder
+is dead; a suspension leaves the run `running` and resumable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from detent.config.names import Names
+from detent.config.planners import NoPlanner
+from detent.config.profile import compression_for, make_profile
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget
+from detent.core.codec import digest_of, read_log
+from detent.core.errors import DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
+from detent.core.records import Record
+from detent.core.state import RunState
+from detent.kernel.context import Run, World
+from detent.kernel.journal import Journal, Sink
+from detent.kernel.kernel import Kernel
+from detent.kernel.outside import BRANCH
+from detent.metering.gateway import Traffic
+from detent.metering.tenants import Tenants
+from detent.ports import (
+    PATIENCE,
+    Capabilities,
+    Chunk,
+    Clock,
+    EventStore,
+    Guard,
+    Ids,
+    KernelHooks,
+    Planner,
+    Policy,
+    Scheduler,
+    SecretSource,
+    Signal,
+    Strategy,
+    Tool,
+    Toolbox,
+    ToolSpec,
+    awaited,
+    give_back,
+    noop_hooks,
+)
+from detent.running import admission
+from detent.running.alike import Alike
+from detent.running.attempts import tries_of
+from detent.running.endings import objection
+from detent.running.healing import heal
+from detent.running.lifecycle_hooks import fire
+from detent.running.live import GRACE_S, MAKING, Control, LiveWorld
+from detent.running.passes import drive
+from detent.running.patience import patience_of
+from detent.running.phase_hooks import apart
+from detent.running.scheduling import ScheduledWorld
+from detent.running.snapshots import SnapshotJournal, load_run
+from detent.running.titles import Titling
+from detent.running.watcher import LOST, Watcher
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine lends to the runs that it advances.
+
+    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's. `affordable`
+    raises `ConfigError` where cost is bounded and a model has no price.
+    """
+
+    store: EventStore
+    tools: Toolbox
+    policy: Policy
+    policy_of: Callable[[AgentSpec], Policy]
+    guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
+    kernel: Kernel
+    kernels: Names[Kernel]
+    strategies: Names[Strategy]
+    clock: Clock
+    ids: Ids
+    watcher: Watcher
+    hooks: KernelHooks = noop_hooks
+    redact: tuple[str, ...] = ()
+    secrets: SecretSource | None = None
+    capabilities: Capabilities | None = None
+    worker: str = ""
+    grace_s: float = GRACE_S
+    traffic: Traffic | None = None
+    titles: bool = False
+    tenants: Tenants | None = None
+    scheduler: Scheduler | None = None
+    affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
+    digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
+    alike: Alike = msgspec.field(default_factory=Alike)
+
+
+def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
+    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
+    found: dict[str, Tool] = {}
+    missing: list[str] = []
+    answered = {tool.spec.name: tool for tool in kernel_of(state.agent, parts).meta_tools}
+    for name in state.agent.tools:
+        try:
+            found[name] = answered.get(name) or parts.tools.get(name)
+        except UnknownName:
+            missing.append(name)
+    if missing and not missing_ok:
+        raise ToolsMissing(state.run_id, missing)
+    return found
+
+
+def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
+    """Return what a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
+    named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
+    described = {f"capability:{name}": digest for name, digest in capabilities.items()}
+    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
+
+
+async def load(store: EventStore, run_id: str) -> list[Record]:
+    """Return the verified records of a run; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
+    lines = await store.read(run_id)
+    if not lines:
+        raise RunNotFound(run_id, store.url)
+    return list(read_log(run_id, lines))
+
+
+class Advancing:
+    """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
+
+    __slots__ = ("_chunk", "_planner_for", "_sinks", "control", "parts", "run_id")
+
+    def __init__(
+        self,
+        parts: Parts,
+        run_id: str,
+        planner_for: Callable[[AgentSpec], Planner],
+        *,
+        sinks: Sequence[Sink] = (),
+        chunk: Callable[[Chunk], None] | None = None,
+    ) -> None:
+        self.parts, self.run_id = parts, run_id
+        self._planner_for = planner_for
+        self.control = Control(grace_s=parts.grace_s)
+        self._sinks, self._chunk = sinks, chunk
+
+    async def __aenter__(self) -> Advancing:
+        """Take the claim; raise `RunBusy`, also when an engine of this store object is advancing the run, and `Suspended`."""
+        if self.control.stop:
+            raise Suspended(self.run_id, self.control.stop)
+        self.parts.watcher.add(self.run_id, self.control)
+        self.control.attach()
+        if self._sinks or self.parts.hooks is not noop_hooks:
+            PATIENCE.set(patience_of(self.control))
+        try:
+            await self.parts.store.claim(self.run_id)
+        except BaseException as error:
+            PATIENCE.set(awaited)
+            self.parts.watcher.remove(self.run_id)
+            self.parts.watcher.free(self.run_id, self.control)
+            if isinstance(error, asyncio.CancelledError) and self.control.stop:
+                raise Suspended(self.run_id, self.control.stop) from None
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Give the claim back; turn what only stops the worker into `Suspended`."""
+        try:
+            if isinstance(error, asyncio.CancelledError) and self.control.stop:
+                await self._say_stopped()
+        finally:
+            if self._sinks or self.parts.hooks is not noop_hooks:
+                PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
+            self.parts.watcher.remove(self.run_id)
+            await asyncio.shield(self._give_back())
+        if isinstance(error, asyncio.CancelledError) and self.control.stop:
+            raise Suspended(self.run_id, self.control.stop) from None
+        if isinstance(error, (StoreBusy, StoreFull)):
+            raise Suspended(self.run_id, str(error)) from error
+
+    async def _give_back(self) -> None:
+        if not self.parts.watcher.holds(self.run_id, self.control):
+            return  # it was taken on again: the claim is not this one's any more
+        try:
+            await give_back(self.parts.store, self.run_id)
+        finally:
+            self.parts.watcher.free(self.run_id, self.control)
+
+    async def _say_stopped(self) -> None:
+        """Record that the run was taken up and put down again in good order, where nothing came of that: it is no failed attempt.
+
+        Nothing is recorded of a run that somebody else has taken up since.
+        """
+        with suppress(DetentError):  # it counts as one then
+            tries, _ = await tries_of(self.parts.store, self.run_id)
+            if tries.count and tries.worker == self.parts.worker and self.control.stop != LOST:
+                state = await load_run(self.parts.store, self.run_id)
+                journal = self.journal(state)
+                journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
+                await journal.commit()
+
+    def journal(self, state: RunState) -> Journal:
+        """Return a journal that goes on after `state`."""
+        sinks = [apart(sink) for sink in self._sinks]
+        hooks = self.parts.hooks
+        if hooks is not noop_hooks:
+            sinks.append(apart(lambda record, state: fire(hooks, record, state), events=False))
+        return SnapshotJournal(
+            self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
+        )
+
+    async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
+        """Advance the run until it finishes, waits, or `turns` are done; return its state."""
+        parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
+        BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
+        MAKING.set("")
+        run = self._run(journal)
+        await drive(run, *ways_of(journal.state, parts), turns=turns)
+        if parts.tenants:
+            await parts.tenants.give_back(journal.state)
+        return journal.state
+
+    def _run(self, journal: Journal) -> Run:
+        """Put together what the run works with; raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
+        parts = self.parts
+        spec = journal.state.agent
+        planner = NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
+        begin = getattr(planner, "begin_run", None)
+        if begin is not None:
+            begin(self.run_id)
+        if parts.titles:
+            planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
+        make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
+        world = make_world(
+            journal=journal,
+            planner=planner,
+            store=parts.store,
+            clock=parts.clock,
+            control=self.control,
+            redact=(*parts.redact, *journal.state.agent.redact),
+            chunk=self._chunk,
+            secrets=parts.secrets,
+            traffic=parts.traffic,
+            tenants=parts.tenants,
+        )
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+
+    async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
+        """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
+
+        A run that has nothing to do is left as it is. One that is to be cancelled needs none of its tools.
+
+        A finished run that is opened again starts without the signals that were left over; one that was given up takes them up.
+        """
+        parts = self.parts
+        state = await load_run(parts.store, self.run_id)
+        left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
+        reopened = state.terminal and any(isinstance(event, RunReopened) for event in events)
+        if reopened:
+            self.control.drop(left)
+        else:
+            self.control.deliver([*left, *due(state, parts.clock)])  # an answer that was given in time wins over the expiry
+        idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
+        if idle:
+            return state
+        tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
+        usable: dict[str, str] = {}
+        if not self.control.cancelled:
+            usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+            if reopened or not state.terminal:
+                parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
+        now = state.digests if self.control.cancelled else digests_of(tools, parts, usable)  # what ends it uses none of the code
+        changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
+        journal = self.journal(state)
+        if not state.terminal:
+            journal.record(RunResumed(worker=parts.worker, running_ms=state.running_ms, changed=changed))
+        journal.record(*events)
+        for signal in left if reopened else ():
+            journal.consume(signal.id)
+        if not advance or (parts.tenants and parts.tenants.reserves(state)):
+            await journal.commit(durable=not advance)
+        if parts.tenants:
+            await parts.tenants.give_back(journal.state)  # what a worker that died has left; the records charge it now
+        if not advance:
+            return journal.state
+        return await self.go(journal, turns=turns)
+
+
+def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
+    """Return the bounds of a run once these events have changed them."""
+    for event in events:
+        if isinstance(event, (BudgetChanged, RunReopened)) and event.budget is not None:
+            budget = event.budget.over(budget)
+        elif isinstance(event, Forked) and event.edits.get("budget"):
+            budget = msgspec.convert(event.edits["budget"], Budget).over(budget)
+    return budget
+
+
+def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
+    """Return the strategy that the run began with and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
+    usual = kernel_of(state.agent, parts)
+    return parts.strategies.get(state.agent.strategy), partial(kernel_named, usual, parts.kernels)
+
+
+def kernel_named(usual: Kernel, kernels: Names[Kernel], name: str) -> Kernel:
+    """Return the kernel of this name, "": the usual one; raise `UnknownName`."""
+    return kernels.get(name) if name else usual
+
+
+def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
+    """Return the kernel that the agent names, else the engine's own; raise `UnknownName`."""
+    return parts.kernels.get(agent.kernel) if agent.kernel else parts.kernel
+
+
+def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
+    """Put together what the passes of a run share."""
+    agent: AgentSpec = journal.state.agent
+    profile = make_profile(agent.profile)
+    guards = kernel_of(agent, parts).guards
+    return Run(
+        journal=journal,
+        world=world,
+        tools=tools,
+        policy=parts.policy_of(agent),
+        guards=tuple(parts.guards_of(agent, guards, tools)),
+        hooks=parts.hooks,
+        profile=profile,
+        compression=compression_for(profile),
+        guard_named=partial(guard_named, agent, parts, tools),
+        objection=objection,
+        heal=heal if agent.healing else None,
+    )
+
+
+def guard_named(agent: AgentSpec, parts: Parts, tools: dict[str, Tool], name: str) -> Guard:
+    """Return a guard of the agent by its name; raise `UnknownName`."""
+    return parts.guards_of(msgspec.structs.replace(agent, guards=(name,)), (), tools)[-1]
+
+
+def due(state: RunState, clock: Clock) -> list[Signal]:
+    """Return the timers and approval expiries whose time has come."""
+    now = clock.now()
+    fired = [Signal(id=f"timer:{t}", kind="timer", payload={"timer_id": t}) for t, at in state.timers.items() if at <= now]
+    for call, asked in state.approvals.items():
+        if asked.expires_at is not None and asked.expires_at <= now:
+            fired.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
+    return fired

@@ -1,0 +1,190 @@
+"""Honest endings: whether an answer may end the run, what it must have rested on, and that nothing internal leaves with it. Pure.
+
+An answer that holds nothing to read is not accepted, and one of an agent that declares `required_tools` or `deliverables` is held against
+them. The first that falls short is not accepted: the planner is told what is missing, once a pass. The second ends the run: as
+`missing_required_tool`, or, where no call has succeeded at all, as `abstained`, because two answers in a row rested on nothing. A missing
+deliverable alone never fails a run; its receipt says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.actions import Abstain, FinalAnswer, is_blank
+from detent.core.settle import REASONS, Settled
+from detent.core.state import Item, KernelState, RunState
+from detent.expressions.markup import clean
+from detent.kernel.context import KernelContext
+
+REFUSED = "answer_refused"
+"""The error code of a call that would have ended the turn with an answer that falls short."""
+
+
+# What was done ------------------------------------------------------------------------------------------------------------------
+
+
+def work(run: RunState) -> Iterator[Item]:
+    """Yield the observed calls that were work: no meta-tools, none that were never to run, none that only hand the answer over."""
+    for state in run.passes.values():
+        for item in state.results:
+            call = state.calls.get(item.call_id)
+            if (
+                not item.meta
+                and not (call is not None and call.ends_turn)
+                and (item.error is None or item.error.code not in ("not_run", REFUSED))
+            ):
+                yield item
+
+
+def missing_tools(run: RunState) -> dict[str, int]:
+    """Return the required tools that have not succeeded often enough, and how often they still must."""
+    wanted = run.agent.required_tools
+    if not wanted:
+        return {}
+    done = dict.fromkeys(wanted, 0)
+    for item in work(run):
+        if item.tool in done and item.ok and item.executed:
+            done[item.tool] += 1
+    return {tool: count - done[tool] for tool, count in wanted.items() if done[tool] < count}
+
+
+def produced(run: RunState, deliverable: dict[str, str], output: Any) -> bool:
+    """Whether a declared file was named by a call that succeeded and may have changed something, or a section stands in the answer."""
+    if "section" in deliverable:
+        return has_section(output, deliverable["section"])
+    return any(
+        same_file(deliverable["file"], text)
+        for item in work(run)
+        if item.ok and item.changes
+        for text in (*_texts(item.arguments), *_texts(item.content))
+    )
+
+
+def same_file(declared: str, said: str) -> bool:
+    """Whether a path that a call named is the declared one: equal, or, where only one of them is absolute, the end of it."""
+    wanted, given = _parts(declared), _parts(said)
+    if not wanted or not given or len(said) > 4096 or "\n" in said:
+        return False
+    absolute = declared.startswith("/"), said.startswith("/")
+    if absolute[0] == absolute[1]:
+        return wanted == given
+    short, long = (wanted, given) if absolute[1] else (given, wanted)
+    return len(short) <= len(long) and long[-len(short) :] == short
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+
+
+def has_section(output: Any, heading: str) -> bool:
+    """Whether an answer has something under a heading: Markdown heading or bold line, `Heading:`, or a key of a typed answer."""
+    if isinstance(output, dict):
+        fields = cast("dict[str, Any]", output)
+        return any(_word(key) == _word(heading) and value not in (None, "", [], {}) for key, value in fields.items())
+    if not isinstance(output, str):
+        return False
+    name = re.escape(heading.strip())
+    match = re.search(
+        rf"^[ \t]*(?:#{{1,6}}[ \t]*{name}[ \t#]*:?|\*\*{name}:?\*\*:?|{name}[ \t]*:)[ \t]*", output, re.IGNORECASE | re.MULTILINE
+    )
+    rest = output[match.end() :].strip() if match else ""
+    return bool(rest) and not rest.startswith("#")
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[\s_-]+", " ", text).strip().lower()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in cast("dict[str, Any]", value).values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in cast("Sequence[Any]", value):
+            yield from _texts(part)
+
+
+# Whether an answer is accepted --------------------------------------------------------------------------------------------------
+
+
+def answers_goal(context: KernelContext) -> bool:
+    """Whether what the pass answers is the run's goal itself, alone or with what was found out so far below it, not a step towards it."""
+    task, goal = context.input.task, context.run.state.goal
+    return task == goal or task.startswith(f"{goal}\n")
+
+
+def refusals(states: Iterable[KernelState]) -> int:
+    """Return how many answers were not accepted in these passes."""
+    return sum(_was_refused(item) for state in states for item in state.steps)
+
+
+def _was_refused(item: Item) -> bool:
+    if item.kind == "model":
+        return item.plan is not None and bool(item.plan.refused)
+    return item.error is not None and item.error.code == REFUSED
+
+
+def objection(action: Any, context: KernelContext) -> str:
+    """Return why an answer or abstention is not accepted yet, "" where it is; never more than once a pass, never in its last turn."""
+    run, state, agent = context.run.state, context.state, context.agent
+    if not isinstance(action, (FinalAnswer, Abstain)):
+        return ""
+    blank = isinstance(action, FinalAnswer) and isinstance(action.content, str) and is_blank(clean(action.content))
+    if not blank and (not (agent.required_tools or agent.deliverables) or not answers_goal(context)):
+        return ""
+    if state.wrapping_up or _last_turn(run, state) or refusals((state,)):
+        return ""
+    if blank:
+        return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
+    missing = {tool: count for tool, count in missing_tools(run).items() if tool in context.tools}
+    if isinstance(action, Abstain):
+        tried = {item.tool for item in work(run)}
+        untried = [tool for tool in missing if tool not in tried]
+        return f"Not accepted yet: {_counts(missing)} must be tried before you give up." if untried and len(untried) == len(missing) else ""
+    said = [f"this work requires {_counts(missing)}; call it first"] if missing else []
+    unmade = [one for one in agent.deliverables if _can_make(one, context) and not produced(run, one, action.content)]
+    if unmade:
+        said.append(f"not produced yet: {', '.join(named(one) for one in unmade)}")
+    return f"This answer is not accepted yet: {'; '.join(said)}. An answer that rests on less is not accepted." if said else ""
+
+
+def _can_make(deliverable: dict[str, str], context: KernelContext) -> bool:
+    return "section" in deliverable or any(not tool.spec.read_only for tool in context.tools.values())
+
+
+def _last_turn(run: RunState, state: KernelState) -> bool:
+    bounds = ((run.budget.max_iterations, run.usage.iterations), (state.limits.max_iterations, state.usage.iterations))
+    return any(most is not None and used >= most for most, used in bounds)
+
+
+def named(deliverable: dict[str, str]) -> str:
+    """Return a deliverable in words."""
+    return " ".join(f"{kind} {name!r}" for kind, name in deliverable.items())
+
+
+def _counts(tools: dict[str, int]) -> str:
+    return ", ".join(tool if count == 1 else f"{tool} ({count} times more)" for tool, count in tools.items())
+
+
+def honest(run: RunState, settled: Settled, *, only: Sequence[str] | None = None) -> Settled:
+    """Return the end that may be told: an answer without internal markup, or, where required tools are missing, no answer.
+
+    `only` narrows which required tools count (none: ()): a pass that works on a step of the goal answers for none of them.
+    """
+    if REASONS[settled.reason] != "completed":
+        return settled
+    missing = {tool: count for tool, count in missing_tools(run).items() if only is None or tool in only}
+    if not missing:
+        return msgspec.structs.replace(settled, output=clean(settled.output))
+    error = f"required, and not done: {_counts(missing)}"
+    if any(item.ok and item.executed for item in work(run)) or not refusals(run.passes.values()):
+        return msgspec.structs.replace(settled, reason="missing_required_tool", output=None, error=error)
+    return msgspec.structs.replace(
+        settled, reason="abstained", output=None, error=f"two answers rested on no successful call (missing: {', '.join(missing)})"
+    )

@@ -1,0 +1,579 @@
+"""The live world: a planner that is asked, tools that run, clocks that tick, an inbox that fills.
+
+`Control` is how the outside reaches a run that is being advanced: signals are handed over, and a call in progress is interrupted. A tool
+is first asked to stop (its context's `cancelled` flag), after the grace its task is cancelled, and what it may have done is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import Action, FinalAnswer, ToolCall
+from detent.core.codec import digest_of
+from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
+from detent.core.events import FAILED, ArtifactRef
+from detent.core.state import CallState, Item, RunState
+from detent.kernel.context import KernelContext
+from detent.kernel.execution import key_of
+from detent.kernel.journal import Journal
+from detent.kernel.outside import Begin, BoundReached, Interrupted
+from detent.metering.gateway import Gateway, Room, Traffic
+from detent.metering.tenants import Tenants
+from detent.ports import (
+    Cancellation,
+    Chunk,
+    Clock,
+    EventStore,
+    Plan,
+    Planner,
+    SecretSource,
+    Signal,
+    Tool,
+    ToolContext,
+    ToolOutcome,
+    ToolSpec,
+    View,
+    calls_in,
+    json_problem,
+    refuse_failed,
+    written,
+)
+from detent.running.lineage import Recorded, find_blob, recorded, stub
+from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
+from detent.secrecy.vault import Vault
+
+log = logging.getLogger("detent")
+
+GRACE_S = 5.0
+KEY_BLOB = "redaction-key"
+
+
+_CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+
+
+MAKING: ContextVar[str] = ContextVar("detent_making", default="")
+"""The label of the effect that the current task is making, "" outside of one."""
+
+
+def refuse_inside_effect(what: str) -> None:
+    """Raise `ConfigError` where an effect is being made: nothing that has records of its own can be part of one."""
+    if outer := MAKING.get():
+        raise ConfigError(
+            f"{what} was begun inside of the effect {outer!r}, whose value is made once and then taken from the log with nothing in it done "
+            "again; do it before, and use what it gave"
+        )
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class Section:
+    """What may be interrupted, in the task that has entered it."""
+
+    __slots__ = ("_control", "grace_s", "task")
+
+    def __init__(self, control: Control, grace_s: float | None) -> None:
+        self._control, self.grace_s = control, grace_s
+
+    def __enter__(self) -> None:
+        self.task = asyncio.current_task()
+        self._control.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._control.sections.remove(self)
+
+
+class Control:
+    """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
+
+    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        self.cancelled = Cancellation()
+        self.grace_s = grace_s
+        self.stop: str = ""
+        self.sections: list[Section] = []
+        self._signals: dict[str, Signal] = {}
+        self._taken = _NONE
+        self._task: asyncio.Task[Any] | None = None
+        self.told: dict[Callable[[], None], None] = {}
+
+    def attach(self) -> None:
+        """Make the current task the one that a suspension cancels."""
+        self._task = asyncio.current_task()
+
+    def deliver(self, signals: Sequence[Signal]) -> None:
+        """Hand signals over; a cancellation interrupts the calls in progress, and those in `told` are called."""
+        for signal in signals:
+            if signal.id in self._taken:
+                continue
+            self._signals.setdefault(signal.id, signal)
+            if signal.kind == "cancel" and not self.cancelled:
+                self.cancelled.set(signal.payload.get("why") or "cancelled")
+                for section in self.sections:
+                    self._interrupt(section)
+                for tell in tuple(self.told):
+                    tell()
+
+    def drop(self, signals: Sequence[Signal]) -> None:
+        """Never hand these signals over."""
+        self._taken |= {signal.id for signal in signals}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether signals were delivered and not taken yet."""
+        return bool(self._signals)
+
+    def take(self) -> list[Signal]:
+        """Return and forget what was delivered."""
+        if not self._signals:
+            return []
+        taken = list(self._signals.values())
+        self._taken |= self._signals.keys()
+        self._signals.clear()
+        return taken
+
+    def during(self, grace_s: float | None = None) -> Section:
+        """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
+        return Section(self, grace_s)
+
+    def enter(self, section: Section) -> None:
+        """Begin a section; where the run is cancelled already, it is interrupted, too."""
+        self.sections.append(section)
+        if self.cancelled:
+            self._interrupt(section)
+
+    def suspend(self, why: str) -> None:
+        """Stop advancing the run now; nothing is finished."""
+        self.stop = self.stop or why
+        if self._task is not None:
+            self._task.cancel()
+
+    def _interrupt(self, section: Section) -> None:
+        grace_s = self.grace_s if section.grace_s is None else section.grace_s
+        asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
+
+    def _cancel_if_open(self, section: Section) -> None:
+        """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
+        if section.task is not None and section in self.sections:
+            section.task.cancel()
+
+    def interrupted(self) -> bool:
+        """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
+        if not self.cancelled or self.stop:
+            return False
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return True
+
+
+class LiveWorld:
+    """What a live run reaches the world through."""
+
+    scheduled: bool = False
+
+    __slots__ = (
+        "_base_ms",
+        "_chunk",
+        "_clock",
+        "_journal",
+        "_nothing_hidden",
+        "_patterns",
+        "_planner",
+        "_recorded",
+        "_redactor",
+        "_room",
+        "_secrets",
+        "_since",
+        "_sleep",
+        "_source",
+        "_store",
+        "_tenants",
+        "_traffic",
+        "_vault",
+        "cancelled",
+        "control",
+    )
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        planner: Planner,
+        store: EventStore,
+        clock: Clock,
+        control: Control,
+        redact: Sequence[str] = (),
+        chunk: Callable[[Chunk], None] | None = None,
+        secrets: SecretSource | None = None,
+        traffic: Traffic | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
+        self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
+        self._source = secrets
+        self._vault: Vault | None = None
+        self._journal, self._planner, self._store, self._clock = journal, planner, store, clock
+        self.control, self.cancelled = control, control.cancelled
+        self._patterns = tuple(redact)
+        self._chunk = chunk
+        self._base_ms = journal.state.running_ms
+        self._since = clock.monotonic()
+        self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
+        self._redactor: Redactor | None = None
+        self._nothing_hidden: dict[str, ToolSpec] | None = None
+        self._recorded: Recorded | None = None
+        self._secrets: dict[str, Any] = {}
+
+    def _run(self) -> RunState:
+        return self._journal.state
+
+    def proceed(self) -> None:
+        """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
+        if self.control.stop:
+            raise asyncio.CancelledError
+
+    def running_ms(self) -> float:
+        """How long the run has been advanced, here and before, without waits and downtime."""
+        return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000
+
+    async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
+        """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`kernel.outside.made`).
+
+        Raise `ConfigError` for one that is no JSON data, and inside of another effect: a replay takes that as it was recorded, makes nothing,
+        and so does not come by here.
+        """
+        refuse_inside_effect(f"the effect {label!r}")
+        token = MAKING.set(label)
+        try:
+            with self.control.during(0):
+                try:
+                    value = await make()
+                except asyncio.CancelledError:
+                    if self.control.interrupted():
+                        raise Interrupted from None
+                    raise
+                except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
+                    raise
+                except Exception as error:  # foreign code: what makes an effect may raise anything
+                    log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
+                    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+                    return {FAILED: await self.scrub(said)}
+        finally:
+            MAKING.reset(token)
+        if problem := json_problem(value, escaping=True):
+            raise ConfigError(f"the effect {label!r} came to what is no JSON data, which the log cannot keep: {problem}")
+        return value
+
+    async def reading(self, what: Literal["now", "random"]) -> float:
+        """Return the time in seconds since 1970, or a random number in [0, 1); the caller records it."""
+        return self._clock.now().timestamp() if what == "now" else random.random()
+
+    async def breathe(self) -> None:
+        """Give the event loop its turn."""
+        await asyncio.sleep(0)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep between two attempts, as the clock does where it has a `sleep` of its own; a cancellation ends the sleep."""
+        with self.control.during(0):
+            try:
+                await self._sleep(seconds)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
+        return not (self.control.waiting or self._tenants)
+
+    async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
+        """Read what the run's tenant has used, where that is bounded; `calls` of tools are about to begin."""
+        if not self._tenants or (calls and all(call.attempt for call in calls)):
+            return None
+        return await self._tenants.weigh(context, calls)
+
+    async def signals(self, *, fresh: bool) -> list[Signal]:
+        """Return the signals that came; `fresh` reads the inbox instead of relying on the watcher."""
+        if fresh:
+            run_id = self._run().run_id
+            self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
+        return self.control.take()
+
+    def models(self, context: KernelContext) -> Gateway:
+        """Return the way to models for the pass of `context`."""
+        return Gateway(context, self._traffic, self._room, self._chunk, tenants=self._tenants, patterns=self._patterns)
+
+    async def plan(self, view: View, deadline_s: float | None) -> Plan:
+        """Ask the planner, for at most the time that is left."""
+        started = self._clock.monotonic()
+        with self.control.during(0):
+            try:
+                return await (self._asked(view) if deadline_s is None else _within(deadline_s, self._asked(view)))
+            except TimeoutError:
+                if deadline_s is None or self._clock.monotonic() < started + deadline_s:
+                    raise
+                raise Interrupted from None  # the next turn finds that the time is up
+            except asyncio.CancelledError:
+                if self.control.interrupted():
+                    raise Interrupted from None
+                if (task := asyncio.current_task()) is not None and not task.cancelling():
+                    raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None
+                if isinstance(view.models, Gateway):
+                    with contextlib.suppress(StoreError):
+                        await view.models.flush()
+                raise
+
+    async def _asked(self, view: View) -> Plan:
+        """Ask the planner; what it leaves open of its model calls is closed with its answer. Raise `MalformedPlan` for what no JSON can say."""
+        try:
+            answer = await self._planner.plan(view)
+        finally:
+            if isinstance(view.models, Gateway):
+                view.models.close()
+        if problem := _unsayable(answer):
+            raise MalformedPlan(problem, raw=written(answer), usage=answer.usage)
+        return answer
+
+    async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
+        """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
+        refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+        """Run a tool once; an interruption leaves an effect in doubt."""
+        if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
+            return answered
+        if call.digest and digest_of([call.tool, call.args]) != call.digest:
+            return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
+        context = self._context(tool, call, deadline_s)
+        raw = msgspec.json.encode(call.args)
+        args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(call.args)  # the tool may change its copy
+        if self._chunk is not None:
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
+        started = self._clock.monotonic()
+        with self.control.during():
+            try:
+                outcome = await tool.run(args, context)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                known = tool.spec.read_only or tool.spec.idempotent
+                outcome = ToolOutcome(
+                    kind="failed" if known else "in_doubt", error_code="aborted", message="interrupted: the run was cancelled"
+                )
+        outcome = self.vault.outcome(outcome)
+        return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
+
+    async def _not_executed(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Return how a call of a fork ends without being executed; None where it is to be executed."""
+        state = self._run()
+        if state.fork_effects not in ("dry_run", "reuse") or tool.spec.read_only:
+            return None
+        self._recorded = self._recorded or await recorded(self._store, state)
+        return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Ask the tool what became of an earlier attempt."""
+        if await self._not_executed(tool, call) is not None:
+            return ToolOutcome(kind="not_executed")
+        known = await tool.settle(self._context(tool, call, None))
+        return None if known is None else self.vault.outcome(known)
+
+    @property
+    def vault(self) -> Vault:
+        """The run's secrets."""
+        if self._vault is None:
+            self._vault = Vault(self._source, self._run().host)
+        return self._vault
+
+    def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
+        state = self._journal.state
+        return ToolContext(
+            run_id=state.run_id,
+            call_id=call.call_id,
+            tool=tool.spec,
+            host=state.host,
+            idempotency_key=call.key or (lambda: key_of(state.run_id, call.call_id, digest_of([call.tool, call.args]))),
+            attempt=max(1, call.attempt),
+            deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
+            cancelled=Cancellation(self.control.cancelled),
+            progress=self._progress(call, state) if self._chunk is not None else None,
+            secrets=self.vault,
+            results=self._result,
+        )
+
+    async def _result(self, call_id: str) -> Any:
+        """Return the whole result of an earlier call of the run; raise `ToolFailed`."""
+        items = [item for state in self._run().passes.values() for item in state.results if item.ok and not item.meta]
+        for item in items:
+            if item.call_id == call_id:
+                return await self.full(item)
+        known = ", ".join(item.call_id for item in items[-10:]) or "none yet"
+        raise ToolFailed(f"no result is kept under {call_id!r}; the latest: {known}", error_code="result_not_found")
+
+    def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:
+        loop, emit = asyncio.get_running_loop(), self._chunk
+        assert emit is not None  # noqa: S101 - only called where it is set
+
+        def progress(event: Any) -> None:
+            loop.call_soon_threadsafe(emit, _piece("progress", call, state, hidden(event, self._patterns) if self._patterns else event))
+
+        return progress
+
+    # Values that stay out of the log --------------------------------------------------------------------------------------------
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
+        if item.artifact is None:
+            return item.content
+        data = await find_blob(self._store, self._run(), item.artifact.key)
+        return item.content if data is None else msgspec.json.decode(data)
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
+        """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
+        if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
+            return plan
+        if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
+            self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
+            return plan
+        redactor = await self.redactor()
+        actions: list[Any] = []
+        text = plan.text
+        for action in plan.actions:
+            if isinstance(action, ToolCall):
+                args = redactor.call(action.tool, action.args, specs)
+                actions.append(msgspec.structs.replace(action, args=args, reason=redactor.said(action.reason, specs)))
+                continue
+            if isinstance(action, FinalAnswer):
+                for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
+                    hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
+                    text = text.replace(said, hidden_call)
+            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # calls to come, in an answer or any other words
+            actions.append(msgspec.convert(redactor.data(builtins), type(action)))
+        hidden = msgspec.structs.replace(
+            plan,
+            actions=tuple(actions),
+            text=redactor.said(text, specs),
+            thinking=redactor.said(plan.thinking, specs),
+            provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
+        )
+        await self._keep_secrets(redactor)
+        return hidden
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
+
+        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too.
+        """
+        if known and (fields := sensitive_fields(known.values())):
+            value = hidden(value, fields=fields)
+        if not self._patterns and (spec is None or not spec.sensitive):
+            return value
+        redactor = await self.redactor()
+        shown = redactor.data(value) if spec is None else redactor.arguments(value, spec)
+        await self._keep_secrets(redactor)
+        return shown
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """Redact a result and store it whole where it is over the cap, before the record that names it."""
+        if self._patterns and outcome.kind == "ok":
+            redactor = await self.redactor()
+            shown = msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.result)))
+            whole = None if outcome.full is None else msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.full)))
+            outcome = msgspec.structs.replace(outcome, result=shown, full=whole)
+            await self._keep_secrets(redactor)
+        if self._patterns and outcome.message:
+            redactor = await self.redactor()
+            outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
+            await self._keep_secrets(redactor)
+        if outcome.full is not None:
+            key = sha256(outcome.full).hexdigest()
+            await self._store.put_blob(self._run().run_id, key, outcome.full)
+            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
+        return outcome
+
+    async def redactor(self) -> Redactor:
+        """Return the run's redactor; its key is kept with the run."""
+        if self._redactor is None:
+            run_id = self._run().run_id
+            key = await find_blob(self._store, self._run(), KEY_BLOB)
+            if key is None:
+                key = os.urandom(32)
+                await self._store.put_blob(run_id, KEY_BLOB, key)
+            self._redactor = Redactor(self._patterns, key)
+        return self._redactor
+
+    async def _keep_secrets(self, redactor: Redactor) -> None:
+        for name, value in redactor.found.items():
+            await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(value))
+            self._secrets[name] = value
+        redactor.found.clear()
+
+    async def _resolved(self, args: Any) -> Any:
+        seen: set[str] = set()
+        while fresh := placeholders(args) - seen:  # a value may hold placeholders: a field that was hidden in parts, and then as a whole
+            seen |= fresh
+            for name in fresh - self._secrets.keys():
+                data = await find_blob(self._store, self._run(), blob_of(name))
+                if data is not None:
+                    self._secrets[name] = msgspec.json.decode(data)
+            args = resolve(args, self._secrets)
+        return args
+
+
+def _unsayable(answer: Any) -> str:
+    """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
+    if not isinstance(answer, Plan):
+        return ""
+    # what can be gone through once would be empty when it is recorded
+    if not isinstance(answer.actions, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"its actions are a {type(answer.actions).__name__}, not a tuple"
+    for action in answer.actions:
+        if isinstance(action, ToolCall):  # asked first: every turn has one
+            if not isinstance(action.tool, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return f"a tool call names a {type(action.tool).__name__}, not a tool"
+            said, problem = action.tool, json_problem(action)
+        elif isinstance(action, FinalAnswer):
+            said, problem = "the final answer", not isinstance(action.content, str) and json_problem(action.content, escaping=True)
+        else:  # what is no action is told apart with the plan's form
+            said, problem = type(action).__name__, isinstance(action, Action) and json_problem(action)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if problem:
+            return f"{said} is not JSON data: {problem}"
+    return ""
+
+
+def blob_of(placeholder: str) -> str:
+    """Return the blob key under which a placeholder's value is kept."""
+    return "secret-" + placeholder[8:-1]
+
+
+def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, content: Any) -> Chunk:
+    """Return what observers are told of a call while it runs."""
+    scope, iteration, _ = call.call_id.rsplit(".", 2)
+    return Chunk(
+        kind=kind,
+        run_id=state.run_id,
+        goal_id=state.goal_id,
+        agent=state.agent.name,
+        scope=scope,
+        iteration=int(iteration),
+        content=content,
+        call_id=call.call_id,
+        parent=state.parent,
+    )
+
+
+async def _within(seconds: float, work: Awaitable[Any]) -> Any:
+    """Await `work`, for at most `seconds`; raise `TimeoutError`."""
+    async with asyncio.timeout(seconds):
+        return await work

@@ -1,0 +1,508 @@
+"""How a strategy runs: passes that are memoised by scope, label and occurrence, and the one loop that drives a run to its end or its wait.
+
+Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from the top: a pass
+that has ended returns at once what the log has, the open one continues from its fold, and so the function comes to where it was. What
+cannot return to the function leaves it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`).
+
+A pass ends the run only with what is about the run: cancellation, its bounds, what governance stops, a fatal tool. With anything else it
+returns to the strategy, which decides what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from types import CoroutineType
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import FinalAnswer, ToolCall, is_blank
+from detent.core.agent import AgentSpec
+from detent.core.budget import Budget, Usage, exhausted, remaining, shared
+from detent.core.codec import digest_of
+from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
+from detent.core.settle import REASONS, Settled, Wait, finish
+from detent.core.state import CLOSED, WAITING, Item, KernelState
+from detent.expressions.markup import clean
+from detent.kernel.act import act
+from detent.kernel.context import KernelContext, Run
+from detent.kernel.inbox import absorb
+from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.outside import BRANCH, Interrupted, made
+from detent.kernel.pass_context import Pass, make_context
+from detent.kernel.runner import Turns, run_kernel
+from detent.kernel.think import think
+from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec, json_problem, offered
+from detent.running.endings import answers_goal, honest
+from detent.running.live import refuse_inside_effect
+from detent.running.phase_hooks import hooked
+
+ASK = make_kernel(phases=(think, act), name="ask")
+"""One model call that must answer: no tools, one turn."""
+WAYS_OUT = "Install the code that the run was started with, look at `detent check-upgrade`, or fork the run before this pass"
+
+
+class Ends(BaseException):
+    """The run is to end; passes through a strategy, which has no part in it."""
+
+    def __init__(self, settled: Settled) -> None:
+        self.settled = settled
+
+
+class Waits(BaseException):
+    """No pass can move; `status` says what the run waits for."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+
+
+class TurnsUsed(BaseException):
+    """The turns that were asked for are done."""
+
+
+async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
+    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
+    get = kernels if callable(kernels) else kernels.__getitem__
+    await absorb(run, fresh=True)
+    if run.state.terminal:
+        await run.journal.commit()
+    left = Turns(turns)
+    while not run.state.terminal:
+        try:
+            settled = await _settled(run, strategy, StrategyPasses(run, get, left))
+        except TurnsUsed:
+            await run.journal.commit()
+            return
+        except Ends as end:
+            settled = end.settled
+        except Waits as wait:
+            if run.state.cancel is None:
+                if run.state.status != wait.status:
+                    run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
+                await run.journal.commit(durable=True)
+                if not await absorb(run, fresh=True):
+                    return
+                continue
+            settled = Settled(reason="cancelled", error=run.state.cancel)
+        _close(run, settled)
+        await run.journal.commit(durable=True)
+
+
+async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
+    """Run the strategy from its top; return what its end means for the run."""
+    try:
+        returned = await strategy(passes)
+        passes.all_asked_for("the end of the strategy")
+        passes.went_on()
+    except PassFailed as failed:
+        return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
+    except (StoreError, Divergence):
+        raise
+    except Exception as error:  # foreign code: a strategy may raise anything
+        if isinstance(error, RunError) and error.code == "suspended":
+            raise
+        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+        return Settled(reason="kernel_error", error=await run.world.scrub(said))
+    if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
+        return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
+    if isinstance(returned, Passed):
+        return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
+    return Settled(reason="final_answer", output=returned)
+
+
+def _close(run: Run, settled: Settled) -> None:
+    """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    settled = honest(run.state, settled)
+    event = finish(run.state, settled)
+    for scope in run.state.passes:
+        _end_pass(run, scope, settled)
+    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))
+
+
+def _end_pass(run: Run, scope: str, settled: Settled) -> None:
+    """Record that an open pass ends with its run; a pass that has ended stays as it is."""
+    state = run.state.passes[scope]
+    for call in state.calls.values():
+        if call.status == "started" and not call.read_only:
+            run.record(scope, e.ToolInDoubt(call=call.call_id, why="the run ended before its outcome was known"))
+    if state.status not in CLOSED:
+        run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
+
+
+class StrategyPasses:
+    """What a strategy works with (`ports.StrategyRun`)."""
+
+    __slots__ = ("_bound", "_failed", "_kernel_of", "_parent", "_run", "_seen", "_turns", "_unasked")
+
+    def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns, *, parent: str = "") -> None:
+        self._run, self._kernel_of, self._turns, self._parent = run, kernel_of, turns, parent
+        self._seen: dict[str, int] = {}
+        self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
+        known = run.state.passes if self._bound and not run.state.ancestors else {}
+        self._unasked = {scope: None for scope, state in known.items() if state.digest}
+        self._failed: e.EffectRecorded | None = None
+
+    # What is known --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def goal(self) -> str:
+        """The goal in the user's words."""
+        return self._run.state.goal
+
+    @property
+    def agent(self) -> AgentSpec:
+        """Who works on it."""
+        return self._run.state.agent
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The run's variables; a fresh copy."""
+        return msgspec.json.decode(msgspec.json.encode(self._run.state.variables))
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The schema that the run's output must satisfy."""
+        return self._run.state.output_schema
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that the agent lists; meta-tools are none of them: what they say is for the planner that calls them."""
+        return tuple(tool.spec for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
+
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
+        return _options(self.agent, kind)
+
+    @property
+    def budget_remaining(self) -> Budget:
+        """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
+        state = self._run.state
+        used = reduce(Usage.plus, state.reserved.values(), state.usage)
+        return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
+
+    # Passes ---------------------------------------------------------------------------------------------------------------------
+
+    def kernel(self, label: str, **options: Any) -> CoroutineType[Any, Any, Passed]:
+        """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
+        return self._pass(Branch(label=label, **options), self._scope(label))
+
+    async def ask(
+        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
+    ) -> Any:
+        """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
+        branch = Branch(
+            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small
+        )
+        passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
+        if passed.status != "done":
+            raise PassFailed(self._run.state.run_id, passed)
+        return passed.output
+
+    async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
+        """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
+        if not branches:
+            return ()
+        pairs = [(branch, self._scope(branch.label)) for branch in branches]
+        share = shared(self.budget_remaining, len(branches))
+        new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
+        for branch, scope in new:
+            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
+        if new:
+            await self._run.journal.commit()
+        self._refuse_late([scope for _, scope in pairs])
+        ended = await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True)
+        if self._run.world.cancelled:
+            await absorb(self._run, fresh=False)  # here, and not where it came while the last passes ended: a replay finds it here, too
+        return self._together(ended)
+
+    def _refuse_late(self, scopes: Sequence[str]) -> None:
+        """End the run where its time is over and calls of open turns would begin: here, where no pass has gone on that changes the reading."""
+        state = self._run.state
+        going_on = [known for scope in scopes if (known := state.passes[scope]).status not in CLOSED and not known.ended]
+        if state.cancel is None and any(call.status != "finished" for known in going_on for call in known.calls.values()):
+            running_s, total_s = state.running_ms / 1000, state.total_s
+            bound = exhausted(state.budget, state.usage, running_s=running_s, total_s=total_s, only=("running_s", "total_s"))
+            if bound is not None:
+                raise Ends(Settled(reason="budget_exhausted", error=bound.said, bound=bound))
+
+    async def _branch(self, branch: Branch, scope: str) -> Passed:
+        BRANCH.set(scope)  # of this task alone
+        return await self._pass(branch, scope)
+
+    @staticmethod
+    def _together(ended: Sequence[Passed | BaseException]) -> tuple[Passed, ...]:
+        """Return the results, or raise what weighs most: what went wrong, what stopped a pass amid its work, the end of the run, a wait."""
+        raised = [one for one in ended if isinstance(one, BaseException)]
+        if raised:
+            raise min(raised, key=_lightness)
+        return tuple([one for one in ended if isinstance(one, Passed)])
+
+    async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None) -> Passed:
+        run, kernel = self._run, self._chosen(branch)
+        if scope not in run.state.passes:
+            self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
+        elif self._bound and (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
+            raise self._parted(
+                f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
+            )
+        if run.state.passes[scope].status in CLOSED:
+            return passed(run.state.passes[scope], branch.label)
+        self.all_asked_for(f"pass {scope!r}")
+        await run.journal.commit()
+        context = make_context(run, scope, _given(branch))
+        verdict = await run_kernel(kernel, context, self._turns)
+        if verdict is None:
+            raise TurnsUsed
+        if isinstance(verdict, Wait):
+            raise Waits(verdict.status)
+        assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
+        verdict = honest(run.state, verdict, only=None if answers_goal(context) else ())
+        if verdict.ends_run:
+            _end_pass(run, scope, verdict)
+            raise Ends(verdict)
+        if context.state.status not in CLOSED:
+            run.record(scope, _finished(verdict))
+        return passed(context.state, branch.label)
+
+    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+        for name in branch.tools or ():
+            if name not in self._run.tools:
+                raise UnknownName("tool", name, self._run.tools)
+        if problem := json_problem(branch, escaping=True):
+            raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
+        self.all_asked_for(f"pass {scope!r}")
+        self.went_on()
+        digest = self._digest(branch, kernel)
+        self._run.record(
+            scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
+        )
+
+    def all_asked_for(self, now: str) -> None:
+        """Raise `Divergence` where the log has a pass that the strategy has not asked for before `now`: it has another label, or is left out."""
+        for left in self._unasked:
+            raise self._parted(f"pass {left!r}", f"{now}: the strategy does not ask for that pass")
+
+    def _parted(self, logged: str, now: str) -> BaseException:
+        """Return what a strategy ends with that is not the one of the log; a run that is cancelled ends all the same: its end uses none of the code."""
+        run = self._run.state
+        if run.cancel is not None:
+            return Ends(Settled(reason="cancelled", error=run.cancel))
+        return Divergence(run.run_id, run.seq, logged, f"{now}. {WAYS_OUT}")
+
+    def _chosen(self, branch: Branch) -> Kernel:
+        if branch.calls:
+            return hooked(carrying_out(branch.calls), self._run.hooks)
+        return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
+
+    def _digest(self, branch: Branch, kernel: Kernel) -> str:
+        """Return what a restart compares: kernel, limits and input of the pass."""
+        return digest_of([kernel.name, kernel.version, self.goal, msgspec.to_builtins(branch)])
+
+    def _scope(self, label: str) -> str:
+        """Return the key of the next pass under this label: parent scope, label, occurrence. Raise `ValueError` for a label that is no key."""
+        refuse_inside_effect(f"the pass {label!r}")
+        if not label.strip() or "#" in label:
+            raise ValueError(
+                f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"
+            )
+        self._seen[label] = count = self._seen.get(label, 0) + 1
+        scope = (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
+        self._unasked.pop(scope, None)
+        return scope
+
+    # Values ---------------------------------------------------------------------------------------------------------------------
+
+    async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the JSON value recorded under the label and its occurrence, or make and record it now; raise `EffectFailed`."""
+        run, count = self._run, self._seen.get(f"effect {label}", 0)
+        self._seen[f"effect {label}"] = count + 1
+        key = f"-1:{label}:{count}"
+        if key not in run.state.effects:
+            self.went_on()
+            value = await self._made(make, label, count)
+            self.went_on()  # one that was made beside this one may have failed meanwhile
+            self._failed = e.EffectRecorded(label=label, occurrence=count, value=value)
+            made(value)
+            self.went_on()
+            await run.journal.commit()
+        return made(run.state.effects[key])
+
+    def went_on(self) -> None:
+        """Record the last effect where that is still to be done: it failed, which a strategy that asks for something else has caught."""
+        if self._failed is not None:
+            self._run.journal.record(self._failed)
+            self._failed = None
+
+    async def _made(self, make: Callable[[], Awaitable[Any]], label: str, count: int) -> Any:
+        """Return what was made; the run is known before, and where a cancellation ended it, no strategy goes on."""
+        await self._run.journal.commit()
+        try:
+            return await self._run.world.effect(make, label, count, -1)
+        except Interrupted:
+            await absorb(self._run, fresh=False)
+            raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
+
+    async def offered(self) -> tuple[ToolSpec, ...]:
+        """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
+        run, found = self._run, self.agent.required_tools
+
+        async def read() -> list[str]:
+            specs = [spec for spec in self.tools if "discover_tools" not in run.tools or spec.ends_turn or spec.name in found]
+            return [spec.name for spec in specs if offered(run.policy, spec, run.state)]
+
+        names = await self.effect("offered", read)
+        return tuple(spec for spec in self.tools if spec.name in names)
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item; see `ports.StrategyRun.full`."""
+        return await self._run.world.full(item)
+
+    async def now(self) -> float:
+        """Return the recorded time, in seconds since 1970."""
+        return await self.effect("now", lambda: self._run.world.reading("now"))
+
+    async def random(self) -> float:
+        """Return a recorded random number in [0, 1)."""
+        return await self.effect("random", lambda: self._run.world.reading("random"))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that long, in no memory and in any process."""
+        run, count = self._run, self._seen.get("sleep", 0)
+        self._seen["sleep"] = count + 1
+        timer = f"sleep#{count + 1}"
+        if f"-1:{timer}:0" not in run.state.effects:
+            self.went_on()
+            due = await self._made(lambda: self._due(seconds), timer, 0)
+            run.journal.record(e.EffectRecorded(label=timer, value=due))
+            run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
+        if timer in run.state.timers:
+            raise Waits("waiting_for_schedule")
+
+    async def _due(self, seconds: float) -> float:
+        return await self._run.world.reading("now") + max(0.0, seconds)
+
+    async def switch(self, name: str, why: str = "") -> None:
+        """Put on record that the strategy `name` takes over, once; what runs after a restart is still the strategy that the run began with."""
+        run, count = self._run, self._seen.get("switch", 0)
+        self._seen["switch"] = count + 1
+        if f"-1:switch:{count}" not in run.state.effects:
+            self.went_on()
+            run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
+            run.journal.record(e.EffectRecorded(label="switch", occurrence=count, value=name))
+
+
+def _lightness(raised: BaseException) -> int:
+    """Return a number that is the less, the more it weighs that a pass of several ended so."""
+    match raised:
+        case Exception():
+            return 0
+        case asyncio.CancelledError():
+            return 1
+        case Ends():
+            return 3
+        case TurnsUsed():
+            return 4
+        case Waits(status=status):
+            return 5 + WAITING.index(status)
+        case _:
+            return 2
+
+
+def _given(branch: Branch) -> Pass:
+    """Return what the context of a pass is made of."""
+    return Pass(
+        task=branch.task,
+        instructions=branch.instructions,
+        tools=branch.tools,
+        guards=branch.guards,
+        guidance=branch.guidance,
+        output_schema=branch.output_schema,
+        small=branch.small,
+    )
+
+
+def _finished(settled: Settled) -> e.PassFinished:
+    """Return the end of a pass that does not end the run; a blank answer is no answer."""
+    output = settled.output
+    done = REASONS[settled.reason] == "completed" and not is_blank(output)
+    reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
+    error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
+    bound = settled.bound
+    return e.PassFinished(
+        status="done" if done else "failed",
+        reason=reason,
+        output=output if done else None,
+        error=error,
+        dimension=bound.dimension if bound else "",
+        limit=bound.limit if bound else None,
+        used=bound.used if bound else None,
+    )
+
+
+def passed(state: KernelState, label: str) -> Passed:
+    """Return what came of a pass that has ended."""
+    plan = state.plan
+    return Passed(
+        label=label,
+        scope=state.scope,
+        status="done" if state.status == "done" else "failed",
+        reason=state.ended,
+        output=state.output,
+        error=state.error,
+        bound=state.bound,
+        partial=state.partial,
+        text=plan.text if plan is not None and not isinstance(plan.actions[0], FinalAnswer) else "",
+        usage=state.usage,
+        tools_used=state.tools_used,
+        results=state.results,
+    )
+
+
+def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
+    """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked."""
+
+    async def plan(state: KernelState, context: KernelContext) -> KernelState:
+        if state.plan is None:
+            world = context.run.world
+            hidden = await world.hide(Plan(actions=calls), context.known)
+            await world.breathe()  # passes beside this one go on here, live and in replay alike
+            context.run.record(context.scope, e.Planned(actions=hidden.actions))
+        return context.state
+
+    async def conclude(state: KernelState, context: KernelContext) -> KernelState:
+        if all(call.item is not None for call in state.calls.values()) and not state.ended:
+            await context.run.world.breathe()
+            failed = [f"{item.tool}: {item.error.code}: {item.error.message}" for item in state.results if item.error is not None]
+            end = {"status": "failed", "reason": "failure_threshold", "error": "; ".join(failed)} if failed else {"status": "done"}
+            context.run.record(context.scope, e.PassFinished(**{"reason": "done_tool", **end}))  # type: ignore[arg-type]
+        return context.state
+
+    return make_kernel(phases=(plan, act, conclude), name="calls")
+
+
+def check_options(strategy: Strategy, agent: AgentSpec) -> None:
+    """Raise `ConfigError` for an option that the strategy does not have, a value that does not fit it, an agent that it cannot serve."""
+    kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
+    if kind is not None:
+        check: Callable[[AgentSpec], None] = getattr(_options(agent, kind), "check", lambda agent: None)
+        check(agent)
+    elif agent.strategy_options:
+        raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
+
+
+def _options(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:
+    from detent.config.tables import take
+
+    try:
+        return take(agent.strategy_options, kind, f"agent {agent.name!r}: strategy_options")
+    except ValueError as error:
+        raise ConfigError(f"agent {agent.name!r}: strategy_options: {error}") from None
+
+
+def version_of(strategy: Strategy) -> int:
+    """Return the version of a strategy: its attribute `version`, 1 without one."""
+    return int(getattr(strategy, "version", 1))

@@ -1,0 +1,149 @@
+"""Hooks before and after the phases of a kernel (`ports.KernelHooks.before`, `after`): a phase is wrapped, the loop stays as it is.
+
+What a hook decides is an `EffectRecorded` of the pass: it is asked once a turn, whoever resumes or replays the turn finds its answer. Without
+hooks a kernel is returned as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.codec import decode_event, encode_event
+from detent.core.errors import UnknownName
+from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolStarted, TurnStarted
+from detent.core.records import Record
+from detent.core.state import CLOSED, KernelState, RunState
+from detent.kernel.context import KernelContext
+from detent.kernel.execution import give_up
+from detent.kernel.journal import Sink
+from detent.kernel.kernel import OWNED, Kernel, Phase
+from detent.ports import Abort, KernelHooks, PhaseHook, Skip
+from detent.running.lifecycle_hooks import asked
+
+log = logging.getLogger("detent")
+
+HOOK = -1
+"""Stands for the phase where a hook decided something: it belongs to none."""
+
+
+def phase_name(phase: Phase) -> str:
+    """Return what a phase is called: its function's name."""
+    return getattr(phase, "__name__", type(phase).__name__)
+
+
+def hooked(kernel: Kernel, hooks: KernelHooks) -> Kernel:
+    """Return the kernel with its phases wrapped in the hooks that name them."""
+    if not (hooks.before or hooks.after):
+        return kernel
+    phases = tuple(_wrapped(phase, hooks.before.get(phase_name(phase)), hooks.after.get(phase_name(phase))) for phase in kernel.phases)
+    return msgspec.structs.replace(kernel, phases=phases)
+
+
+def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
+    """Raise `UnknownName` for a hook of a phase that no kernel has."""
+    names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
+    for name in (*hooks.before, *hooks.after):
+        if name not in names:
+            raise UnknownName("phase", name, names)
+
+
+def missing_hooks(records: Sequence[Record], hooks: KernelHooks) -> list[str]:
+    """Return which hooks of phases decided something in these records and are not among `hooks`, such as "before act"."""
+    here = {f"before {name}" for name in hooks.before} | {f"after {name}" for name in hooks.after}
+    said = (record.event for record in records if record.envelope.scope and isinstance(record.event, EffectRecorded))
+    labels = {event.label for event in said if event.phase == HOOK}
+    return sorted(label for label in labels - here if label.startswith(("before ", "after ")))
+
+
+def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) -> Phase:
+    name = phase_name(phase)
+
+    async def wrapped(state: KernelState, context: KernelContext) -> KernelState:
+        if before is not None:
+            kind, reason = await _decided(before, f"before {name}", context)
+            if kind and name == "act":
+                give_up(context, reason, "hook_refused")
+            if kind:
+                return _stopped(reason, context) if kind == "abort" else context.state
+        returned = await phase(context.state, context)
+        if after is None or context.state.ended or not isinstance(returned, KernelState):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return returned
+        kind, reason = await _decided(after, f"after {name}", context)
+        if kind == "abort":
+            return _stopped(reason, context)
+        return msgspec.structs.replace(context.state, **{field: getattr(returned, field) for field in OWNED})
+
+    wrapped.__name__ = name
+    return wrapped
+
+
+async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[str, str]:
+    """Return what the hook decided in this turn: ("", ""), ("skip", reason) or ("abort", reason)."""
+
+    async def ask() -> list[str]:
+        answer: Any = None
+        try:
+            answer = asked(hook, _copied(context.state))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
+            log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
+            return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label == "before act" else ["", ""]
+        kind = "skip" if isinstance(answer, Skip) and label.startswith("before") else "abort" if isinstance(answer, Abort) else ""
+        return [kind, await context.run.world.scrub(answer.reason) if kind else ""]
+
+    kind, reason = await context.effect(HOOK, label, ask)
+    return kind, reason
+
+
+def apart(sink: Sink, *, events: bool = True) -> Sink:
+    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools.
+
+    `events`: of the record's event too; hooks are handed none.
+    """
+    closed: dict[str, tuple[KernelState, KernelState]] = {}
+
+    def copied(scope: str, known: KernelState) -> KernelState:
+        """Copy an open pass each time, and one that is closed once."""
+        if known.status not in CLOSED:
+            return _copied(known)
+        if scope not in closed or closed[scope][0] is not known:
+            closed[scope] = known, _copied(known)
+        return closed[scope][1]
+
+    def told(record: Record, state: RunState) -> Any:
+        event = record.event
+        if (
+            events
+            and event is not None
+            and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
+        ):
+            record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
+        passes = {scope: copied(scope, known) for scope, known in state.passes.items()}
+        return sink(record, msgspec.structs.replace(state, passes=passes, variables=_copy(state.variables)))
+
+    return told
+
+
+def _stopped(reason: str, context: KernelContext) -> KernelState:
+    if context.state.status not in CLOSED and not context.state.ended:
+        context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=reason))
+    return context.state
+
+
+def _copied(state: KernelState) -> KernelState:
+    """Return the state with copies of what could be changed in place."""
+    calls = {i: msgspec.structs.replace(call, args=_copy(call.args)) for i, call in state.calls.items()}
+    plan: Any = None if state.plan is None else decode_event(encode_event(state.plan))
+    return msgspec.structs.replace(
+        state, calls=calls, plan=plan, meta=_copy(state.meta), scratchpad=dict(state.scratchpad), memory=tuple(_copy(state.memory))
+    )
+
+
+def _copy(value: Any) -> Any:
+    return msgspec.json.decode(encode_event(value))

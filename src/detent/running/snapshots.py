@@ -1,0 +1,256 @@
+"""Snapshots: the state at some record without its histories, so that a long run is ready for its next step at once.
+
+Theory of operation. The log stays the only truth. A snapshot is `RunState` without what grows with steps (transcript, results, fingerprints
+of what was seen), written every `EVERY` records, best effort. Loading still reads every line and checks every digest; the snapshot counts
+only when it has this version of the fold and the chain has its digest at its sequence. The histories are gathered from the records before
+it, with the functions of the fold; only records after it are folded. Records that do anything else to a history (replies, notes, reconciled
+calls) are not gathered: then, as without a snapshot, the whole log is folded. Either way the state is the fold of the log (law 1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections.abc import Awaitable, Generator, Iterable, Sequence
+from itertools import pairwise
+from types import CoroutineType
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import ToolCall, snake
+from detent.core.budget import Usage
+from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, dump_state, links, load_state, read_log
+from detent.core.errors import CorruptLog, RunNotFound
+from detent.core.fold import fingerprint, fold, item_of
+from detent.core.history import Map, Seq
+from detent.core.state import CallState, Item, RunState
+from detent.kernel.journal import Journal, Sink
+from detent.metering.holds import WHEN_LEFT
+from detent.metering.tenants import spent_between
+from detent.ports import Clock, EventStore, Ids, Spent
+from detent.running.branching import branch
+from detent.running.lineage import Segment, forked_of, segments
+
+replace = msgspec.structs.replace
+
+log = logging.getLogger("detent")
+
+_VERSIONED = b',"v":'
+"""Stands in the envelope of a record of another format version; a quote inside a JSON string is escaped."""
+
+EVERY = 1000
+"""How many records lie between two snapshots."""
+
+
+def dump_snapshot(state: RunState) -> bytes:
+    """Return the snapshot of a state."""
+    bare = {scope: replace(known, steps=Seq(), results=Seq(), seen=Map()) for scope, known in state.passes.items()}
+    return dump_state(replace(state, passes=bare))
+
+
+async def load_run(store: EventStore, run_id: str) -> RunState:
+    """Return the state of a run, from its snapshot where that counts; raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`."""
+    lines = await store.read(run_id)
+    if not lines:
+        raise RunNotFound(run_id, store.url)
+    base = await base_of(store, run_id, lines)
+    known = await store.get_snapshot(run_id) if base is None and len(lines) >= EVERY else None
+    return state_of(run_id, lines, known, base)
+
+
+async def base_of(store: EventStore, run_id: str, lines: Sequence[bytes]) -> RunState | None:
+    """Return what the records of a fork are folded onto; None for a run that is none. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
+    found = await segments(store, run_id, lines)
+    state: RunState | None = None
+    for one, below in pairwise([*found, Segment(run_id, lines, 0)]):
+        used, forked = one.lines[: one.used], forked_of(below.lines[0])
+        known = await store.get_snapshot(one.run_id) if state is None and len(used) >= EVERY else None
+        state = state_of(one.run_id, used, known, state)
+        if forked is None:
+            raise CorruptLog(below.run_id, 1, f"it goes on from run {one.run_id!r}, and does not say where")
+        state = branch(state, forked, below.run_id)
+    return state
+
+
+def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None, base: RunState | None = None) -> RunState:
+    """Return the fold of a log, that of a fork onto its `base`; the same with a snapshot as without.
+
+    Raise `CorruptLog`, `NewerVersion`, `RunErased`.
+    """
+    with _uncollected():
+        state = restored(run_id, lines, *snapshot) if snapshot is not None else None
+        if state is None:
+            return fold(read_log(run_id, lines), base)
+        return fold(read_log(run_id, lines[state.seq :], previous=state.digest, after=state.seq), state)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Generator[None]:
+    """Keep the garbage collector from going through a history again and again while it is made: all of it stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
+    """Return the state at the snapshot, with its histories; None where the snapshot does not count."""
+    if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines):
+        return None
+    try:
+        state = load_state(data, RunState)
+    except ValueError as error:
+        log.debug("the snapshot of run %s is not used: %s", run_id, error)
+        return None
+    if (state.run_id, state.seq) != (run_id, seq) or not lines[seq - 1].endswith(b'"digest":"%b"}' % state.digest.encode()):
+        return None
+    try:
+        gathered = gather(state, links(run_id, lines[:seq]))
+    except (LookupError, ValueError):  # msgspec's errors are ValueErrors; the fold will say what is wrong
+        return None
+    if gathered is None or gathered.keys() != state.passes.keys():
+        return None
+    passes = {
+        scope: replace(known, steps=Seq(gathered[scope].steps), results=Seq(gathered[scope].results), seen=gathered[scope].seen)
+        for scope, known in state.passes.items()
+    }
+    return replace(state, passes=passes)
+
+
+class Histories:
+    """What one pass has gathered so far; `calls` are those of its current turn, `outcomes` their items by index."""
+
+    __slots__ = ("calls", "observed", "outcomes", "results", "seen", "steps")
+
+    def __init__(self, first: Item) -> None:
+        self.steps: list[Item] = [first]
+        self.results: list[Item] = []
+        self.seen: Map[str, bool] = Map()
+        self.calls: dict[str, CallState] = {}
+        self.outcomes: list[Item | None] = []
+        self.observed = 0
+
+    def planned(self, event: e.Planned, scope: str, iteration: int) -> None:
+        """Begin a turn's calls."""
+        self.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
+        wanted = [action for action in event.actions if isinstance(action, ToolCall)]
+        ids = [f"{scope}.{iteration}.{i}" for i in range(len(wanted))]
+        self.calls = {ids[i]: CallState(call_id=ids[i], index=i, tool=call.tool, args=call.args) for i, call in enumerate(wanted)}
+        self.outcomes = [None for _ in wanted]
+        self.observed = 0
+
+    def change(self, call_id: str, **changes: Any) -> None:
+        """Note what became of a call before its outcome."""
+        self.calls[call_id] = replace(self.calls[call_id], **changes)
+
+    def finished(self, event: e.ToolFinished, iteration: int) -> None:
+        """Take an outcome; it becomes visible when those of all earlier calls are there."""
+        call = self.calls[event.call]
+        if event.digest and not call.attempt:
+            call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
+        item = item_of(
+            call, iteration, result=event.result, artifact=event.artifact, error=event.error, latency_ms=event.latency_ms, meta=event.meta
+        )
+        if event.error is None and not call.volatile and (fresh := fingerprint(call, item)) not in self.seen:
+            self.seen = self.seen.put(fresh, True)
+        self.outcomes[call.index] = item
+        while self.observed < len(self.outcomes) and (item := self.outcomes[self.observed]) is not None:
+            self.steps.append(item)
+            self.results.append(item)
+            self.observed += 1
+
+
+_UNTOUCHED = tuple(
+    b'{"type":"%b"' % snake(kind.__name__).encode()
+    for kind in (
+        *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.MemoryRecalled, e.ModelCallFailed),
+        *(e.RunStarted, e.RunResumed, e.RunReopened, e.RunWaiting, e.RunFinished, e.BudgetChanged, e.StrategySwitched, e.PassFinished),
+        *(e.GuardBlocked, e.ApprovalRequested, e.ApprovalResolved, e.ApprovalExpired, e.ToolInDoubt, e.ContextCompacted, e.CancelRequested),
+        e.TenantBalance,
+    )
+)
+"""How the events begin that leave all histories as they are, in any state; the most frequent first."""
+
+
+def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) -> dict[str, Histories] | None:
+    """Return the histories of each pass after these records; None where one of them does what only the fold knows.
+
+    Raise `LookupError` or `ValueError` where a record is not what it should be.
+    """
+    passes: dict[str, Histories] = {}
+    for head, body, _ in records:
+        if body is None or _VERSIONED in head:
+            return None
+        if body.startswith(_UNTOUCHED):
+            continue
+        match event := decode_event(body):
+            case e.ToolFinished():
+                scope, iteration, _ = event.call.rsplit(".", 2)
+                passes[scope].finished(event, int(iteration))
+            case e.ToolStarted():
+                begun = {"digest": event.digest, "attempt": event.attempt, "volatile": event.volatile, "trust": event.trust}
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, **begun, side_effect=event.side_effect)
+            case e.Planned(embedded=None, dropped=(), refused=""):
+                envelope = decode_envelope(head)
+                if not envelope.iteration:
+                    return None
+                passes[envelope.scope].planned(event, envelope.scope, envelope.iteration)
+            case e.CallHealed():
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, tool=event.tool, args=event.args)
+            case e.ApprovalEdited():
+                passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args, edited=True)
+            case e.PassStarted():
+                passes[event.key] = Histories(Item(kind="user", text=event.input or run.goal))
+            case _:
+                return None
+    return passes
+
+
+class SnapshotJournal(Journal):
+    """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
+
+    __slots__ = ("_charges_all", "_due")
+
+    def __init__(
+        self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = (), charges_all: bool = False
+    ) -> None:
+        super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
+        self._due, self._charges_all = state.seq + EVERY, charges_all
+
+    def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
+        """Charge the run's tenant; see `detent.metering.tenants`. A run without a tenant is charged only where the engine bounds such runs."""
+        if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
+            return None
+        return spent_between(charged, state, lines, first=not self._committed)
+
+    async def _tell(self) -> None:
+        """Tell observers and hooks what was committed; see `holds.WHEN_LEFT`."""
+        later = WHEN_LEFT.get()
+        if later is None:
+            await super()._tell()
+        else:
+            later.append(super()._tell)
+
+    async def _reloaded(self) -> RunState:
+        """Return the state, also that of a fork."""
+        return await load_run(self._store, self.state.run_id)
+
+    def commit(self, *, durable: bool = False) -> CoroutineType[Any, Any, None]:
+        """See `Journal.commit`."""
+        committed = super().commit(durable=durable)
+        return committed if self.state.seq < self._due else self._kept(committed)
+
+    async def _kept(self, committed: Awaitable[None]) -> None:
+        await committed
+        state = self.state
+        self._due = state.seq + EVERY
+        try:
+            await self._store.put_snapshot(state.run_id, state.seq, dump_snapshot(state))
+        except Exception as error:  # noqa: BLE001 - an optimisation: whatever goes wrong with it, the log is whole
+            log.debug("no snapshot of run %s at record %s: %s", state.run_id, state.seq, error)

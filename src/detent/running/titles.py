@@ -1,0 +1,148 @@
+"""Titles: what a run is called where many are listed, asked of the agent's small model once, before the run's first plan.
+
+The call passes the run's gateway like any other (purpose `title`), and what came of it is an `EffectRecorded` beside what is re-executed: a
+run that is resumed asks no second time, and a replay takes the record as it is. Whatever goes wrong, the run goes on without a title.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.actions import FinalAnswer
+from detent.core.errors import PlannerFailed, StoreError, Suspended
+from detent.core.events import ASIDE, TITLE, EffectRecorded
+from detent.core.state import Item, RunState
+from detent.kernel.journal import Journal
+from detent.kernel.outside import Interrupted
+from detent.ports import ModelAnswer, Models, Plan, Planner, View, models_asked
+from detent.secrecy.redact import Redactor
+
+log = logging.getLogger("detent")
+
+LONGEST = 80
+"""Characters of a title."""
+MOST_TOKENS = 256
+"""Output of the one call."""
+PATIENCE_S = 20.0
+"""So long is waited for a title, retries included."""
+SHOWN_GOAL = 2_000
+"""Characters of the goal that the model is shown."""
+THINKING = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL)
+ASK = (
+    "Write a title of at most eight words for the task below. Do not do the task. Answer with the title alone, in the task's language.\n\n"
+)
+
+
+def title_of(state: RunState) -> str:
+    """Return what the run is called, "" where it has no title."""
+    return state.effects.get(TITLE) or ""
+
+
+class Titling:
+    """Plans as `planner` does, and asks it for a title before the first plan of a run whose agent has a small model."""
+
+    def __init__(self, planner: Planner, journal: Journal, patterns: Sequence[str] = ()) -> None:
+        self._planner, self._journal, self._patterns = planner, journal, patterns
+        self._asked = False
+
+    async def plan(self, view: View) -> Plan:
+        """Return the planner's plan."""
+        if not self._asked and view.models is not None and _wanted(self._journal.state):
+            self._asked = True
+            title = await self._title(view, view.models)
+            self._journal.record(EffectRecorded(label="title", phase=ASIDE, value=title or None))
+            await self._journal.commit()
+        return await self._planner.plan(view)
+
+    async def _title(self, view: View, models: Models) -> str:
+        """Return what the small model calls the run, "" where it gives nothing that can be used."""
+        try:
+            if not models_asked(self._planner, view.agent):
+                return ""  # a script would give what it holds for the run's own turns
+            async with asyncio.timeout(PATIENCE_S):
+                plan = await self._planner.plan(_shown(view, _Once(models)))
+        except (StoreError, Suspended, Interrupted):
+            raise
+        except Exception as error:  # noqa: BLE001 - foreign code: no planner fails a run over its title
+            log.info("run %s has no title: %s", view.run_id, error)
+            return ""
+        said = next((action.content for action in plan.actions if isinstance(action, FinalAnswer)), "")
+        without = Redactor(self._patterns, b"").without
+        return readable(without(said), without) if isinstance(said, str) else ""
+
+
+def readable(said: str, without: Callable[[str], str] = str) -> str:
+    """Return the first line that says something, without markup, quotes and what a terminal would obey, at most `LONGEST` characters.
+
+    What a model thinks aloud is no title. `without` takes secrets out of what is left, which may be together only now.
+    """
+    plain = "".join(c if c.isprintable() else "\n" if c in "\r\n" else " " for c in THINKING.sub("", said))
+    lines = (re.sub(r"\s+", " ", re.sub(r"^\W*title\W*:|\*\*|__|`", "", line, flags=re.IGNORECASE)) for line in plain.split("\n"))
+    line = next((bare for line in lines if (bare := without(line).strip(" \"'`*_#.-“”„«»{}"))), "")
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1].rstrip()}…"
+
+
+def _wanted(state: RunState) -> bool:
+    """Whether the run is at its beginning, and can spare a call for a title."""
+    most = state.budget.max_model_calls
+    spare = most is None or most > 1
+    return bool(state.agent.small_model) and not state.agent.rules and not state.usage.model_calls and TITLE not in state.effects and spare
+
+
+def _shown(view: View, models: Models) -> View:
+    """Return the view that asks for a title: the goal, and nothing that the agent works with."""
+    task = ASK + view.goal[:SHOWN_GOAL]
+    return msgspec.structs.replace(
+        view,
+        goal=task,
+        task=task,
+        agent=msgspec.structs.replace(view.agent, instructions="", actions=(), tools=(), output_schema=None),
+        variables={},
+        transcript=(Item(kind="user", text=task),),
+        results=(),
+        tools=(),
+        memory=(),
+        scratchpad={},
+        guidance=(),
+        attachments=(),
+        output_schema=None,
+        goals=(),
+        run_id="",
+        scope="title",
+        attempt=1,
+        small=True,
+        models=models,
+    )
+
+
+class _Once:
+    """The way to models for one call with the purpose `title`, of which observers see no text."""
+
+    def __init__(self, models: Models) -> None:
+        self._models, self._called = models, False
+
+    async def call(
+        self,
+        model: str,
+        send: Callable[[int | None], Awaitable[ModelAnswer]],
+        *,
+        provider: str = "",
+        purpose: str = "title",
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+    ) -> ModelAnswer:
+        """Make the call; raise `PlannerFailed` for a second one."""
+        if self._called:
+            raise PlannerFailed("the first answer was no title")
+        self._called = True
+        limit = min(max_output_tokens or MOST_TOKENS, MOST_TOKENS)
+        return await self._models.call(model, send, provider=provider, purpose="title", input_tokens=input_tokens, max_output_tokens=limit)
+
+    def emit(self, kind: Literal["text", "thinking"], content: str) -> Any:
+        """Say nothing: a title is no answer."""

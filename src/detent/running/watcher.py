@@ -1,0 +1,113 @@
+"""One watcher an engine: sees signals for the runs that are advanced here within 500 ms, and keeps their leases alive (DESIGN 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from weakref import WeakKeyDictionary, ref
+
+from detent.core.errors import DetentError, RunBusy
+from detent.ports import EventStore, wait_for_news
+from detent.running.live import Control
+
+POLL_S = 0.25
+RENEW_S = 5.0
+LOST = "its claim was lost to another worker"
+"""Why a run is suspended that is somebody else's now."""
+
+log = logging.getLogger("detent")
+
+_Holder = tuple[object, "ref[Control]", "ref[asyncio.AbstractEventLoop]"]
+_HELD: WeakKeyDictionary[EventStore, dict[str, _Holder]] = WeakKeyDictionary()
+"""By store, who advances which run: engines that share a store object are one holder of claims, which do not keep them apart.
+
+Neither an engine nor its store is kept by it; what was left behind with its event loop holds nothing.
+"""
+
+
+class Watcher:
+    """Polls, or is woken by the store, while runs are advanced, and sleeps for good when there are none."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+        self._controls: dict[str, Control] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._mark = object()
+        self._held: dict[str, _Holder] = {}
+        with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
+            self._held = _HELD.setdefault(store, self._held)
+
+    def add(self, run_id: str, control: Control) -> None:
+        """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
+        if run_id in self._controls:
+            raise RunBusy(run_id, "this engine")
+        loop = asyncio.get_running_loop()
+        mine = self._mark, ref(control), ref(loop)
+        holder = self._held.setdefault(run_id, mine)
+        if holder[0] is not self._mark and _goes_on(holder):
+            raise RunBusy(run_id, "another engine of this process")
+        self._held[run_id] = mine
+        self._controls[run_id] = control
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._watch())
+
+    def remove(self, run_id: str) -> None:
+        """Stop watching a run; other engines may have it once it is given up with `free`."""
+        self._controls.pop(run_id, None)
+
+    def holds(self, run_id: str, control: Control) -> bool:
+        """Whether the run is still held for `control`, and nobody has taken it since."""
+        holder = self._held.get(run_id)
+        return holder is not None and holder[1]() is control
+
+    def free(self, run_id: str, control: Control) -> None:
+        """Let other engines have a run whose claim is given back, unless it was taken again meanwhile."""
+        if self.holds(run_id, control):
+            del self._held[run_id]
+
+    def control(self, run_id: str) -> Control | None:
+        """Return the control of a run that is advanced here."""
+        return self._controls.get(run_id)
+
+    def suspend(self, why: str) -> int:
+        """Stop advancing every run; return how many there were."""
+        controls = list(self._controls.values())
+        for control in controls:
+            control.suspend(why)
+        return len(controls)
+
+    async def close(self) -> None:
+        """End the polling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _watch(self) -> None:
+        renewed = asyncio.get_running_loop().time()
+        while True:
+            await wait_for_news(self._store, POLL_S)
+            if not self._controls:
+                self._task = None
+                return
+            try:
+                for run_id, signals in (await self._store.signals(list(self._controls))).items():
+                    control = self._controls.get(run_id)
+                    if control is not None:
+                        control.deliver(signals)
+                now = asyncio.get_running_loop().time()
+                if now - renewed >= RENEW_S:
+                    renewed = now
+                    for run_id in await self._store.renew():
+                        control = self._controls.get(run_id)
+                        if control is not None:
+                            control.suspend(LOST)
+            except DetentError as error:
+                log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)
+
+
+def _goes_on(holder: _Holder) -> bool:
+    """Whether who holds a run can still go on: neither it nor its event loop is gone."""
+    loop = holder[2]()
+    return holder[1]() is not None and loop is not None and not loop.is_closed()

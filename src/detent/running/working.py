@@ -1,0 +1,228 @@
+"""An engine's side of a worker host: what is due in its store, and how one run is taken on, noted as failed, or given up.
+
+Everything that workers must agree on stands in the logs: a run that was started is due, and how often it was taken up in vain, by all
+workers together, is counted there (see `attempts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from detent.config.planners import NoPlanner
+from detent.core import events as e
+from detent.core.errors import CorruptLog, NewerVersion, RunErased, RunError, RunNotFound, StoreBusy, StoreFull, Suspended
+from detent.core.records import RunHead
+from detent.core.state import WAITING
+from detent.ports import Due, EventStore, RunQuery, Tries, WorkerHost, wait_for_news
+from detent.ports.working import NOT_HERE
+from detent.running.advancing import Advancing, Parts
+from detent.running.attempts import tries_of
+from detent.running.results import Result
+from detent.running.snapshots import load_run
+from detent.secrecy.redact import hidden
+
+log = logging.getLogger("detent")
+
+
+class Hand(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine lends a backlog for single runs: `resume(run_id, *events, advance=True)` records the events and takes the run on."""
+
+    parts: Parts
+    resume: Callable[..., Awaitable[Result]]
+
+
+class Worked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker did. `came_to`: how many runs it took to which status.
+
+    The others are runs by id, each with the reason: `dead_letters` were given up, `failed` are tried again later, `left` need something that
+    is not here, and that another worker may have.
+    """
+
+    came_to: dict[str, int] = {}
+    dead_letters: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    left: dict[str, str] = {}
+
+
+class Wakeups:
+    """When waiting runs can go on by themselves; what is known of a run holds until something is recorded of it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, datetime | None]] = {}
+
+    async def due(self, parts: Parts, heads: Sequence[RunHead]) -> list[RunHead]:
+        """Return those of the waiting runs that can move: a timer or an approval's time is over, or a signal is there."""
+        news = await parts.store.signals([head.run_id for head in heads])
+        timed = [head for head in heads if head.status in ("waiting_for_schedule", "waiting_for_approval")]
+        self._known = {head.run_id: await self._at(parts.store, head) for head in timed}
+        now = parts.clock.now()
+        found: list[RunHead] = []
+        for head in heads:
+            at = self._known.get(head.run_id, (0, None))[1]
+            if (at is not None and at <= now) or head.run_id in news:
+                found.append(head)
+        return found
+
+    async def _at(self, store: EventStore, head: RunHead) -> tuple[int, datetime | None]:
+        known = self._known.get(head.run_id)
+        if known is not None and known[0] == head.records:
+            return known
+        times: list[datetime] = []
+        try:
+            state = await load_run(store, head.run_id)
+        except (RunErased, RunNotFound):  # somebody removed it since it was listed
+            pass
+        except (RunError, CorruptLog, NewerVersion) as error:  # it holds up no other run
+            log.warning("run %s waits, and it cannot be read for how long: %s", head.run_id, error)
+        else:
+            times = [*state.timers.values(), *(one.expires_at for one in state.approvals.values() if one.expires_at is not None)]
+        return head.records, min(times, default=None)
+
+
+class StoreBacklog:
+    """The `Backlog` of one engine's store; `hand_for` says who takes a run on, where that is not `hand` itself."""
+
+    def __init__(self, hand: Hand, *, hand_for: Callable[[str], Awaitable[Hand]] | None = None, tenant: str | None = None) -> None:
+        self._parts, self._tenant = hand.parts, tenant
+        self._hand_for: Callable[[str], Awaitable[Hand]] = hand_for or partial(_always, hand)
+        self._wakeups = Wakeups()
+        self._looked: dict[str, int] = {}
+        self._busy: dict[str, tuple[asyncio.Task[Any] | None, Hand | None]] = {}
+        self._came_to: dict[str, int] = {}
+        self._dead_letters: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
+        self._left: dict[str, str] = {}
+        self.stopped = ""
+
+    @property
+    def worked(self) -> Worked:
+        """What was done so far."""
+        return Worked(came_to=dict(self._came_to), dead_letters=dict(self._dead_letters), failed=dict(self._failed), left=dict(self._left))
+
+    def now(self) -> datetime:
+        """The time as the engine's clock has it."""
+        return self._parts.clock.now()
+
+    async def news(self, timeout_s: float) -> None:
+        """Wait for a signal, at most so long."""
+        await wait_for_news(self._parts.store, timeout_s)
+
+    async def due(self) -> list[Due]:
+        """Return the runs that somebody may advance now; those that this engine itself advances are none of them."""
+        heads = await self._parts.store.list_runs(RunQuery(status=("running", *WAITING), tenant=self._tenant))
+        dead = [head for head in heads if head.status == "waiting_for_operator"]
+        wanted = {head.run_id for head in await self._wakeups.due(self._parts, [h for h in heads if h.status not in ("running", *_DEAD)])}
+        wanted |= {head.run_id for head in heads if head.status == "running"} | await self._cancelled(dead)
+        found = [head for head in heads if head.run_id in wanted and self._parts.watcher.control(head.run_id) is None]
+        found.sort(key=lambda head: head.updated_at)
+        return [Due(run_id=h.run_id, tenant=h.tenant, agent=h.agent, since=h.updated_at, records=h.records) for h in found]
+
+    async def _cancelled(self, dead: Sequence[RunHead]) -> set[str]:
+        """Return the dead letters that are to be cancelled: that is all that can move one, until it is opened again."""
+        news = await self._parts.store.signals([head.run_id for head in dead]) if dead else {}
+        return {run_id for run_id, signals in news.items() if any(signal.kind == "cancel" for signal in signals)}
+
+    async def look(self, run_id: str) -> Tries:
+        """Return how often the run was taken up in vain; raise `RunBusy`, also where this engine has it."""
+        async with Advancing(self._parts, run_id, NoPlanner):
+            tries, records = await tries_of(self._parts.store, run_id)
+        self._looked[run_id] = records
+        return tries
+
+    async def advance(self, run_id: str) -> str:
+        """Take the run on, and keep count of what it came to."""
+        if self.stopped:
+            raise Suspended(run_id, self.stopped)
+        self._busy[run_id] = asyncio.current_task(), None
+        try:
+            hand = await self._hand_for(run_id)
+            self._busy[run_id] = asyncio.current_task(), hand
+            result = await hand.resume(run_id)
+        except NOT_HERE as error:
+            self._left[run_id] = str(error)
+            raise
+        except (Suspended, StoreBusy, StoreFull) as error:
+            if not self.stopped:  # else the worker stops, and that is no news of the run
+                self._failed[run_id] = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            del self._busy[run_id]
+        self._failed.pop(run_id, None)
+        self._left.pop(run_id, None)
+        if result.state.seq != self._looked.pop(run_id, 0):  # else another worker was faster
+            self._came_to[result.status] = self._came_to.get(result.status, 0) + 1
+        return result.status
+
+    async def failed(self, run_id: str, error: Exception) -> Tries:
+        """Record that the run was taken up, where the attempt came to nothing before it said so itself."""
+        self._failed[run_id] = f"{type(error).__name__}: {error}"
+        tries, records = await tries_of(self._parts.store, run_id)
+        if not tries.count or records == self._looked.get(run_id):
+            hand = await self._hand_for(run_id)
+            await hand.resume(run_id, advance=False)
+            tries, _ = await tries_of(self._parts.store, run_id)
+        return tries
+
+    async def give_up(self, run_id: str, why: str, attempts: int) -> None:
+        """Record a dead letter; what the run's patterns match is hidden in the reason."""
+        hand = await self._hand_for(run_id)
+        state = await load_run(self._parts.store, run_id)
+        said = hidden(why, (*self._parts.redact, *state.agent.redact))
+        await hand.resume(run_id, e.DeadLettered(why=said, attempts=attempts), advance=False)
+        self._failed.pop(run_id, None)
+        self._dead_letters[run_id] = said
+
+    def suspend(self, why: str) -> None:
+        """Stop what is being advanced, and advance nothing more."""
+        self.stopped = self.stopped or why
+        for run_id, (task, hand) in self._busy.items():
+            control = hand.parts.watcher.control(run_id) if hand is not None else None
+            if control is not None:
+                control.suspend(why)
+            elif task is not None:  # it has not come so far as to have the run
+                task.cancel()
+
+
+_DEAD = ("waiting_for_operator",)
+
+
+async def _always(hand: Hand, run_id: str) -> Hand:
+    return hand
+
+
+class Shift:
+    """One call of `Engine.work`: a host at work on a backlog, until it is idle, or somebody stops it."""
+
+    def __init__(self, host: WorkerHost, backlog: StoreBacklog) -> None:
+        self._host, self._backlog = host, backlog
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def work(self, *, until_idle: bool) -> Worked:
+        """Work, and return what was done; a cancellation goes through when everything has stopped."""
+        self._task = asyncio.create_task(self._host.work(self._backlog, until_idle=until_idle))
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        return self._backlog.worked
+
+    async def stop(self) -> None:
+        """Let it end, and wait for that; `work` returns then."""
+        self.end()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def end(self) -> None:
+        """Let it end soon."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,413 @@
+"""Redaction before the log: sensitive values become placeholders; the values are kept with the run and resolved by tools alone.
+
+A placeholder is `<secret:HASH>`, a keyed hash of the value, so that equal values stay equal and nothing can be guessed from it. Digest,
+idempotency key, guards and policy see the placeholder, live and in replay alike (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+
+from detent.core.codec import walk
+from detent.core.errors import ConfigError
+from detent.core.events import RunStarted
+from detent.expressions.patterns import widest
+from detent.kernel.outside import PLACEHOLDER
+from detent.ports import ToolSpec, calls_in
+
+REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
+"""What stands in the arguments of a planned call for a value that is not there yet."""
+HIDDEN = "<secret>"
+"""Stands in text that is streamed for what the log has a placeholder for."""
+MOST_HELD = 1_000
+AT_ONCE = 4_096
+_NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
+"""Under what a planned call has its tool, and its arguments."""
+_ENDS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u201d": "\u201d", "\u2018": "\u2019", "\u2019": "\u2019"}
+"""By the quote that opens a text, the one that ends it; models write typographic ones, too."""
+_PREFIXES = frozenset("bBfFrRtTuU")
+"""What may stand before the quote of a text of Python: `f"..."`, `rb'...'`."""
+_QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|\\{1,15}$""")
+_BARE = re.compile(r"""[{(,]\s{0,200}([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
+"""Where a name without quotes may be about to come; a model that writes nothing but spaces is not held back for ever."""
+_OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
+MOST_TRIED = 100
+"""How often in a text something that begins like JSON may turn out to be none; beyond that nothing more is looked for."""
+
+
+class Redactor:
+    """Replaces what `patterns` (regular expressions) match, and whole fields by name; `found` collects what was replaced."""
+
+    def __init__(self, patterns: Sequence[str], key: bytes) -> None:
+        self._key = key
+        self.found: dict[str, Any] = {}
+        try:
+            self._patterns = [re.compile(p) for p in patterns]
+        except re.error as error:
+            raise ConfigError(f"redact pattern {error.pattern!r} is not a regular expression: {error}") from error
+
+    def text(self, value: str) -> str:
+        """Return `value` with every match replaced."""
+        for pattern in self._patterns:
+            value = pattern.sub(lambda m: m[0] if PLACEHOLDER.fullmatch(m[0]) else self._hide(m[0]), value)
+        return value
+
+    def without(self, value: str) -> str:
+        """Return `value` with every match left out."""
+        for pattern in self._patterns:
+            value = pattern.sub("", value)
+        return value
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data with every match in its strings replaced."""
+        return walk(value, self.text) if self._patterns else value
+
+    def arguments(self, args: Any, spec: ToolSpec | None) -> Any:
+        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere; text is parsed first.
+
+        What may hold such a field, and will be refused, is replaced whole: what is no object, and arguments that the tool does not have.
+        """
+        if spec is None or not spec.sensitive or args is None:
+            return self.data(args)
+        given = args
+        if isinstance(args, str):
+            try:
+                given = msgspec.json.decode(args)
+            except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+                return self._hide(args.encode("utf-8", "replace").decode())
+        if not isinstance(given, dict):
+            return self._hide(args)
+        fields = cast("dict[str, Any]", given)
+        return self.data({k: self._whole(v) if k in spec.sensitive or _stray(k, spec) else v for k, v in fields.items()})
+
+    def call(self, tool: str, args: Any, specs: Mapping[str, ToolSpec]) -> Any:
+        """Return the arguments of a call as `arguments` does; where there is no such tool, what any tool declares sensitive is replaced."""
+        return self.arguments(args, specs.get(tool) or _strange(tool, specs))
+
+    def planned(self, value: Any, specs: Mapping[str, ToolSpec]) -> Any:
+        """Return an answer (JSON data, or text that is JSON) with the sensitive fields replaced in each call of a tool of `specs` that it plans.
+
+        Such a call is an object that names the tool and holds arguments, as a step of a plan does, or a text `tool({...})`. References to
+        what other steps give stay.
+        """
+        if isinstance(value, str):
+            return self._planned_text(value, specs)
+        if isinstance(value, (list, tuple)):
+            return [self.planned(part, specs) for part in cast("list[Any]", value)]
+        if not isinstance(value, dict):
+            return value
+        whole = cast("dict[str, Any]", value)
+        tools = [name for key in _NAMES if isinstance(name := whole.get(key), str)]
+        known = [spec for name in tools if (spec := specs.get(name))]
+        spec = next((spec for spec in known if spec.sensitive), None)
+        if tools and not known and any(isinstance(whole.get(key), dict) for key in _ARGUMENTS):
+            spec = _strange(tools[0], specs)
+        if spec is None:
+            return {key: self.planned(part, specs) for key, part in whole.items()}
+        return {key: self.arguments(part, spec) if key in _ARGUMENTS else self.planned(part, specs) for key, part in whole.items()}
+
+    def said(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
+        """Return what a model said beside its plan as `planned` does, with what is left of sensitive fields in JSON hidden as in a stream."""
+        fields = sensitive_fields(specs.values())
+        return self.text(self._planned_text(text, specs, lambda part: hidden(part, fields=fields)))
+
+    def _planned_text(self, text: str, specs: Mapping[str, ToolSpec], rest: Callable[[str], str] = str) -> str:
+        """Return a text with what its JSON plans replaced, wherever that stands; `rest` is what becomes of everything else."""
+        for said, tool, args in calls_in(text, specs):
+            if (safe := self.arguments(args, specs[tool])) != args:
+                text = text.replace(said, f"{tool}({msgspec.json.encode(safe).decode()})")
+        shown, done, tried = "", 0, 0
+        begun = _OPEN.search(text)
+        while begun is not None and tried < MOST_TRIED:
+            end = begun.start() + 1
+            try:
+                value, end = _JSON.raw_decode(text, begun.start())
+                safe = self.planned(value, specs)
+                if safe != value:
+                    shown, done = shown + _around(text[done : begun.start()], rest) + json.dumps(safe, ensure_ascii=False), end
+            except UnicodeEncodeError:  # half a character in a value that is to be hidden
+                shown, done = shown + _around(text[done : begun.start()], rest) + HIDDEN, end
+            except (ValueError, RecursionError):
+                tried += 1
+            begun = _OPEN.search(text, end)
+        return shown + _around(text[done:], rest)
+
+    def _whole(self, value: Any) -> Any:
+        """Return a sensitive value with each scalar in it replaced; shapes and references stay."""
+        if isinstance(value, dict):
+            return {k: self._whole(v) for k, v in cast("dict[str, Any]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return [self._whole(v) for v in cast("list[Any]", value)]
+        if value is None or (isinstance(value, str) and PLACEHOLDER.fullmatch(value)):
+            return value
+        if isinstance(value, str) and REFERENCE.search(value):
+            return "".join([part if n % 2 or not part else self._hide(part) for n, part in enumerate(REFERENCE.split(value))])
+        return self._hide(value)
+
+    def _hide(self, value: Any) -> str:
+        name = f"<secret:{hmac.new(self._key, msgspec.json.encode(value), sha256).hexdigest()[:24]}>"
+        self.found[name] = value
+        return name
+
+
+class Streamed:
+    """Text that is shown while it comes, with what `patterns` match replaced by `HIDDEN`, however it is cut into pieces.
+
+    What could still become part of a match is held back: as many characters as a match can have. Where that is not bounded (`sk-\\w+`), or
+    more than `MOST_HELD`, all is held back until the text ends.
+    """
+
+    __slots__ = ("_held", "_patterns", "_raw", "_shown")
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [re.compile(p) for p in patterns]
+        self._held = max((widest(p) for p in patterns), default=0) + 1
+        self._raw, self._shown = "", 0  # what was shown stays for a while: matches depend on what is before them
+
+    def add(self, piece: str) -> str:
+        """Return what can be shown now."""
+        self._raw += piece
+        return self._until(len(self._raw) - self._held) if self._held <= MOST_HELD else ""
+
+    def rest(self) -> str:
+        """Return what was held back; the next piece begins another text."""
+        said = self._until(len(self._raw))
+        self._raw, self._shown = "", 0
+        return said
+
+    def _until(self, end: int) -> str:
+        if end <= self._shown:
+            return ""
+        spans: list[tuple[int, int]] = []
+        for start, stop in sorted(m.span() for p in self._patterns for m in p.finditer(self._raw, self._shown) if m[0]):
+            if spans and start < spans[-1][1]:
+                spans[-1] = spans[-1][0], max(stop, spans[-1][1])
+            else:
+                spans.append((start, stop))
+        shown, at = "", self._shown
+        for start, stop in spans:
+            if stop > end:
+                end = min(end, start)
+                break
+            found = self._raw[start:stop]
+            shown += self._raw[at:start] + (found if PLACEHOLDER.fullmatch(found) else HIDDEN)
+            at = stop
+        shown += self._raw[at:end]
+        keep = max(0, end - self._held)
+        self._raw, self._shown = self._raw[keep:], end - keep
+        return shown
+
+
+class StreamedFields:
+    """Text that is shown while it comes, with the value of each JSON field of `names` in it replaced by `HIDDEN`, however it is cut.
+
+    JSON in a text of JSON, whose quotes are escaped, is looked at alike, and so are names in other quotes or none, which models write and
+    which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
+    """
+
+    __slots__ = (
+        "_begun", "_brackets", "_depth", "_escapes", "_find", "_gap", "_held", "_in_text", "_joins", "_names", "_quotes", "_run", "_state",
+    )  # fmt: skip
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        names = "|".join(map(re.escape, self._names))
+        self._find = re.compile(
+            rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[\u201c\u201d\u2018\u2019](?:{names})[\u201c\u201d\u2018\u2019]|[{{(,]\s{{0,200}}(?:{names})(?=[\s:=])"""
+        )
+        self._held, self._state = "", "text"
+        self._escapes = 0  # how many backslashes stand before a quote where the field is
+        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first characters
+        self._quotes = 0  # of a text: 0 it has one, 1 it has just begun, 2 so or it is empty, 3 it has three, 4 and 5 it may be ending
+        self._joins, self._gap = False, ""  # whether a text is over that another one may go on, as in a call; what stands between them
+        self._brackets = "{[", "}]"
+
+    def add(self, piece: str) -> str:
+        """Return what can be shown now; a long piece is looked at in short ones, each of which is copied for every field in it."""
+        return "".join([self._add(piece[at : at + AT_ONCE]) for at in range(0, len(piece), AT_ONCE)])
+
+    def _add(self, piece: str) -> str:
+        self._held += piece
+        shown, before = "", (-1, "")
+        while self._held and before != (len(self._held), self._state):
+            before = len(self._held), self._state
+            shown += self._name() if self._state == "text" else self._colon() if self._state == "colon" else self._value()
+        return shown
+
+    def rest(self) -> str:
+        """Return what was held back; the next piece begins another text."""
+        held, text = self._held, self._state == "text"
+        self._held, self._state = "", "text"
+        return held if text else ""
+
+    def _taken(self, many: int) -> str:
+        shown, self._held = self._held[:many], self._held[many:]
+        return shown
+
+    def _name(self) -> str:
+        """Look for a field's name."""
+        if found := self._find.search(self._held):
+            self._state, self._escapes = "colon", len(found[1] or "")
+            return self._taken(found.end())
+        bare = _BARE.search(self._held)
+        end = bare.start() if bare is not None and any(name.startswith(bare[1]) for name in self._names) else len(self._held)
+        for quote in _QUOTE.finditer(self._held, 0, end):
+            begun = self._held[quote.end() :].rstrip("\\")
+            if any(name.startswith(begun) for name in self._names):
+                return self._taken(quote.start())
+        return self._taken(end)
+
+    def _colon(self) -> str:
+        """Look for the colon, or the sign of equality, that makes a text a name."""
+        after = self._held.lstrip()
+        if after:
+            self._state = "value" if after[0] in ":=" else "text"
+            self._depth, self._in_text, self._begun, self._run = 0, "", "", 0
+            self._quotes, self._joins, self._gap = 0, False, ""
+            self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is a character like any other
+        return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
+
+    def _value(self) -> str:
+        """Skip what there is of the value; return what stands for it where it begins."""
+        begun, end = self._begun, len(self._held)
+        for at, sign in enumerate(self._held):
+            escapes, self._run = self._run, self._run + 1 if sign == "\\" else 0
+            over = None if sign == "\\" and self._quotes != 2 else self._over(sign, escapes)
+            if over is not None:
+                end, self._state = at + over, "text"
+                break
+        self._taken(end)
+        quote = "\\" * self._escapes + '"'
+        return (f"{quote}{HIDDEN}{quote}" if self._begun and not begun else "") + (self._gap.strip("+") if self._state == "text" else "")
+
+    def _over(self, sign: str, escapes: int) -> int | None:
+        """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
+        if self._in_text:
+            even = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
+            over = self._closed(closes=even and sign == self._in_text)
+            if over is None:
+                return None
+            self._in_text, self._quotes, self._joins, self._gap = "", 0, "(" in self._brackets[0], ""
+            return over if not self._depth and not self._joins else None if over else self._over(sign, escapes)
+        if self._joins and not self._depth and self._between(sign):
+            return None
+        if self._gap.strip("+"):
+            if sign not in _ENDS:
+                return 0
+            self._gap = ""
+        opening, closing = self._brackets
+        prefixed = self._joins or (0 < len(self._begun) < 3 and _PREFIXES.issuperset(self._begun))
+        if not self._depth and (sign == "," or sign in closing or (self._begun and (sign.isspace() or (sign == '"' and not prefixed)))):
+            return 0
+        self._in_text = _ENDS.get(sign, "") if sign == '"' or self._depth or not self._begun or prefixed else ""
+        self._quotes = int(sign in "\"'" and not self._escapes)
+        self._begun = (self._begun + sign)[:3] if self._begun or not (sign.isspace() or sign in "=>") else ""
+        self._depth += (sign in opening) - (sign in closing)
+        return 1 if sign in closing and not self._depth and self._begun[0] in opening else None
+
+    def _between(self, sign: str) -> bool:
+        """Whether a character may stand between two texts that are one value, `"a" "b"` or `"a" + f"b"`; it is kept for where they are not."""
+        if sign == "+" and not self._gap.strip():
+            self._gap = "+"
+        elif sign.isspace() and not self._gap.strip("+").strip():
+            self._gap = self._gap or sign
+        elif self._gap.strip("+") and sign in _PREFIXES and len(self._gap) < 3:
+            self._gap += sign
+        else:
+            return False
+        return True
+
+    def _closed(self, *, closes: bool) -> int | None:
+        """Return whether a text ends before (0) or after (1) this character, which may be a quote that `closes` it: three are ended by three."""
+        if (self._quotes == 2 and not closes) or (self._quotes in (0, 5) and closes):
+            return int(closes)
+        self._quotes = self._quotes + 1 if closes else 3 if self._quotes > 2 else 0
+        return None
+
+
+def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:
+    """Return what hides JSON fields, and what patterns match, in text that comes in pieces: each takes what the one before it shows."""
+    return (*((StreamedFields(fields),) if fields else ()), *((Streamed(patterns),) if patterns else ()))
+
+
+def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = ()) -> Any:
+    """Return JSON data with what `patterns` match, and what stands in `fields` of JSON in text, replaced by `HIDDEN`; each text for itself."""
+    chain = hiding(patterns, fields)
+
+    def text(said: str) -> str:
+        for streamed in chain:
+            said = streamed.add(said) + streamed.rest()
+        return said
+
+    return walk(value, text)
+
+
+def _around(text: str, rest: Callable[[str], str]) -> str:
+    """Return `rest` of a text; one with a placeholder in it was looked at already."""
+    return text if PLACEHOLDER.search(text) else rest(text)
+
+
+def _stray(name: str, spec: ToolSpec) -> bool:
+    """Whether a tool that takes no others has no argument of this name."""
+    return spec.input_schema.get("additionalProperties") is False and name not in spec.input_schema.get("properties", {})
+
+
+def _strange(tool: str, specs: Mapping[str, ToolSpec]) -> ToolSpec | None:
+    """Return what is known of a tool that there is not: its call may be meant for one with sensitive fields; None where there is none."""
+    fields = sensitive_fields(specs.values())
+    return ToolSpec(name=tool, description="", input_schema={}, sensitive=tuple(sorted(fields))) if fields else None
+
+
+def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:
+    """Return the names of the fields that tools declare sensitive."""
+    return frozenset([name for spec in specs for name in spec.sensitive])
+
+
+def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:
+    """Return what opens a run with every match in what people wrote replaced: goal, variables, attachments, memory, instructions, rules."""
+    agent = started.agent
+    return msgspec.structs.replace(
+        started,
+        goal=redactor.text(started.goal),
+        variables=redactor.data(started.variables),
+        attachments=tuple(redactor.data(started.attachments)),
+        seed_memory=tuple(redactor.data(started.seed_memory)),
+        agent=msgspec.structs.replace(
+            agent,
+            instructions=redactor.text(agent.instructions),
+            meta=redactor.data(agent.meta),
+            rules=tuple(redactor.data(agent.rules)),
+        ),
+    )
+
+
+def placeholders(value: Any) -> set[str]:
+    """Return the placeholders that stand in JSON data."""
+    found: set[str] = set()
+
+    def look(text: str) -> str:
+        found.update(PLACEHOLDER.findall(text))
+        return text
+
+    walk(value, look)
+    return found
+
+
+def resolve(value: Any, secrets: dict[str, Any]) -> Any:
+    """Return JSON data with known placeholders replaced by their values; one that stands alone gives its value with its type."""
+    if isinstance(value, str):
+        if PLACEHOLDER.fullmatch(value):
+            return secrets.get(value, value)
+        return PLACEHOLDER.sub(lambda m: str(secrets.get(m[0], m[0])), value)
+    if isinstance(value, dict):
+        return {k: resolve(v, secrets) for k, v in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [resolve(v, secrets) for v in cast("list[Any]", value)]
+    return value

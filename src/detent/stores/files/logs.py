@@ -1,0 +1,244 @@
+"""The log files of a file store: opened, locked, appended to, and read. Nothing here waits but for locks and disks."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from detent.core.errors import Conflict, RunNotFound
+from detent.core.records import RunHead
+from detent.ports import Spent
+from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
+from detent.stores.files.parts import replace_file, sync_directory, write_all
+from detent.stores.files.spent import Ledger
+from detent.stores.locks import lock_file, still_named
+
+log = logging.getLogger("detent.stores.files.store")
+
+_OPEN_FILES = 128
+
+
+class _Log:
+    """An open log file and where it ended when it was last looked at; `named` when its name is known to survive power loss."""
+
+    __slots__ = ("fd", "named", "size", "tail")
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.named, self.size = fd, False, -1
+        self.tail: Tail | None = None
+
+
+class Logs:
+    """The logs in one directory. A run's log is used by one thread at a time; `wait_s` is how long to wait for another process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ledger = Ledger(directory / ".spent")
+        self._open: OrderedDict[str, _Log] = OrderedDict()
+        self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
+        self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
+        self._reported: set[str] = set()
+
+    def path(self, run_id: str) -> Path:
+        """The log of a run."""
+        return self.directory / f"{run_id}.jsonl"
+
+    def close(self) -> None:
+        """Close the files that are kept open."""
+        while self._open:
+            os.close(self._open.popitem()[1].fd)
+
+    @contextmanager
+    def locked(self, run_id: str, wait_s: float, *, create: bool) -> Generator[_Log | None, None, None]:
+        """Lock the run's log and find its end; None when there is none and `create` is false."""
+        path = self.path(run_id)
+        entry = self._open.pop(run_id, None)
+        keep = False
+        try:
+            if entry is None or not _relock(entry.fd, path):
+                if entry is not None:
+                    os.close(entry.fd)
+                    entry = None
+                if create or path.exists():
+                    entry = self._opened(path, wait_s, create=create)
+            if entry is None:
+                yield None
+                return
+            size = os.fstat(entry.fd).st_size
+            if size != entry.size:
+                entry.tail = read_tail(entry.fd, size, run_id)
+                entry.size = size
+            yield entry
+            keep = True
+        finally:
+            if entry is not None:
+                if keep and entry.size:
+                    fcntl.flock(entry.fd, fcntl.LOCK_UN)
+                    self._open[run_id] = entry
+                    while len(self._open) > _OPEN_FILES:
+                        os.close(self._open.popitem(last=False)[1].fd)
+                else:
+                    os.close(entry.fd)
+
+    def _opened(self, path: Path, wait_s: float, *, create: bool) -> _Log | None:
+        try:
+            return _Log(lock_file(path, wait_s=wait_s, create=create))
+        except FileNotFoundError:
+            if create:
+                raise
+            return None
+
+    def append(
+        self,
+        run_id: str,
+        expected: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool,
+        consumed: Sequence[str],
+        wait_s: float,
+        spent: Spent | None = None,
+    ) -> None:
+        """Add records and their commit line in one write; raise `Conflict`. On any failure the log is as it was."""
+        with self.locked(run_id, wait_s, create=expected == 0) as entry:
+            tail = entry.tail if entry is not None else None
+            count = tail.seq if tail is not None else 0
+            if entry is None or count != expected:
+                raise Conflict(run_id, expected, count)
+            try:
+                end = tail.end if tail is not None else 0
+                if entry.size > end:
+                    self._set_aside(run_id, entry, end)
+                base = tail.base if tail is not None else head
+                seq = expected + len(records)
+                start = header_line(head) if tail is None else b""
+                data = start + b"\n".join([*records, commit_line(seq, base, head, consumed)])
+                if spent is not None:
+                    self.ledger.add(head, expected, spent, durable=durable)
+                write_all(entry.fd, data, end)
+                if durable:
+                    self._sync(entry, end)
+            except BaseException:
+                entry.size = -1
+                if tail is None and os.fstat(entry.fd).st_size == 0:
+                    self.path(run_id).unlink(missing_ok=True)
+                raise
+            entry.size = end + len(data)
+            entry.tail = Tail(seq, entry.size, base, head)
+
+    def _sync(self, entry: _Log, end: int) -> None:
+        """Make what was written after `end` survive power loss, or take it back."""
+        try:
+            os.fsync(entry.fd)
+            if not entry.named:
+                sync_directory(self.directory)
+                entry.named = True
+        except OSError:
+            os.ftruncate(entry.fd, end)
+            raise
+
+    def _set_aside(self, run_id: str, entry: _Log, end: int) -> None:
+        """Move the bytes after `end`, which no append finished, to `<run>.torn`; under the lock."""
+        torn = os.pread(entry.fd, entry.size - end, end)
+        self._report(run_id, len(torn))
+        with open(self.directory / f"{run_id}.torn", "ab", opener=functools.partial(os.open, mode=0o600)) as file:
+            file.write(torn)
+        os.ftruncate(entry.fd, end)
+        entry.size = end
+        self._reported.discard(run_id)
+
+    def _report(self, run_id: str, length: int) -> None:
+        if run_id not in self._reported:
+            self._reported.add(run_id)
+            log.warning(
+                "run %r: %d bytes after the last commit were never committed (a process died while writing them); they are ignored, "
+                "and moved to %s.torn by the next append",
+                run_id,
+                length,
+                run_id,
+            )
+
+    def read(self, run_id: str, wait_s: float) -> list[bytes]:
+        """Return all committed lines; report a torn end. Raise `CorruptLog`, `NewerVersion`."""
+        try:
+            data = self.path(run_id).read_bytes()
+        except FileNotFoundError:
+            return []
+        lines, end = parse(data, run_id)
+        if end < len(data):
+            with self.locked(run_id, wait_s, create=False) as entry:
+                if entry is not None:
+                    data = os.pread(entry.fd, entry.size, 0)
+                    lines, end = parse(data, run_id)
+                    if end < len(data):
+                        self._report(run_id, len(data) - end)
+        return lines
+
+    def head(self, run_id: str) -> RunHead | None:
+        """Return the listing entry from the first line and the last commit."""
+        try:
+            fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._heads.pop(run_id, None)
+            return None
+        try:
+            stat = os.fstat(fd)
+            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
+            known = self._heads.get(run_id)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            tail = read_tail(fd, stat.st_size, run_id)
+        finally:
+            os.close(fd)
+        head = tail.head if tail is not None else None
+        self._heads[run_id] = stamp, head
+        return head
+
+    def consumed(self, run_id: str) -> frozenset[str]:
+        """Return the ids of the signals that the run's log consumed; reads only what was added since the last time."""
+        try:
+            fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._seen.pop(run_id, None)
+            return frozenset()
+        try:
+            stat = os.fstat(fd)
+            nothing: tuple[int, int, frozenset[str]] = (stat.st_ino, 0, frozenset())
+            inode, offset, ids = self._seen.get(run_id, nothing)
+            if inode != stat.st_ino or offset > stat.st_size:
+                _, offset, ids = nothing
+            data = os.pread(fd, stat.st_size - offset, offset)
+        finally:
+            os.close(fd)
+        found = last_commit(b"\n" + data)
+        if found is not None:
+            end = found[1] - 1
+            ids = ids | consumed_ids(data[:end])
+            self._seen[run_id] = stat.st_ino, offset + end, ids
+        return ids
+
+    def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, *, spent: set[str], wait_s: float) -> None:
+        """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`."""
+        with self.locked(run_id, wait_s, create=False) as entry:
+            if entry is None or entry.tail is None:
+                raise RunNotFound(run_id)
+            data = os.pread(entry.fd, entry.tail.end, 0)
+            lines = [tombstone(line) for line in parse(data, run_id)[0]]
+            erased = [header_line(head)[:-1], *lines, commit_line(len(lines), head, head, sorted(consumed_ids(data) | spent))]
+            replace_file(self.path(run_id), b"\n".join(erased), durable=True)
+
+
+def _relock(fd: int, path: Path) -> bool:
+    """Lock a file that is still open; false when it has to be opened again, or another process has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return still_named(fd, path)

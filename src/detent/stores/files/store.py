@@ -1,0 +1,385 @@
+"""The store of plain files: one JSONL file a run (see `file_log`), readable with any tool; several processes of one host may use it at once.
+
+An append locks the run's file, checks that nobody appended meanwhile, and adds records and commit line in one write. What a dying process left
+half written is never read; the next append moves it to `<run>.torn`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.core.records import RunHead
+from detent.ports import RunQuery, Signal, Spent
+from detent.stores.files.logs import Logs
+from detent.stores.files.parts import TEMPORARY, Claims, Inboxes, blob_key, blob_name, remove_temporary, replace_file, sync_directory
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
+from detent.stores.owed import Owed
+from detent.stores.selection import select
+from detent.stores.threads import Threads
+
+log = logging.getLogger("detent.stores.files.store")
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_THREADS = 4
+
+
+class FileStore:
+    """An `EventStore` in the directory `path`, which is created where it is missing; files are readable by their owner alone.
+
+    `busy_timeout_s` is how long to wait for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder lives;
+    `now` the wall clock of leases; `host` the identity of this machine. Run ids are letters, digits, `_`, `-` and `.`, at most 200.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        now: Callable[[], float] = time.time,
+        host: str | None = None,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.url = f"file:{path}"
+        self._busy_timeout_s = busy_timeout_s
+        self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
+        self._logs = Logs(self.path)
+        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
+        self._open = False
+        self._owed = Owed(self._give_up)
+        self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._threads = Threads(count=_THREADS, name="detent-files")
+
+    # Opening and closing ----------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Create the directory where it is missing."""
+        if self._open:
+            return
+        with self._errors():
+            new = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path in new:
+                sync_directory(path.parent)
+            if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+                raise StoreError(f"the directory {str(self.path)!r} cannot be written; check its permissions")
+        self._open = True
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the directory if it is there, also one that is only for reading, and return whether it is; there is nothing to upgrade in it."""
+        with self._errors():
+            try:
+                os.scandir(self.path).close()
+            except FileNotFoundError:
+                return False
+        self._open = True
+        return True
+
+    async def close(self) -> None:
+        """Wait for what is going on, release all claims, and close. The store can be opened again."""
+        if not self._open:
+            return
+        if self._pending:
+            await asyncio.wait(list(self._pending.values()))
+        for run_id in list(self._claims.holder.runs):
+            try:
+                await self.release(run_id)
+            except StoreError as error:
+                log.warning("closing without releasing the claim of run %r, which ends with this process: %s", run_id, error)
+        await self._owed.close()
+        if self._pending:
+            await asyncio.wait(list(self._pending.values()))
+        self._open = False
+        self._claims.holder.drop()
+        self._threads.stop()
+        self._logs.close()
+
+    def _file(self, run_id: str, ending: str) -> Path:
+        """Return a file of the run; raise `ConfigError` for an id that cannot be a file name."""
+        if not self._open:
+            raise StoreError(f"the store {self.url} is not open; call open() first")
+        if not _RUN_ID.fullmatch(run_id):
+            raise ConfigError(
+                f"run id {run_id[:80]!r} cannot be kept in files: use letters, digits, '_', '-' and '.', at most 200, not '.' first"
+            )
+        return self.path / f"{run_id}{ending}"
+
+    @contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Turn the operating system's errors into the store's."""
+        try:
+            yield
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StoreFull(
+                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume"
+                ) from error
+            raise StoreError(
+                f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk"
+            ) from error
+
+    async def _do(self, run_id: str, action: Callable[[float], Any], *, threaded: bool = False) -> Any:
+        """Do something to a run, after all that is going on with it; in a thread if it has to wait for a disk or for another process.
+
+        `action` gets the seconds that it may wait for a lock and raises `BlockingIOError` after them.
+        """
+        while (before := self._pending.get(run_id)) is not None:
+            await asyncio.wait([before])
+        if not threaded:
+            try:
+                with self._errors():
+                    return action(0.0)
+            except BlockingIOError:
+                pass
+        future = self._pending[run_id] = self._threads.run(functools.partial(self._waiting, action))
+        future.add_done_callback(lambda _: self._pending.pop(run_id))
+        return await asyncio.shield(future)
+
+    def _waiting(self, action: Callable[[float], Any]) -> Any:
+        try:
+            with self._errors():
+                return action(self._busy_timeout_s)
+        except BlockingIOError:
+            raise StoreBusy(
+                f"a file in {str(self.path)!r} stayed locked by another process for {self._busy_timeout_s:g} s; nothing was recorded, try again"
+            ) from None
+
+    # Logs -------------------------------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+        spent: Spent | None = None,
+    ) -> None:
+        """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
+        self._file(run_id, ".jsonl")
+        for line in records:
+            if line[:1] != b"{" or b"\n" in line:
+                raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
+        durable = durable or bool(consumed)  # signals are kept durably, and in another file: none may leave it for a log that is not kept
+
+        def action(wait_s: float) -> None:
+            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
+
+        await self._do(run_id, action, threaded=durable)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used since that day, in all processes."""
+        self._file("_", "")
+        with self._errors():
+            return self._logs.ledger.sum(tenant, since)
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return record lines; see `EventStore.read`. Raise `CorruptLog`, `NewerVersion`."""
+        self._file(run_id, ".jsonl")
+
+        lines: list[bytes] = await self._do(run_id, functools.partial(self._logs.read, run_id))
+        return lines[after:] if limit is None else lines[after : after + limit]
+
+    async def head(self, run_id: str) -> RunHead | None:
+        """Return the run's listing entry; None for an unknown run."""
+        self._file(run_id, ".jsonl")
+        return await self._do(run_id, lambda _wait_s: self._logs.head(run_id))
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        """Return the page of runs that the query asks for, newest first; a run whose file cannot be read is left out and logged."""
+        self._file("_", "")
+        heads: dict[str, RunHead] = {}
+        with self._errors():
+            for name in os.listdir(self.path):  # noqa: PTH208 - names are enough, paths cost as much as reading
+                run_id = name[: -len(".jsonl")]
+                if not name.endswith(".jsonl") or not _RUN_ID.fullmatch(run_id):
+                    continue
+                try:
+                    head = self._logs.head(run_id)
+                except (CorruptLog, NewerVersion) as error:
+                    log.warning("left out of the listing: %s", error)
+                    continue
+                if head is not None:
+                    heads[run_id] = head
+        return select(heads.values(), query, after=heads.get(query.after) if query.after is not None else None)
+
+    # Claims -----------------------------------------------------------------------------------------------------------------------
+
+    async def claim(self, run_id: str) -> None:
+        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+        self._file(run_id, "")
+        had = run_id in self._claims.holder.runs
+        owed = self._owed.forget(run_id)
+        try:
+            await self._do(run_id, functools.partial(self._claims.take, run_id))
+        except BaseException as error:
+            if (owed or isinstance(error, asyncio.CancelledError)) and not had and self._open:
+                self._owed.begin(run_id)
+            raise
+        self._claims.holder.runs.add(run_id)
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up, if it is held."""
+        self._file(run_id, "")
+        if run_id in self._claims.holder.runs:
+            self._claims.holder.runs.discard(run_id)
+            await asyncio.shield(self._owed.begin(run_id))
+
+    async def _give_up(self, run_id: str) -> None:
+        def action(wait_s: float) -> None:
+            if run_id in self._owed:  # else it was taken again meanwhile
+                self._claims.release(run_id, wait_s)
+
+        await self._do(run_id, action)
+
+    async def renew(self) -> list[str]:
+        """Extend the lease of all claims held here; return the runs whose claim was lost."""
+        self._file("_", "")
+        holder = self._claims.holder
+        if not holder.runs:
+            return []
+        with self._errors():
+            self._claims.sign()
+            lost = sorted(run_id for run_id in holder.runs if not self._claims.held(run_id))
+        holder.runs.difference_update(lost)
+        return lost
+
+    # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
+
+        def action(wait_s: float) -> None:
+            if self._logs.head(run_id) is None:
+                raise RunNotFound(run_id, self.url)
+            self._inboxes.post(run_id, signal, wait_s)
+
+        self._file(run_id, "")
+        await self._do(run_id, action, threaded=True)
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first; one look into a directory while nothing waits anywhere."""
+        self._file("_", "")
+        names = self._inboxes.names()
+        with self._errors():
+            return {run_id: waiting for run_id in run_ids if run_id in names and (waiting := self._inboxes.waiting(run_id))}
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep a blob, durably; the run need not exist yet."""
+        path = self._file(run_id, ".blobs") / blob_name(key)
+
+        def action(_wait_s: float) -> None:
+            if not path.parent.exists():
+                path.parent.mkdir(exist_ok=True, mode=0o700)
+                sync_directory(self.path)
+            replace_file(path, data, durable=True)
+
+        await self._do(run_id, action, threaded=True)
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """Return a blob; None when there is none under that key."""
+        path = self._file(run_id, ".blobs") / blob_name(key)
+        return await self._do(run_id, lambda _wait_s: _content(path) if path.exists() else None)
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        """Return the keys of the run's blobs, sorted."""
+        path = self._file(run_id, ".blobs")
+        names: list[str] = await self._do(run_id, lambda _wait_s: [file.name for file in path.iterdir()] if path.exists() else [])
+        return sorted(blob_key(name) for name in names if not name.startswith(TEMPORARY))
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        """Remove a blob; nothing happens when there is none."""
+        path = self._file(run_id, ".blobs") / blob_name(key)
+        await self._do(run_id, lambda _wait_s: path.unlink(missing_ok=True))
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        path = self._file(run_id, ".snapshot")
+
+        def action(_wait_s: float) -> None:
+            there = _snapshot(path)
+            if self._logs.head(run_id) is not None and (there is None or there[0] <= seq):
+                replace_file(path, b"%d\n%b" % (seq, data), durable=False)
+
+        await self._do(run_id, action)
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        """Return (sequence, data) of the snapshot; None when there is none."""
+        path = self._file(run_id, ".snapshot")
+        return await self._do(run_id, lambda _wait_s: _snapshot(path))
+
+    # Removing -----------------------------------------------------------------------------------------------------------------------
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox and torn bytes; raise `RunNotFound`.
+
+        A disk may keep old blocks until it writes over them.
+        """
+        self._file(run_id, "")
+
+        def action(wait_s: float) -> None:
+            spent = {signal.id for signal in self._inboxes.waiting(run_id)}
+            self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s)
+            self._remove_parts(run_id)
+
+        await self._do(run_id, action, threaded=True)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        path = self._file(run_id, ".jsonl")
+
+        def action(wait_s: float) -> None:
+            with self._logs.locked(run_id, wait_s, create=False) as entry:
+                if (entry is None or entry.tail is None) and not self._file(run_id, ".blobs").exists():
+                    raise RunNotFound(run_id, self.url)
+                self._remove_parts(run_id)
+                self._claims.remove(run_id, wait_s)
+                path.unlink(missing_ok=True)
+                sync_directory(self.path)
+
+        await self._do(run_id, action, threaded=True)
+
+    def _remove_parts(self, run_id: str) -> None:
+        """Remove all files of a run but its log and its claim."""
+        shutil.rmtree(self._file(run_id, ".blobs"), ignore_errors=True)
+        for path in (self._file(run_id, ".snapshot"), self._file(run_id, ".torn"), self._inboxes.path(run_id)):
+            path.unlink(missing_ok=True)
+        sync_directory(self.path)
+
+    async def gc(self) -> int:
+        """Remove what dead processes left: claims, lock files, half-written files; return the bytes freed."""
+        self._file("_", "")
+        with self._errors():
+            return (
+                self._claims.remove_dead()
+                + remove_dead(self._claims.holder.directory, self._claims.holder.host)
+                + remove_temporary(self.path)
+            )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _snapshot(path: Path) -> tuple[int, bytes] | None:
+    seq, newline, data = _content(path).partition(b"\n")
+    return (int(seq), data) if newline and seq.isdigit() else None

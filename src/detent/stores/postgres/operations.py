@@ -1,0 +1,380 @@
+"""What the writer of the PostgreSQL store commits: many operations of one kind are one statement over arrays.
+
+A statement finds out for each operation whether it may happen, and changes nothing for those that may not: one run's conflict fails no
+other, without a savepoint. Each statement can be sent again: what had happened already is found to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from hashlib import blake2b
+from struct import Struct
+from typing import Any, ClassVar, LiteralString
+
+import msgspec
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from detent.core.errors import Conflict, RunNotFound
+from detent.core.records import RunHead
+from detent.ports import Signal, Spent
+from detent.stores.postgres.schema import Connection
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+encode_head = msgspec.json.Encoder().encode
+
+Statement = tuple[LiteralString, Sequence[Any]]
+
+
+class Lines(list[bytes]):
+    """Byte strings that are handed over as one array."""
+
+
+class Texts(list[str]):
+    """Texts that are handed over as one array."""
+
+
+class Numbers(list["int | None"]):
+    """Numbers of 64 bits that are handed over as one array."""
+
+
+_EIGHT = Struct(">iq").pack
+_FOUR = Struct(">i").pack
+
+
+class _ArrayDumper(Dumper):
+    """Writes PostgreSQL's binary form of an array of one dimension, without a step of the driver for each element."""
+
+    format = Format.BINARY
+    element: ClassVar[int]
+
+    def dump(self, obj: Any) -> bytes:
+        """Return the array: dimensions, whether it holds nulls, type of the elements, length, lower bound, then each with its length."""
+        parts = [b"\x00\x00\x00\x01\x00\x00\x00\x01", _FOUR(self.element), _FOUR(len(obj)), b"\x00\x00\x00\x01"]
+        self.add(parts, obj)
+        return b"".join(parts)
+
+    def add(self, parts: list[bytes], obj: Any) -> None:
+        """Add the elements."""
+        raise NotImplementedError
+
+
+class LinesDumper(_ArrayDumper):
+    """`Lines` as `bytea[]`."""
+
+    oid, element = 1001, 17
+
+    def add(self, parts: list[bytes], obj: Lines) -> None:
+        """See `_ArrayDumper.add`."""
+        for line in obj:
+            parts += (_FOUR(len(line)), line)
+
+
+class TextsDumper(_ArrayDumper):
+    """`Texts` as `text[]`."""
+
+    oid, element = 1009, 25
+
+    def add(self, parts: list[bytes], obj: Texts) -> None:
+        """See `_ArrayDumper.add`."""
+        for text in obj:
+            data = text.encode()
+            parts += (_FOUR(len(data)), data)
+
+
+class NumbersDumper(_ArrayDumper):
+    """`Numbers` as `bigint[]`."""
+
+    oid, element = 1016, 20
+
+    def add(self, parts: list[bytes], obj: Numbers) -> None:
+        """See `_ArrayDumper.add`."""
+        parts += [b"\xff\xff\xff\xff" if number is None else _EIGHT(8, number) for number in obj]
+
+
+def tip_of(line: bytes) -> int:
+    """Return what an append says of the line before it: a hash, as the database's 64-bit integer."""
+    return int.from_bytes(blake2b(line, digest_size=8).digest(), "big", signed=True)
+
+
+class Operation:
+    """Something to commit, for the caller that waits for `future`.
+
+    `uncertain`: it was sent before and nobody knows what became of it.
+    """
+
+    __slots__ = ("error", "future", "outcome", "run_id", "uncertain")
+    alone: ClassVar[bool] = False
+    """Whether two of one run must not be in one group: those of a group are done kind by kind, not in their order."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id, self.uncertain = run_id, False
+        self.future: asyncio.Future[Any]
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Tell the caller."""
+        if not self.future.done():
+            if self.error is None:
+                self.future.set_result(self.outcome)
+            else:
+                self.future.set_exception(self.error)
+
+    @classmethod
+    def statement(cls, operations: Sequence[Any]) -> Statement:
+        """Return the one statement for all."""
+        raise NotImplementedError
+
+    @classmethod
+    async def conclude(cls, operations: Sequence[Any], rows: Sequence[Any], db: Connection) -> None:
+        """Give each operation its outcome or error, from the rows that the statement returned."""
+
+
+# Records ------------------------------------------------------------------------------------------------------------------------------
+
+_GIVEN = """WITH given AS (SELECT * FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[],
+    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])
+    AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent)),
+moved AS (UPDATE runs r SET seq=g.seq, tip=coalesce(g.tip, r.tip), head=g.head, created=g.created, status=g.status, tenant=g.tenant,
+        goal_id=g.goal_id, agent=g.agent
+    FROM given g WHERE r.run_id=g.run_id AND r.seq=g.expected AND (g.before IS NULL OR r.tip IS NULL OR r.tip=g.before)
+    RETURNING r.id, r.run_id)"""
+_BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, status, tenant, goal_id, agent)
+    SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent FROM given WHERE expected=0
+    ON CONFLICT (run_id) DO NOTHING RETURNING id, run_id)"""
+_ADDED = """, added AS (INSERT INTO records (run, seq, data)
+    SELECT d.id, l.seq, l.data FROM done d JOIN unnest(%b::text[], %b::bigint[], %b::bytea[]) AS l(run_id, seq, data) USING (run_id))"""
+_CONSUMED = """, taken_up AS (INSERT INTO inbox (run, id, signal)
+    SELECT d.id, c.id, NULL FROM done d JOIN (SELECT DISTINCT * FROM unnest(%b::text[], %b::text[]) AS u(run_id, id)) c USING (run_id)
+    ON CONFLICT (run, id) DO UPDATE SET signal=NULL)"""
+
+_SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd)
+    SELECT u.tenant, u.day, sum(u.runs), sum(u.model_calls), sum(u.tool_calls), sum(u.tokens), sum(u.cost_usd)
+    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %s::float8[])
+        AS u(run_id, tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) USING (run_id) GROUP BY 1, 2 ORDER BY 1, 2
+    ON CONFLICT (tenant, day) DO UPDATE SET runs=spent.runs+excluded.runs, model_calls=spent.model_calls+excluded.model_calls,
+        tool_calls=spent.tool_calls+excluded.tool_calls, tokens=spent.tokens+excluded.tokens, cost_usd=spent.cost_usd+excluded.cost_usd)"""
+
+
+@cache
+def _append_statement(*, begins: bool, consumes: bool, spends: bool) -> LiteralString:
+    done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
+    more = (_CONSUMED if consumes else "") + (_SPENT if spends else "")
+    return _GIVEN + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
+
+
+class Append(Operation):
+    """Add records to a run, fenced by the number of those that are there and, where it is known, by the last of them (`before`)."""
+
+    __slots__ = ("before", "consumed", "expected", "head", "records", "spent", "tip")
+    alone = True
+
+    def __init__(
+        self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, consumed: Sequence[str], spent: Spent | None
+    ) -> None:
+        super().__init__(run_id)
+        self.spent = spent
+        self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
+        self.before: int | None = None
+        self.tip = tip_of(records[-1]) if records else None
+
+    @classmethod
+    def statement(cls, operations: Sequence[Append]) -> Statement:
+        """See `Operation.statement`."""
+        names, numbers = Texts(), Numbers()
+        lines = Lines()
+        for operation in operations:
+            count = len(operation.records)
+            names += [operation.run_id] * count
+            numbers += range(operation.expected + 1, operation.expected + 1 + count)
+            lines += operation.records
+        heads = [operation.head for operation in operations]
+        values: list[Any] = [
+            Texts(o.run_id for o in operations),
+            Numbers(o.expected for o in operations),
+            Numbers(o.expected + len(o.records) for o in operations),
+            Numbers(o.tip for o in operations),
+            Numbers(o.before for o in operations),
+            Lines(encode_head(head) for head in heads),
+            Numbers(microseconds(head.created_at) for head in heads),
+            Texts(head.status for head in heads),
+            Texts(head.tenant for head in heads),
+            Texts(head.goal_id for head in heads),
+            Texts(head.agent for head in heads),
+            names,
+            numbers,
+            lines,
+        ]
+        consumed = [(o.run_id, signal_id) for o in operations for signal_id in o.consumed]
+        if consumed:
+            values += [Texts(run_id for run_id, _ in consumed), Texts(signal_id for _, signal_id in consumed)]
+        spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
+        if spent:
+            values += _columns(spent)
+        begins = any(o.expected == 0 for o in operations)
+        return _append_statement(begins=begins, consumes=bool(consumed), spends=bool(spent)), values
+
+    @classmethod
+    async def conclude(cls, operations: Sequence[Append], rows: Sequence[Any], db: Connection) -> None:
+        """See `Operation.conclude`."""
+        if len(rows) == len(operations):
+            return
+        done = {run_id for (run_id,) in rows}
+        for operation in operations:
+            if operation.run_id not in done:
+                await operation.explain(db)
+
+    async def explain(self, db: Connection) -> None:
+        """Say why it did not happen: another writer was first, or it had happened already when the connection broke."""
+        found = await (await db.execute("SELECT id, seq FROM runs WHERE run_id=%s", (self.run_id,))).fetchone()
+        run, seq = found if found is not None else (0, 0)
+        if self.uncertain and self.records and await self._is_there(db, run):
+            return
+        self.error = Conflict(self.run_id, self.expected, seq)
+        if seq == self.expected and run:
+            self.error.add_note("the number is the same, the last record is another: the server lost records and they were written anew")
+
+    async def _is_there(self, db: Connection, run: int) -> bool:
+        async with db.cursor(binary=True) as cursor:
+            await cursor.execute(
+                "SELECT data FROM records WHERE run=%s AND seq>%s ORDER BY seq LIMIT %s", (run, self.expected, len(self.records))
+            )
+            return [data for (data,) in await cursor.fetchall()] == list(self.records)
+
+
+def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
+    """Return what tenants used, column by column."""
+    return [
+        Texts(run_id for run_id, _ in spent),
+        Texts(used.tenant for _, used in spent),
+        Texts(used.day for _, used in spent),
+        Numbers(used.runs for _, used in spent),
+        Numbers(used.model_calls for _, used in spent),
+        Numbers(used.tool_calls for _, used in spent),
+        Numbers(used.tokens for _, used in spent),
+        [float(used.cost_usd) for _, used in spent],
+    ]
+
+
+def microseconds(at: datetime) -> int:
+    """Return a time as whole microseconds since 1970, exactly."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+# Claims and signals -------------------------------------------------------------------------------------------------------------------
+
+_CLAIM = """WITH me AS (INSERT INTO holders (name, lock_key, host, pid, started, renewed)
+        VALUES (%s, %s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8))
+        ON CONFLICT (name) DO UPDATE SET renewed=excluded.renewed),
+    taken AS (INSERT INTO claims (run_id, holder) SELECT u, %s::text FROM unnest(%b::text[]) u
+        ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id)
+    SELECT run_id, NULL FROM taken UNION ALL
+    SELECT run_id, holder FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
+_POST = """WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal FROM unnest(%b::text[], %b::text[], %b::bytea[])
+        WITH ORDINALITY AS u(run_id, id, signal, n) JOIN runs r USING (run_id) ORDER BY u.n),
+    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM given ON CONFLICT (run, id) DO NOTHING)
+    SELECT run_id, pg_notify(%s::text, '')::text FROM given"""
+
+
+class Claim(Operation):
+    """Renew the lease of the holder (`renewal`: its row) and take a run that nobody has.
+
+    The outcome is None, or the name of the holder that has it, dead or alive.
+    """
+
+    __slots__ = ("renewal",)
+    alone = True
+
+    def __init__(self, run_id: str, renewal: Sequence[Any]) -> None:
+        super().__init__(run_id)
+        self.renewal = renewal
+
+    @classmethod
+    def statement(cls, operations: Sequence[Claim]) -> Statement:
+        """See `Operation.statement`."""
+        runs = Texts(sorted({o.run_id for o in operations}))
+        return _CLAIM, (*operations[-1].renewal, operations[-1].renewal[0], runs, runs)
+
+    @classmethod
+    async def conclude(cls, operations: Sequence[Claim], rows: Sequence[Any], db: Connection) -> None:
+        """See `Operation.conclude`; a run in no row was taken by somebody in this very moment."""
+        found = dict(rows)
+        for operation in operations:
+            operation.outcome = found.get(operation.run_id, "another worker")
+
+
+class Release(Operation):
+    """Give claims of one holder up."""
+
+    __slots__ = ("holder",)
+    alone = True
+
+    def __init__(self, run_id: str, holder: str) -> None:
+        super().__init__(run_id)
+        self.holder = holder
+
+    @classmethod
+    def statement(cls, operations: Sequence[Release]) -> Statement:
+        """See `Operation.statement`."""
+        return "DELETE FROM claims WHERE holder=%s AND run_id=ANY(%b::text[])", (operations[0].holder, Texts(o.run_id for o in operations))
+
+
+class Post(Operation):
+    """Put a signal into an inbox, and wake who listens; an id that was there, or was consumed, changes nothing."""
+
+    __slots__ = ("channel", "signal")
+
+    def __init__(self, run_id: str, signal: Signal, channel: str) -> None:
+        super().__init__(run_id)
+        self.signal, self.channel = signal, channel
+
+    @classmethod
+    def statement(cls, operations: Sequence[Post]) -> Statement:
+        """See `Operation.statement`."""
+        signals = Lines(msgspec.json.encode(o.signal) for o in operations)
+        return _POST, (Texts(o.run_id for o in operations), Texts(o.signal.id for o in operations), signals, operations[0].channel)
+
+    @classmethod
+    async def conclude(cls, operations: Sequence[Post], rows: Sequence[Any], db: Connection) -> None:
+        """See `Operation.conclude`."""
+        known = {run_id for run_id, _ in rows}
+        for operation in operations:
+            if operation.run_id not in known:
+                operation.error = RunNotFound(operation.run_id)
+
+
+class Tell(Operation):
+    """Wake who follows records. Apart from their commit, because notifying one serialises the commits of all processes."""
+
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: str) -> None:
+        super().__init__("")
+        self.channel = channel
+
+    @classmethod
+    def statement(cls, operations: Sequence[Tell]) -> Statement:
+        """See `Operation.statement`."""
+        return "SELECT pg_notify(%s::text, '')", (operations[0].channel,)
+
+
+def register(db: psycopg.AsyncConnection[Any]) -> None:
+    """Let a connection hand over `Lines`, `Texts` and `Numbers`."""
+    db.adapters.register_dumper(Lines, LinesDumper)
+    db.adapters.register_dumper(Texts, TextsDumper)
+    db.adapters.register_dumper(Numbers, NumbersDumper)
+
+
+def by_kind(operations: Iterable[Operation]) -> dict[type[Operation], list[Operation]]:
+    """Return the operations of each kind, in order."""
+    kinds: dict[type[Operation], list[Operation]] = {}
+    for operation in operations:
+        kinds.setdefault(type(operation), []).append(operation)
+    return kinds

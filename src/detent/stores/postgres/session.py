@@ -1,0 +1,209 @@
+"""Who holds claims, and whether that holder still lives; and being woken when something was posted or recorded.
+
+Theory of operation. A store instance is one holder. From its first claim on it keeps a connection of its own, on which it holds an advisory
+lock that the server drops the moment the connection ends, and listens. Beside the lock stand, in the table of holders, who it is (host,
+process, when the process began) and when it last renewed, by the server's clock: no wall clock of a worker decides anything.
+
+A holder is dead when
+- its process was on this host and is gone: at once after SIGKILL,
+- it is elsewhere, its lock is free, and it has not renewed for `ORPHAN_S`: its connection ended and it did not come back,
+- it has not renewed for the length of its lease: a network that was cut does not end connections. On this host, where one can see that the
+  process lives, this counts only when its lock is free, too.
+
+A server that restarts drops all locks while the holders live on, so no lease runs while the server is down: ages count from its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from detent.core.errors import DetentError, StoreError
+from detent.stores.locks import host_identity
+from detent.stores.postgres.connections import Connections, break_off
+from detent.stores.postgres.schema import Connection
+
+log = logging.getLogger("detent.stores.postgres.store")
+
+ORPHAN_S = 10.0
+"""How long a holder whose connection ended may take to come back; it renews twice as often."""
+
+_AGES = """SELECT c.holder, h.lock_key, h.host, h.pid, h.started,
+    coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
+        - CASE WHEN %s::float8 IS NULL THEN greatest(h.renewed, extract(epoch FROM pg_postmaster_start_time())::float8) ELSE h.renewed END,
+    EXISTS (SELECT 1 FROM pg_locks l WHERE l.locktype='advisory' AND l.granted AND l.objsubid=1
+        AND l.database=(SELECT oid FROM pg_database WHERE datname=current_database())
+        AND l.classid=((h.lock_key >> 32) & 4294967295)::bigint::oid AND l.objid=(h.lock_key & 4294967295)::bigint::oid)"""
+OF_CLAIM = _AGES + " FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"
+OF_ALL = _AGES.replace("c.holder", "h.name") + " FROM holders h"
+RENEW = """INSERT INTO holders (name, lock_key, host, pid, started, renewed)
+    VALUES (%s, %s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8))
+    ON CONFLICT (name) DO UPDATE SET renewed=excluded.renewed"""
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of the holder of a claim; all but the name is None where nobody knows it any more. `age_s` is since its last renewal."""
+
+    name: str
+    lock_key: int | None
+    host: str | None
+    pid: int | None
+    started: str | None
+    age_s: float | None
+    locked: bool
+
+
+class Holder:
+    """This store instance as a holder of claims."""
+
+    def __init__(self, *, host: str | None, lease_s: float, now: Callable[[], float] | None) -> None:
+        self.host, self.lease_s, self._now = host or _own_host(), lease_s, now
+        self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
+        self.lock_key = secrets.randbits(62)
+        self.runs: dict[str, object] = {}  # each with what is another once it was given up and taken again
+        self.tips: dict[str, tuple[int, int]] = {}
+        """Of runs that are held here: how many records they have, and the hash of the last."""
+
+    @property
+    def now(self) -> float | None:
+        """The time of leases, None for the server's."""
+        return self._now() if self._now is not None else None
+
+    def renewal(self) -> tuple[Any, ...]:
+        """Return this holder's row; the time is None for the server's."""
+        return self.name, self.lock_key, self.host, os.getpid(), process_began(os.getpid()) or "", self.now
+
+    def lives(self, other: Seen) -> bool:
+        """Whether another holder may still be at work."""
+        if other.host is None or other.pid is None or other.age_s is None:
+            return False
+        if other.host == self.host:
+            if not process_lives(other.pid, other.started or ""):
+                return False
+            return other.locked or other.age_s < self.lease_s
+        return other.age_s < (self.lease_s if other.locked else min(self.lease_s, ORPHAN_S))
+
+
+def _own_host() -> str:
+    """Return this boot of this machine, and where the system says it this space of process numbers."""
+    with contextlib.suppress(OSError):
+        return f"{host_identity()}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
+    return host_identity()
+
+
+def process_began(pid: int) -> str | None:
+    """Return when a process began, as the system counts; None where it does not say, "" for one that has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if state in ("Z", "X") else fields[18]
+
+
+def process_lives(pid: int, began: str) -> bool:
+    """Whether the process of this host with this number, which began then, is still there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    known = process_began(pid)
+    return known is None or known == began
+
+
+class Session:
+    """A connection that holds the advisory lock `lock_key` (None: none) and listens to `channel`; opened again whenever it breaks."""
+
+    def __init__(self, connections: Connections, channel: str, *, lock_key: int | None = None) -> None:
+        self._connections, self._channel, self._lock_key = connections, channel, lock_key
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None]
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._db: Connection | None = None
+
+    def begin(self) -> asyncio.Future[None]:
+        """Begin to open the connection, unless that was done; return the future of the first time that it is open."""
+        if self._task is None or self._task.done():
+            loop = asyncio.get_running_loop()
+            self._ready = loop.create_future()
+            self._task = loop.create_task(self._keep(self._ready))
+            self._task.add_done_callback(partial(_closed, self._ready))
+        return self._ready
+
+    async def start(self) -> None:
+        """Wait until the connection has been opened; raise `StoreError` when it cannot be had."""
+        await asyncio.shield(self.begin())
+
+    async def stop(self) -> None:
+        """Close the connection: the server drops the lock."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task], timeout=1.0)
+            if not task.done() and self._db is not None:
+                break_off(self._db)
+                await asyncio.wait([task])
+        self._wake()
+
+    async def woken(self, timeout_s: float) -> None:
+        """Return when the channel was notified, or the connection broke or came back, at the latest after so many seconds."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait([waiting], timeout=timeout_s)
+        finally:
+            self._waiting.discard(waiting)
+
+    def _wake(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def _keep(self, ready: asyncio.Future[None]) -> None:
+        """Listen, and again after the connection broke; give up only when the first connection cannot be had."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._db = db = await self._connections.connect(loop.time() + self._connections.patience_s)
+            except DetentError as error:
+                if not ready.done():
+                    ready.set_exception(error)
+                    ready.exception()
+                    return
+                log.warning("no connection for claims and notifications: %s; trying again", error)
+                continue
+            try:
+                await self._set_up(db)
+                if not ready.done():
+                    ready.set_result(None)
+                self._wake()
+                async for _ in db.notifies():
+                    self._wake()
+            except psycopg.Error as error:
+                log.debug("the connection for claims and notifications broke: %s", error)
+            finally:
+                await db.close()
+
+    async def _set_up(self, db: Connection) -> None:
+        if self._lock_key is not None:
+            await db.execute("SELECT pg_advisory_lock(%s)", (self._lock_key,))
+        await db.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+
+
+def _closed(ready: asyncio.Future[None], _: asyncio.Task[None]) -> None:
+    """Say to who waits for a connection that it does not come any more."""
+    if not ready.done():
+        ready.set_exception(StoreError("the store was closed while a run was being claimed in it; nothing was claimed"))
+        ready.exception()

@@ -1,0 +1,422 @@
+"""The store in a PostgreSQL database: any number of processes on any number of machines may use it at once.
+
+Appends, claims and signals go through the writer, which commits all that is ready in one turn of the event loop as one transaction (see
+`postgres_writer`); reads and everything rare take a connection of the pool. A read waits for what its run has under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import psycopg
+
+from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
+from detent.core.records import RunHead
+from detent.ports import RunQuery, Signal, Spent
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
+from detent.stores.owed import Owed
+from detent.stores.postgres.connections import Connections, given_until, target_of
+from detent.stores.postgres.errors import is_lost, translate
+from detent.stores.postgres.operations import Append, Claim, Post, Release, Tell, microseconds, tip_of
+from detent.stores.postgres.removing import Deleting, Erasing
+from detent.stores.postgres.schema import Connection, prepare
+from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Holder, Seen, Session
+from detent.stores.postgres.writer import Writer
+from detent.stores.selection import check_query
+from detent.stores.threads import Opening
+
+_decode_head = msgspec.json.Decoder(RunHead).decode
+_decode_signal = msgspec.json.Decoder(Signal).decode
+
+TELL_S = 0.1
+"""Followers of records hear of them once in so many seconds."""
+
+_WAITING = (
+    "SELECT r.run_id, i.signal FROM unnest(%s::text[]) u JOIN runs r ON r.run_id=u JOIN inbox i ON i.run=r.id"
+    " WHERE i.signal IS NOT NULL ORDER BY i.n"
+)
+_PUT_SNAPSHOT = (
+    "INSERT INTO snapshots (run, seq, data) SELECT id, %s, %b FROM runs WHERE run_id=%s"
+    " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= snapshots.seq"
+)
+_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent")
+
+
+class PostgresStore:
+    """An `EventStore` in the database that `url` names, whose tables are created where they are missing.
+
+    `connections` is how many connections reads may use beside the two of each store (commits; claims and notifications); `busy_timeout_s` how
+    long anything waits for the server before `StoreBusy`; `refused_s` how long opening tries an address where no server listens (None: as
+    long); `lease_s` how long a holder elsewhere is believed to live that does not renew; `now` a clock for leases instead of the server's;
+    `host` the identity of this machine.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = 4,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        refused_s: float | None = None,
+        lease_s: float = LEASE_S,
+        now: Callable[[], float] | None = None,
+        host: str | None = None,
+    ) -> None:
+        self._refused_s = busy_timeout_s if refused_s is None else refused_s
+        for name, value in (
+            ("connections", connections),
+            ("busy_timeout_s", busy_timeout_s),
+            ("refused_s", self._refused_s),
+            ("lease_s", lease_s),
+        ):
+            if not value > 0:
+                raise ConfigError(f"{name} is {value!r}; it must be above 0")
+        self._target = target_of(url)
+        self.url = self._target.shown
+        self._connections = Connections(self._target, most=connections, patience_s=busy_timeout_s)
+        self._lease = (host, lease_s, now)
+        self._holder = Holder(host=host, lease_s=lease_s, now=now)
+        self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
+        self._opening = Opening()
+        self._writer: Writer | None = None
+        self._session: Session
+        self._follower: Session
+        self._tell: asyncio.TimerHandle | None = None
+        self._owed = Owed(lambda run_id: self._open_writer().submit(Release(run_id, self._holder.name)))
+
+    # Opening and closing ----------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
+        await self._open()
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Connect if the schema has a store, and return whether it has; an earlier version is left as it is unless `upgrade`. See `open`."""
+        return await self._open(create=False, upgrade=upgrade)
+
+    async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
+        async with self._opening:
+            if self._writer is None:
+                writer = await self._begin(create=create, upgrade=upgrade)
+                if writer is None:
+                    return False
+                host, lease_s, now = self._lease
+                self._holder = Holder(host=host, lease_s=lease_s, now=now)
+                self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
+                self._follower = Session(self._connections, self._channels[1])
+                await self._connections.open()
+                self._writer = writer
+        return True
+
+    async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:
+        """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connections.patience_s
+        refused_by = min(deadline, loop.time() + self._refused_s)
+        while True:
+            db = await self._connections.connect(deadline, refused_by=refused_by)
+            writer = Writer(self._connections)
+            try:
+                with given_until(db, deadline):
+                    await self._connections.check_session(db, deadline)
+                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
+                    await (writer.start(db) if there else db.close())
+                return writer if there else None
+            except psycopg.Error as error:
+                lost = is_lost(error, db)
+                await db.close()
+                if not lost or loop.time() >= deadline:
+                    raise translate(error, self.url) from error
+                refused_by = deadline  # a server was there
+            except BaseException:
+                await db.close()
+                raise
+
+    async def close(self) -> None:
+        """Commit what was handed over, release all claims, and close. The store can be opened again."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        await self._owed.close()
+        if self._tell is not None:
+            self._tell.cancel()
+            self._tell = None
+        await writer.stop(last=self._goodbye)
+        for session in (self._session, self._follower):
+            await session.stop()
+        await self._connections.close()
+
+    async def _goodbye(self, db: Connection) -> None:
+        """Give up all claims; with the last use of the writer's connection."""
+        await db.execute("DELETE FROM claims WHERE holder=%s", (self._holder.name,))
+        await db.execute("DELETE FROM holders WHERE name=%s", (self._holder.name,))
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise StoreError(f"the store {self.url} is not open; call open() first")
+        return self._writer
+
+    async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
+        """Return the rows of a statement, after everything of this run that is under way."""
+        await self._open_writer().settled(run_id)
+        return await self._connections.rows(statement, values)
+
+    # Records ----------------------------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+        spent: Spent | None = None,
+    ) -> None:
+        """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
+        writer, holder = self._open_writer(), self._holder
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent)
+        seq, tip = holder.tips.get(run_id, (-1, 0))
+        operation.before = tip if seq == expected_seq else None
+        await writer.submit(operation)
+        if run_id in holder.runs and operation.tip is not None:
+            holder.tips[run_id] = expected_seq + len(operation.records), operation.tip
+        if self._tell is None:
+            self._tell = asyncio.get_running_loop().call_later(TELL_S, self._tell_now)
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used on the day `since` and later."""
+        rows = await self._rows(
+            "",
+            "SELECT coalesce(sum(runs), 0)::bigint, coalesce(sum(model_calls), 0)::bigint, coalesce(sum(tool_calls), 0)::bigint,"
+            " coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost_usd), 0)::float8 FROM spent WHERE tenant=%s AND day>=%s",
+            (tenant, since),
+        )
+        runs, model_calls, tool_calls, tokens, cost_usd = rows[0]
+        return Spent(tenant=tenant, day=since, runs=runs, model_calls=model_calls, tool_calls=tool_calls, tokens=tokens, cost_usd=cost_usd)
+
+    def _tell_now(self) -> None:
+        self._tell = None
+        if self._writer is not None:
+            self._writer.submit(Tell(self._channels[1])).add_done_callback(_look_at)
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""
+        await self._open_writer().settled(run_id)
+
+        async def work(db: Connection) -> tuple[list[Any], list[Any]]:
+            async with db.pipeline():
+                counted = await db.execute("SELECT id, seq FROM runs WHERE run_id=%s", (run_id,))
+                lines = await db.execute(
+                    "SELECT data FROM records WHERE run=(SELECT id FROM runs WHERE run_id=%s) AND seq>%s ORDER BY seq LIMIT %s",
+                    (run_id, after, limit),
+                    binary=True,
+                )
+            return await counted.fetchall(), await lines.fetchall()
+
+        found, rows = await self._connections.use(work)
+        if not found:
+            return []
+        run, seq = found[0]
+        lines = [data for (data,) in rows]
+        if len(lines) < (seq - after if limit is None else min(limit, seq - after)):
+            await self._find_gap(run_id, run, after)
+        if run_id in self._holder.runs and lines and limit is None:
+            self._holder.tips[run_id] = after + len(lines), tip_of(lines[-1])
+        return lines
+
+    async def _find_gap(self, run_id: str, run: int, after: int) -> None:
+        """Raise `CorruptLog` for the first record that is missing; the run may also have been deleted just now, which is no damage."""
+        rows = await self._rows(run_id, "SELECT seq FROM records WHERE run=%s AND seq>%s ORDER BY seq", (run, after))
+        if await self._rows(run_id, "SELECT id FROM runs WHERE id=%s", (run,)):
+            missing = next((index for index, (seq,) in enumerate(rows, after + 1) if seq != index), after + len(rows) + 1)
+            raise CorruptLog(run_id, missing, "the record is missing")
+
+    async def head(self, run_id: str) -> RunHead | None:
+        """Return the run's listing entry; None for an unknown run."""
+        found = await self._rows(run_id, "SELECT head FROM runs WHERE run_id=%s", (run_id,))
+        return _head(run_id, found[0][0]) if found else None
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        """Return the page of runs that the query asks for, newest first."""
+        check_query(query)
+        wanted: list[tuple[str, Sequence[Any]]] = []
+        if query.after is not None:
+            last = await self._rows("", "SELECT created, run_id FROM runs WHERE run_id=%s", (query.after,))
+            if not last:
+                raise RunNotFound(query.after)
+            wanted.append(("(created, run_id) < (%s, %s)", last[0]))
+        if query.status:
+            wanted.append(("status = ANY(%s)", (list(query.status),)))
+        for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
+            if value is not None:
+                wanted.append((f"{name}=%s", (value,)))
+        for sign, at in ((">=", query.since), ("<", query.until)):
+            if at is not None:
+                wanted.append((f"created{sign}%s", (microseconds(at),)))
+        where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
+        values = [value for _, values in wanted for value in values]
+        statement = f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT %s"
+        return [_head(run_id, entry) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
+
+    # Claims -----------------------------------------------------------------------------------------------------------------------
+
+    async def claim(self, run_id: str) -> None:
+        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+        self._open_writer()
+        holder = self._holder
+        self._owed.forget(run_id)
+        try:
+            await self._session.start()
+            other = await self._open_writer().submit(Claim(run_id, holder.renewal()))
+            if other is not None:
+                await self._take_over(run_id)
+        except RunBusy:
+            raise
+        except BaseException:
+            if run_id not in holder.runs and self._writer is not None:  # it may have been taken, or was still owed
+                self._owed.begin(run_id)
+            raise
+        holder.runs.setdefault(run_id, object())
+
+    async def _take_over(self, run_id: str) -> None:
+        """Take a claim whose holder is dead; raise `RunBusy` where it lives."""
+        holder, now = self._holder, self._holder.now
+        while True:
+            found = await self._connections.rows(OF_CLAIM, (now, now, run_id))
+            other = Seen(*found[0]) if found else None
+            if other is not None and other.name != holder.name and holder.lives(other):
+                raise RunBusy(run_id, other.name)
+            taken = await self._connections.rows(
+                "INSERT INTO claims (run_id, holder) VALUES (%s, %s) ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder"
+                " WHERE claims.holder IN (excluded.holder, %s) RETURNING run_id",
+                (run_id, holder.name, other.name if other is not None else ""),
+            )
+            if taken:
+                return
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up, if it is held."""
+        self._open_writer()
+        self._holder.tips.pop(run_id, None)
+        if self._holder.runs.pop(run_id, None) is not None:
+            await asyncio.shield(self._owed.begin(run_id))
+
+    async def renew(self) -> list[str]:
+        """Extend the lease of all claims held here; return the runs whose claim was lost."""
+        self._open_writer()
+        holder = self._holder
+        if not holder.runs:
+            return []
+        before = dict(holder.runs)
+        await self._connections.rows(RENEW, holder.renewal())
+        held = {run_id for (run_id,) in await self._connections.rows("SELECT run_id FROM claims WHERE holder=%s", (holder.name,))}
+        lost = sorted(run_id for run_id, taken in before.items() if run_id not in held and holder.runs.get(run_id) is taken)
+        for run_id in lost:
+            del holder.runs[run_id]
+        return lost
+
+    # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the inbox, durably and once, and wake whoever waits for one; raise `RunNotFound`."""
+        await self._open_writer().submit(Post(run_id, signal, self._channels[0]))
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first."""
+        found: dict[str, list[Signal]] = {}
+        for run_id, signal in await self._rows("", _WAITING, (list(run_ids),)):
+            found.setdefault(run_id, []).append(_decode_signal(signal))
+        return found
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted by anyone (`records`: when anything was recorded), at the latest after so many seconds."""
+        self._open_writer()
+        session = self._follower if records else self._session
+        session.begin()
+        await session.woken(timeout_s)
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep a blob, durably; the run need not exist yet."""
+        statement = "INSERT INTO blobs (run_id, key, data) VALUES (%s, %s, %b) ON CONFLICT (run_id, key) DO UPDATE SET data=excluded.data"
+        await self._rows(run_id, statement, (run_id, key, data))
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """Return a blob; None when there is none under that key."""
+        found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=%s AND key=%s", (run_id, key))
+        return found[0][0] if found else None
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        """Return the keys of the run's blobs, sorted."""
+        return [key for (key,) in await self._rows(run_id, "SELECT key FROM blobs WHERE run_id=%s ORDER BY key", (run_id,))]
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        """Remove a blob; nothing happens when there is none."""
+        await self._rows(run_id, "DELETE FROM blobs WHERE run_id=%s AND key=%s", (run_id, key))
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        await self._rows(run_id, _PUT_SNAPSHOT, (seq, data, run_id))
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        """Return (sequence, data) of the snapshot; None when there is none."""
+        found = await self._rows(run_id, "SELECT s.seq, s.data FROM snapshots s JOIN runs r ON r.id=s.run WHERE r.run_id=%s", (run_id,))
+        return found[0] if found else None
+
+    # Removing -----------------------------------------------------------------------------------------------------------------------
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace every line and remove blobs, snapshot and inbox, in one transaction; raise `RunNotFound`.
+
+        The old bytes can no longer be read through the database; in its free pages, its write-ahead log and its backups they remain until
+        the server reuses or removes those (`gc` vacuums).
+        """
+        await self._open_writer().settled(run_id)
+        self._holder.tips.pop(run_id, None)
+        await self._connections.use(Erasing(run_id, tombstone, head).apply)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        await self._open_writer().settled(run_id)
+        self._holder.tips.pop(run_id, None)
+        await self._connections.use(Deleting(run_id).apply)
+
+    async def gc(self) -> int:
+        """Forget dead holders and what belongs to no run any more, and vacuum; return the bytes that the tables became smaller."""
+        before = await self._size()
+        now, holder = self._holder.now, self._holder
+        dead = [
+            other.name
+            for other in (Seen(*row) for row in await self._connections.rows(OF_ALL, (now, now)))
+            if other.name != holder.name and not holder.lives(other)
+        ]
+        await self._connections.rows("DELETE FROM holders WHERE name=ANY(%s)", (dead,))
+        await self._connections.rows("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
+        await self._connections.rows("DELETE FROM inbox WHERE run NOT IN (SELECT id FROM runs)")
+        for table in _TABLES:
+            await self._connections.rows(f"VACUUM {table}")
+        return max(0, before - await self._size())
+
+    async def _size(self) -> int:
+        self._open_writer()
+        rows = await self._connections.rows(
+            "SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (list(_TABLES),)
+        )
+        return rows[0][0]
+
+
+def _head(run_id: str, entry: bytes) -> RunHead:
+    try:
+        return _decode_head(entry)
+    except msgspec.DecodeError as error:
+        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for the outcome: a release or a notification that failed is not missed."""
+    if not future.cancelled():
+        future.exception()

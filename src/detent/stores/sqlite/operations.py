@@ -1,0 +1,302 @@
+"""What the SQLite store does inside a transaction: one class an operation, applied by whichever thread commits it.
+
+An operation finds out whether it may happen before it changes anything, or raises; the transaction around it, or its savepoint, undoes the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.errors import Conflict, RunBusy, RunNotFound
+from detent.core.records import RunHead
+from detent.ports import Signal, Spent
+from detent.stores.locks import Holder
+from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
+
+encode_head = msgspec.json.Encoder().encode
+
+CREATE = (
+    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT DO NOTHING RETURNING id"
+)
+ADVANCE = f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=? RETURNING id"
+REPLACE = f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? RETURNING id"
+FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
+ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
+CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
+
+CHARGE = (
+    "INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (tenant, day) DO UPDATE SET runs=runs+excluded.runs, model_calls=model_calls+excluded.model_calls,"
+    " tool_calls=tool_calls+excluded.tool_calls, tokens=tokens+excluded.tokens, cost_usd=cost_usd+excluded.cost_usd"
+)
+
+
+class Operation:
+    """Something to commit. `future` belongs to the loop of the caller; after the commit, `outcome` or `error` is what it gets."""
+
+    __slots__ = ("durable", "error", "future", "outcome", "run_id")
+    alone = False
+    """Whether it must run outside a transaction."""
+
+    def __init__(self, run_id: str, *, durable: bool = False) -> None:
+        self.run_id, self.durable = run_id, durable
+        self.future: asyncio.Future[Any]
+        self.outcome: Any = None
+        self.error: Exception | None = None
+
+    def apply(self, db: Db) -> Any:
+        """Do it and return its outcome."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Tell the caller; on its event loop."""
+        if not self.future.done():
+            if self.error is None:
+                self.future.set_result(self.outcome)
+            else:
+                self.future.set_exception(self.error)
+
+
+class Append(Operation):
+    """Add records to a run, fenced by the number of those that are there.
+
+    `listed_at`: the entry is the one that was written with that record, but for its counts, and need not be written where it is still there;
+    0, also afterwards: it was written.
+    """
+
+    __slots__ = ("consumed", "expected", "head", "listed_at", "records", "spent")
+
+    def __init__(
+        self,
+        run_id: str,
+        expected: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool,
+        consumed: Sequence[str],
+        spent: Spent | None = None,
+        listed_at: int = 0,
+    ) -> None:
+        self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
+        self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
+        self.listed_at = listed_at
+
+    def apply(self, db: Db) -> None:
+        records, head = self.records, self.head
+        columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent)
+        found = db.execute(FIND, (self.run_id, self.expected, self.listed_at, *columns)).fetchall() if self.listed_at else None
+        if not found:
+            self.listed_at, found = 0, self._listed(db, columns)
+        if not found:
+            raise Conflict(self.run_id, self.expected, stored_seq(db, self.run_id))
+        run: int = found[0][0]
+        key = (run << SEQ_BITS) + self.expected + 1
+        last = key + len(records) - 1
+        if self.listed_at:
+            db.executemany(ADD, zip(range(key, last), records, strict=False))
+            db.execute(ADD_COUNTED, (last, records[-1], head.iterations, microseconds(head.updated_at)))
+        else:
+            db.executemany(ADD, zip(range(key, last + 1), records, strict=True))
+        if self.consumed:
+            db.executemany(CONSUME, [(run, signal_id) for signal_id in self.consumed])
+        if (said := self.spent) is not None:
+            db.execute(CHARGE, (said.tenant, said.day, said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd))
+
+    def _listed(self, db: Db, columns: tuple[Any, ...]) -> list[Any]:
+        """Write the listing entry; return the row of the run, none where the log is at another sequence."""
+        run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
+        seq = expected + len(self.records)
+        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry)).fetchall()):
+            return made
+        values = (seq, entry, run_id, expected, *columns)
+        return db.execute(ADVANCE, values).fetchall() or db.execute(REPLACE, (seq, entry, *columns, run_id, expected)).fetchall()
+
+
+class Claim(Operation):
+    """Take the right to advance a run."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, run_id: str, holder: Holder) -> None:
+        super().__init__(run_id)
+        self.holder = holder
+
+    def apply(self, db: Db) -> None:
+        me = self.holder
+        found = db.execute(
+            "SELECT c.holder, h.host, h.expires FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=?", (self.run_id,)
+        ).fetchall()
+        for name, host, expires in found:
+            if name != me.name and host is not None and me.lives(name, host, expires):
+                raise RunBusy(self.run_id, name)
+        register(db, me)
+        db.execute("INSERT OR REPLACE INTO claims (run_id, holder) VALUES (?, ?)", (self.run_id, me.name))
+
+
+class Release(Operation):
+    """Give a claim up, or all of them when `run_id` is empty."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, run_id: str, name: str) -> None:
+        super().__init__(run_id)
+        self.name = name
+
+    def apply(self, db: Db) -> None:
+        if self.run_id:
+            db.execute("DELETE FROM claims WHERE run_id=? AND holder=?", (self.run_id, self.name))
+        else:
+            db.execute("DELETE FROM claims WHERE holder=?", (self.name,))
+            db.execute("DELETE FROM holders WHERE name=?", (self.name,))
+
+
+class Renew(Operation):
+    """Extend the lease of this holder; the outcome is the set of runs that it holds."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__("")
+        self.holder = holder
+
+    def apply(self, db: Db) -> set[str]:
+        register(db, self.holder)
+        return {run_id for (run_id,) in db.execute("SELECT run_id FROM claims WHERE holder=?", (self.holder.name,)).fetchall()}
+
+
+class Post(Operation):
+    """Put a signal into an inbox; an id that was there, or was consumed, changes nothing."""
+
+    __slots__ = ("signal",)
+
+    def __init__(self, run_id: str, signal: Signal) -> None:
+        super().__init__(run_id, durable=True)
+        self.signal = signal
+
+    def apply(self, db: Db) -> None:
+        db.execute(
+            "INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING",
+            (run_number(db, self.run_id), self.signal.id, msgspec.json.encode(self.signal)),
+        )
+
+
+class Statement(Operation):
+    """One statement, or one read that has to wait for what is queued; the outcome is its rows."""
+
+    __slots__ = ("sql", "values")
+
+    def __init__(self, run_id: str, sql: str, values: Sequence[Any], *, durable: bool = False) -> None:
+        super().__init__(run_id, durable=durable)
+        self.sql, self.values = sql, values
+
+    def apply(self, db: Db) -> list[Any]:
+        return db.execute(self.sql, self.values).fetchall()
+
+
+class Erase(Operation):
+    """Replace the run's lines by tombstones and remove what else has content."""
+
+    __slots__ = ("head", "tombstone")
+
+    def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead) -> None:
+        super().__init__(run_id, durable=True)
+        self.tombstone, self.head = tombstone, head
+
+    def apply(self, db: Db) -> None:
+        run, head = run_number(db, self.run_id), self.head
+        rows = db.execute("SELECT key, data FROM records WHERE key BETWEEN ? AND ?", bounds(run)).fetchall()
+        db.executemany("UPDATE records SET data=? WHERE key=?", [(self.tombstone(line), key) for key, line in rows])
+        db.execute(
+            f"UPDATE runs SET seq={SEQ}, created=?, status=?, tenant=?, goal_id=?, agent=?, head=? WHERE id=?",
+            (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent, encode_head(head), run),
+        )
+        db.execute("UPDATE inbox SET signal=NULL WHERE run=?", (run,))
+        db.execute("DELETE FROM snapshots WHERE run=?", (run,))
+        db.execute("DELETE FROM blobs WHERE run_id=?", (self.run_id,))
+
+
+class Delete(Operation):
+    """Remove a run, or the blobs of one that never began."""
+
+    __slots__ = ()
+
+    def apply(self, db: Db) -> None:
+        blobs = db.execute("DELETE FROM blobs WHERE run_id=?", (self.run_id,)).rowcount
+        found = db.execute("SELECT id FROM runs WHERE run_id=?", (self.run_id,)).fetchall()
+        if not found and not blobs:
+            raise RunNotFound(self.run_id)
+        for (run,) in found:
+            db.execute("DELETE FROM records WHERE key BETWEEN ? AND ?", bounds(run))
+            db.execute("DELETE FROM inbox WHERE run=?", (run,))
+            db.execute("DELETE FROM snapshots WHERE run=?", (run,))
+            db.execute("DELETE FROM runs WHERE id=?", (run,))
+        db.execute("DELETE FROM claims WHERE run_id=?", (self.run_id,))
+
+
+class DropDead(Operation):
+    """Forget holders that died, and their claims."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__("")
+        self.holder = holder
+
+    def apply(self, db: Db) -> None:
+        me = self.holder
+        for name, host, expires in db.execute("SELECT name, host, expires FROM holders").fetchall():
+            if name != me.name and not me.lives(name, host, expires):
+                db.execute("DELETE FROM holders WHERE name=?", (name,))
+        db.execute("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
+
+
+class Vacuum(Operation):
+    """Rewrite the database without free space, and empty the write-ahead log, so that nothing removed is left in either."""
+
+    __slots__ = ()
+    alone = True
+
+    def apply(self, db: Db) -> None:
+        db.execute("VACUUM")
+        truncate(db)
+
+
+def truncate(db: Db) -> None:
+    """Empty the write-ahead log; raise SQLite's busy error while another connection still reads from it."""
+    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        raise StillRead
+
+
+class StillRead(Exception):
+    """A reader keeps the write-ahead log from being emptied; to be tried again."""
+
+
+def register(db: Db, holder: Holder) -> None:
+    """Write that the holder lives, and until when other hosts may believe it."""
+    db.execute("INSERT OR REPLACE INTO holders (name, host, expires) VALUES (?, ?, ?)", (holder.name, holder.host, holder.expires()))
+
+
+def bounds(run: int, after: int = 0) -> tuple[int, int]:
+    """Return the first and the last key that records of the run beyond `after` can have."""
+    return (run << SEQ_BITS) + after + 1, (run << SEQ_BITS) + LAST_SEQ
+
+
+def run_number(db: Db, run_id: str) -> int:
+    """Return the number of a run; raise `RunNotFound`."""
+    found = db.execute("SELECT id FROM runs WHERE run_id=?", (run_id,)).fetchall()
+    if not found:
+        raise RunNotFound(run_id)
+    return found[0][0]
+
+
+def stored_seq(db: Db, run_id: str) -> int:
+    """Return how many records a run has."""
+    found = db.execute(f"SELECT {SEQ} FROM runs WHERE run_id=?", (run_id,)).fetchall()
+    return found[0][0] if found else 0

@@ -1,0 +1,447 @@
+"""The store in one SQLite file: any number of processes of one host may use it at once.
+
+Ordinary commits run on the event loop's thread, because a hop to another thread costs more than the commit: all that became ready in one turn
+of the loop is one transaction. A lock that is taken, and whatever has to survive power loss, goes to the writer thread (see `sqlite_writer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
+from detent.core.records import RunHead
+from detent.ports import RunQuery, Signal, Spent, store_files
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
+from detent.stores.owed import Owed
+from detent.stores.selection import check_query
+from detent.stores.sqlite.operations import (
+    Append,
+    Claim,
+    Delete,
+    DropDead,
+    Erase,
+    Operation,
+    Post,
+    Release,
+    Renew,
+    Statement,
+    Vacuum,
+    bounds,
+)
+from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, Db, is_busy, microseconds, moment, translate
+from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
+from detent.stores.threads import Opening
+
+_decode_head = msgspec.json.Decoder(RunHead).decode
+_decode_signal = msgspec.json.Decoder(Signal).decode
+
+_LISTED = (
+    f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
+    f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
+)
+_READ = "SELECT data FROM records WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?"
+_WAITING = "SELECT r.run_id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHERE i.signal IS NOT NULL ORDER BY i.n LIMIT ?"
+_WAITING_OF = (
+    "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
+    " WHERE i.signal IS NOT NULL ORDER BY i.n"
+)
+_SPENT = (
+    "SELECT coalesce(sum(runs), 0), coalesce(sum(model_calls), 0), coalesce(sum(tool_calls), 0), coalesce(sum(tokens), 0), total(cost_usd)"
+    " FROM spent WHERE tenant=? AND day>=?"
+)
+_MANY_SIGNALS = 200
+_TURN_S = 0.01
+_PUT_SNAPSHOT = (
+    "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
+    " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= seq"
+)
+
+
+class SqliteStore:
+    """An `EventStore` in the SQLite file `path`, which is created with its directory where it is missing, readable by its owner alone.
+
+    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder
+    lives; `now` the wall clock of leases; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        now: Callable[[], float] = time.time,
+        host: str | None = None,
+        wal_limit_bytes: int = 8 << 20,
+    ) -> None:
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise ConfigError(
+                f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR"
+            )
+        self.path = Path(path).absolute()
+        self.url = f"sqlite:///{path}"
+        self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
+        self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
+        self._opening = Opening()
+        self._db: Db | None = None
+        self._real: str
+        self._writer: Writer
+        self._checkpointer: Checkpointer
+        self._turned = 0.0
+        self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
+        self._owed = Owed(lambda run_id: self._submit(Release(run_id, self._holder.name), self._connection()))
+        self._batch: list[Operation] = []
+        self._batch_loop: asyncio.AbstractEventLoop | None = None
+
+    # Opening and closing ----------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the file, or create it. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` when it is another kind of database."""
+        await self._start()
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the file if it is there and no empty one, and return whether it is; an earlier version is left as it is unless `upgrade`."""
+        try:
+            await self._start(create=False, upgrade=upgrade)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _start(self, *, create: bool = True, upgrade: bool = True) -> None:
+        async with self._opening:
+            if self._db is None:
+                patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
+                writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
+                self._real = store_files.register(self.path)
+                try:
+                    self._db, self._writer = await writer.start(), writer
+                except BaseException:
+                    store_files.unregister(self._real)
+                    raise
+
+    async def close(self) -> None:
+        """Commit what was handed over, release all claims, and close. The store can be opened again."""
+        if self._db is None:
+            return
+        last = [self._batch[-1].future] if self._batch else []
+        if self._holder.active:
+            last.append(self._submit(Release("", self._holder.name), self._db))
+        self._flush()
+        self._db = None
+        await self._owed.close()
+        await asyncio.gather(*last, return_exceptions=True)
+        await self._writer.stop()
+        store_files.unregister(self._real)
+        self._holder.drop()
+
+    def _connection(self) -> Db:
+        if self._db is None:
+            raise StoreError(f"the store {self.url} is not open; call open() first")
+        return self._db
+
+    # Committing -------------------------------------------------------------------------------------------------------------------
+
+    def _submit(self, operation: Operation, _db: Db) -> asyncio.Future[Any]:
+        """Let the operation be committed with all others of this turn of the event loop; return the future of its outcome."""
+        loop = asyncio.get_running_loop()
+        future = operation.future = loop.create_future()
+        self._batch.append(operation)
+        if self._batch_loop is not loop:
+            self._batch_loop = loop
+            loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        """Commit the batch here if that needs no waiting, else hand it to the writer thread."""
+        batch, self._batch, self._batch_loop = self._batch, [], None
+        operations = [operation for operation in batch if not operation.future.cancelled()]
+        if not operations or self._db is None:
+            return
+        if any(operation.durable or operation.alone for operation in operations):
+            self._writer.submit(operations)
+            return
+        if not self._writer.idle:
+            parts: tuple[list[Operation], list[Operation]] = ([], [])
+            for operation in operations:
+                parts[self._writer.has(operation.run_id)].append(operation)
+            operations, late = parts
+            if late:
+                self._writer.submit(late)
+            if not operations:
+                return
+        try:
+            commit(self._db, operations, self.path)
+            self._checkpointer.check()
+        except (sqlite3.Error, StoreError) as error:
+            if isinstance(error, sqlite3.Error) and is_busy(error):
+                self._writer.submit(operations)
+                return
+            for operation in operations:
+                operation.error = translate(error, self.path)
+        self._checkpointer.committed()
+        settle_all(operations)
+
+    async def append(
+        self,
+        run_id: str,
+        expected_seq: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        durable: bool = False,
+        consumed: Sequence[str] = (),
+        spent: Spent | None = None,
+    ) -> None:
+        """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
+        db = self._connection()
+        known = self._listed.get(run_id)
+        counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
+        listed_at = known.records if known is not None and counts_only else 0
+        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, listed_at=listed_at)
+        if not self._committed_alone(operation, db):
+            await self._submit(operation, db)
+        if run_id in self._holder.runs and not operation.listed_at:
+            self._listed[run_id] = head
+
+    def _committed_alone(self, operation: Append, db: Db) -> bool:
+        """Commit at once where no other run is advanced here that could share the transaction; raise what the operation met.
+
+        It saves two turns of the event loop a commit; the loop still gets its turn every `_TURN_S`.
+        """
+        if operation.durable or self._batch or not self._writer.idle or len(self._holder.runs) > 1:
+            return False
+        now = time.monotonic()
+        if now - self._turned >= _TURN_S:
+            self._turned = now
+            return False
+        try:
+            commit(db, (operation,), self.path)
+        except sqlite3.Error as error:
+            if is_busy(error):
+                return False
+            raise translate(error, self.path) from error
+        self._checkpointer.check()
+        self._checkpointer.committed()
+        if operation.error is not None:
+            raise operation.error
+        return True
+
+    async def spent(self, tenant: str, since: str) -> Spent:
+        """Return what the tenant has used since that day, in all processes."""
+        (row,) = await self._rows("", _SPENT, (tenant, since))
+        return Spent(tenant=tenant, day=since, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
+
+    # Reading ----------------------------------------------------------------------------------------------------------------------
+
+    async def _rows(self, run_id: str, sql: str, values: Sequence[Any]) -> list[Any]:
+        """Return the rows of a read; after everything of this run that is still queued."""
+        db = self._connection()
+        if not self._writer.has(run_id):
+            try:
+                return db.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                if not is_busy(error):
+                    raise translate(error, self.path) from error
+        return await self._submit(Statement(run_id, sql, values), db)
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""
+        found = await self._rows(run_id, f"SELECT id, {SEQ} FROM runs WHERE run_id=?", (run_id,))
+        if not found:
+            return []
+        run, seq = found[0]
+        lines = [row[0] for row in await self._rows(run_id, _READ, (*bounds(run, after), -1 if limit is None else limit))]
+        wanted = seq - after if limit is None else min(limit, seq - after)
+        if len(lines) < wanted:
+            await self._find_gap(run_id, run, after)
+        return lines
+
+    async def _find_gap(self, run_id: str, run: int, after: int) -> None:
+        """Raise `CorruptLog` for the first record that is missing; the run may also have been deleted just now, which is no damage."""
+        keys = await self._rows(run_id, "SELECT key FROM records WHERE key BETWEEN ? AND ? ORDER BY key", bounds(run, after))
+        if await self._rows(run_id, "SELECT id FROM runs WHERE id=?", (run,)):
+            first = bounds(run, after)[0]
+            missing = next((index for index, (key,) in enumerate(keys) if key != first + index), len(keys))
+            raise CorruptLog(run_id, after + missing + 1, "the record is missing")
+
+    async def head(self, run_id: str) -> RunHead | None:
+        """Return the run's listing entry; None for an unknown run."""
+        found = await self._rows(run_id, f"{_LISTED} WHERE run_id=?", (run_id,))
+        return self._head(*found[0]) if found else None
+
+    def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
+        try:
+            head = _decode_head(entry)
+        except msgspec.DecodeError as error:
+            raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
+        if records is None:
+            return head
+        return msgspec.structs.replace(head, records=records, iterations=iterations, updated_at=moment(updated))
+
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        """Return the page of runs that the query asks for, newest first."""
+        check_query(query)
+        wanted: list[tuple[str, Any]] = []
+        if query.after is not None:
+            last = await self._rows("", "SELECT created, run_id FROM runs WHERE run_id=?", (query.after,))
+            if not last:
+                raise RunNotFound(query.after)
+            wanted.append(("(created, run_id) < (?, ?)", last[0]))
+        if query.status:
+            wanted.append((f"status IN ({', '.join('?' * len(query.status))})", query.status))
+        for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
+            if value is not None:
+                wanted.append((f"{name}=?", (value,)))
+        if query.since is not None:
+            wanted.append(("created>=?", (microseconds(query.since),)))
+        if query.until is not None:
+            wanted.append(("created<?", (microseconds(query.until),)))
+        where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
+        values = [value for _, values in wanted for value in values]
+        limit = -1 if query.limit is None else query.limit
+        sql = f"{_LISTED}{where} ORDER BY created DESC, run_id DESC LIMIT ?"
+        return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
+
+    # Claims -----------------------------------------------------------------------------------------------------------------------
+
+    async def claim(self, run_id: str) -> None:
+        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+        db = self._connection()
+        self._take()
+        owed = self._owed.forget(run_id)
+        self._listed.pop(run_id, None)
+        claimed = self._submit(Claim(run_id, self._holder), db)
+        try:
+            await claimed
+        except BaseException as error:
+            if (owed or isinstance(error, asyncio.CancelledError)) and run_id not in self._holder.runs and self._db is not None:
+                self._owed.begin(run_id)
+            raise
+        self._holder.runs.add(run_id)
+
+    def _take(self) -> None:
+        try:
+            self._holder.take()
+        except OSError as error:
+            raise StoreError(
+                f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
+            ) from error
+
+    async def release(self, run_id: str) -> None:
+        """Give the claim up, if it is held."""
+        self._connection()
+        self._listed.pop(run_id, None)
+        if run_id in self._holder.runs:
+            self._holder.runs.discard(run_id)
+            await asyncio.shield(self._owed.begin(run_id))
+
+    async def renew(self) -> list[str]:
+        """Extend the lease of all claims held here; return the runs whose claim was lost."""
+        db = self._connection()
+        if not self._holder.runs:
+            return []
+        self._take()
+        held = await self._submit(Renew(self._holder), db)
+        lost = sorted(self._holder.runs - held)
+        self._holder.runs.difference_update(lost)
+        for run_id in lost:
+            self._listed.pop(run_id, None)
+        return lost
+
+    # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
+        await self._submit(Post(run_id, signal), self._connection())
+
+    async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
+        """Return the waiting signals of these runs, oldest first; one short query while nothing waits anywhere."""
+        rows = await self._rows("", _WAITING, (_MANY_SIGNALS + 1,))
+        if len(rows) > _MANY_SIGNALS:
+            rows = await self._rows("", _WAITING_OF, (json.dumps(list(run_ids)),))
+        found: dict[str, list[Signal]] = {}
+        if rows:
+            wanted = set(run_ids)
+            for run_id, signal in rows:
+                if run_id in wanted:
+                    found.setdefault(run_id, []).append(_decode_signal(signal))
+        return found
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Keep a blob, durably; the run need not exist yet."""
+        sql = "INSERT OR REPLACE INTO blobs (run_id, key, data) VALUES (?, ?, ?)"
+        await self._submit(Statement(run_id, sql, (run_id, key, data), durable=True), self._connection())
+
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """Return a blob; None when there is none under that key."""
+        found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=? AND key=?", (run_id, key))
+        return found[0][0] if found else None
+
+    async def list_blobs(self, run_id: str) -> list[str]:
+        """Return the keys of the run's blobs, sorted."""
+        return [key for (key,) in await self._rows(run_id, "SELECT key FROM blobs WHERE run_id=? ORDER BY key", (run_id,))]
+
+    async def delete_blob(self, run_id: str, key: str) -> None:
+        """Remove a blob; nothing happens when there is none."""
+        await self._submit(Statement(run_id, "DELETE FROM blobs WHERE run_id=? AND key=?", (run_id, key)), self._connection())
+
+    async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
+        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        await self._submit(Statement(run_id, _PUT_SNAPSHOT, (seq, data, run_id)), self._connection())
+
+    async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
+        """Return (sequence, data) of the snapshot; None when there is none."""
+        sql = "SELECT s.seq, s.data FROM snapshots s JOIN runs r ON r.id=s.run WHERE r.run_id=?"
+        found = await self._rows(run_id, sql, (run_id,))
+        return found[0] if found else None
+
+    # Removing -----------------------------------------------------------------------------------------------------------------------
+
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+        """Replace every line, remove blobs, snapshot and inbox, and rewrite the file so that the old bytes are nowhere in it.
+
+        Raise `RunNotFound`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
+        """
+        db = self._connection()
+        self._listed.pop(run_id, None)
+        await self._submit(Erase(run_id, tombstone, head), db)
+        await self._submit(Vacuum(""), db)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run with all that belongs to it; raise `RunNotFound`. `gc` gives its space back."""
+        await self._submit(Delete(run_id, durable=True), self._connection())
+
+    async def gc(self) -> int:
+        """Forget dead holders and rewrite the file without free space; return the bytes freed."""
+        db = self._connection()
+        before = self._size()
+        freed = remove_dead(self._holder.directory, self._holder.host)
+        await self._submit(DropDead(self._holder), db)
+        await self._submit(Vacuum(""), db)
+        return freed + max(0, before - self._size())
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
+
+
+def _same_but_counts(known: RunHead, head: RunHead) -> bool:
+    """Whether the entries differ in nothing but how many iterations and records there are, and when the last was written."""
+    return (
+        head.status == known.status
+        and head.goal == known.goal
+        and head.title == known.title
+        and head.reason == known.reason
+        and head.created_at == known.created_at
+        and head.goal_id == known.goal_id
+        and head.agent == known.agent
+        and head.tenant == known.tenant
+        and head.parent == known.parent
+    )

@@ -1,0 +1,155 @@
+"""JSON Schemas that tools bring: checked when the tool is made, compiled at first use, never fetched from anywhere.
+
+Draft 2020-12, unless the schema itself names another draft in `$schema`. A `$ref` must point into the schema itself or to a published
+meta-schema; one that would need the network is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from detent.core.errors import ConfigError, InvalidArguments
+from detent.ports import ToolContext, ToolSpec
+from detent.tools.functions import problems
+from detent.tools.functions.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_canonical = msgspec.json.Encoder(order="sorted").encode
+
+
+class BroughtSchema:
+    """The arguments of a tool that brings a JSON Schema; the schema decides about unknown ones."""
+
+    unbound = False
+
+    def __init__(self, schema: Any, *, tool: str, options: Options, takes_context: bool) -> None:
+        """Raise `ConfigError` when `schema` is no sound schema of an object."""
+        self.schema = own_copy(schema, what=f"tool {tool!r}, input_schema")
+        kinds = self.schema.get("type", "object")
+        if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+            raise ConfigError(f"tool {tool!r}, input_schema: its type is {kinds!r}; arguments are an object, so it must be 'object'")
+        check_schema(self.schema, what=f"tool {tool!r}, input_schema")
+        properties = self.schema.get("properties")
+        self.names = list(cast(dict[str, Any], properties)) if isinstance(properties, dict) else []
+        for name in options.sensitive:
+            if self.schema.get("additionalProperties") is False and name not in self.names:
+                raise ConfigError(
+                    f"tool {tool!r}: sensitive names {name!r}, which is no property; they are: {', '.join(self.names) or 'none'}"
+                )
+        self._tool, self._takes_context = tool, takes_context
+        self._errors: Callable[[Any], Iterator[Any]] | None = None
+
+    def check(self, raw: bytes, args: dict[str, Any]) -> None:
+        """Raise `InvalidArguments` when `args` do not satisfy the schema."""
+        self._errors = self._errors or compiled(self.schema)
+        try:
+            found = problems.of_jsonschema(self._errors(msgspec.json.decode(raw)), known=self.names, tool=self._tool)
+        except Exception as error:  # a foreign validator on what a model wrote: whatever it chokes on is not accepted
+            raise InvalidArguments(f"{self._tool}: the arguments cannot be checked ({type(error).__name__}); send simpler ones") from error
+        if found:
+            raise InvalidArguments(found)
+
+    def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what to call `execute` with: a fresh dict, and the context where it takes one."""
+        fresh = msgspec.json.decode(msgspec.json.encode(args))
+        return ((fresh, context) if self._takes_context else (fresh,)), {}
+
+
+def own_copy(schema: Any, *, what: str) -> dict[str, Any]:
+    """Return a copy of `schema` as plain JSON; raise `ConfigError` when it is no JSON object."""
+    try:
+        copy = msgspec.json.decode(msgspec.json.encode(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{what}: it is no JSON ({error}); give a dict of plain values") from error
+    if not isinstance(copy, dict):
+        raise ConfigError(f"{what}: it is {problems.type_name(copy)}; give a JSON Schema as a dict")
+    return cast(dict[str, Any], copy)
+
+
+def check_schema(schema: dict[str, Any], *, what: str) -> None:
+    """Raise `ConfigError` when `schema` breaks the rules of its draft, or refers to something that is not there."""
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        where = ".".join(str(part) for part in error.absolute_path) or "the schema"
+        raise ConfigError(f"{what}: no sound JSON Schema at {where}: {problems.short(error.message)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what}: it is nested too deeply; flatten it") from error
+    _refuse_dangling(schema, what)
+
+
+def _refuse_dangling(schema: dict[str, Any], what: str) -> None:
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012, specification_with
+
+    registry: Any = _published()
+    draft: Any = specification_with(str(schema.get("$schema", "")), default=DRAFT202012)
+    resource = draft.create_resource(schema)
+    base = str(schema.get("$id", ""))
+    resolver = registry.with_resource(base, resource).resolver(base)
+    for reference in references(schema):
+        try:
+            resolver.lookup(reference)
+        except (Unresolvable, ValueError) as error:
+            raise ConfigError(
+                f"{what}: $ref {reference!r} leads nowhere inside the schema, and nothing is fetched; put what it means under $defs"
+            ) from error
+
+
+def references(schema: Any) -> list[str]:
+    """Return every `$ref` that stands where a schema stands (not in `const`, `enum`, `default` or `examples`)."""
+    found: list[str] = []
+    open_parts: list[Any] = [schema]
+    while open_parts:
+        part = open_parts.pop()
+        if isinstance(part, list):
+            open_parts.extend(cast(list[Any], part))
+        elif isinstance(part, dict):
+            if part is not schema and "$id" in part:
+                continue  # a schema of its own base: its references are relative to that, and are met when it is used
+            for key, value in cast(dict[str, Any], part).items():
+                if key == "$ref" and isinstance(value, str):
+                    found.append(value)
+                elif key not in ("const", "enum", "default", "examples"):
+                    open_parts.append(value)
+    return found
+
+
+def _published() -> Any:
+    """Return the registry of the published meta-schemas; it fetches nothing."""
+    from jsonschema_specifications import REGISTRY  # pyright: ignore[reportMissingTypeStubs]
+
+    return REGISTRY
+
+
+def compiled(schema: dict[str, Any]) -> Callable[[Any], Iterator[Any]]:
+    """Return a function that gives the errors of a value."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    kind: Any = validator_for(schema, default=Draft202012Validator)
+    return kind(schema, registry=_published()).iter_errors
+
+
+def schema_digest(spec: ToolSpec) -> str:
+    """Return SHA-256, in hex, of what a recorded call relies on: name, schemas, side effect, idempotency, and a sandbox if it has one.
+
+    A resumed run compares it with the one in its log, to say which tools have changed since.
+    """
+    declared = [
+        spec.name,
+        spec.input_schema,
+        spec.result_schema,
+        spec.side_effect,
+        spec.idempotent,
+        *(["sandboxed"] if spec.sandboxed else []),
+    ]
+    return hashlib.sha256(_canonical(declared)).hexdigest()

@@ -1,0 +1,248 @@
+"""Reading files: read_file and stat_file.
+
+A file is streamed once from one descriptor: hash, line count, UTF-8 check and the wanted lines come from the same bytes, which are those
+that the file had when it was opened (what is appended meanwhile is not read). Memory is one chunk and the caller's `max_bytes`, whatever
+the file's size.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from detent.core.errors import ToolFailed
+from detent.tools.failures import failed, refused_argument, shown, stop_if
+from detent.tools.workspace.confine import Workspace
+
+if TYPE_CHECKING:
+    from detent.ports import Cancellation
+
+CHUNK_BYTES = 1_048_576
+
+Kind = Literal["dir", "file", "symlink", "other"]
+
+
+class FileText(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of a file and what identifies the version that was read: `hash` is the SHA-256 of the whole file in hex.
+
+    `start_line` and `end_line` say which lines (1-based, inclusive) `content` holds, the last or first perhaps in part when `truncated`;
+    both are 0 when it holds none. `truncated` is true only when the chosen lines are longer than the cap.
+    """
+
+    path: str
+    content: str
+    hash: str
+    mtime_unix_ms: int
+    size_bytes: int
+    total_lines: int
+    start_line: int
+    end_line: int
+    truncated: bool
+
+    @property
+    def lines(self) -> int:
+        """How many lines `content` holds."""
+        return self.end_line - self.start_line + 1 if self.start_line else 0
+
+
+class FileStat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a directory says of one entry; links are not followed. A missing entry has `exists` false and the rest None."""
+
+    path: str
+    exists: bool
+    kind: Kind | None = None
+    size_bytes: int | None = None
+    modified_unix_ms: int | None = None
+
+
+def read_file(
+    workspace: Workspace,
+    path: str,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    head: int | None = None,
+    tail: int | None = None,
+    max_bytes: int | None = None,
+    cancelled: Cancellation | None = None,
+) -> FileText:
+    """Return the text of a UTF-8 file: all of it, lines `start` to `end` (1-based, inclusive), the first `head` or the last `tail` lines.
+
+    At most `max_bytes` bytes of text come back (default and ceiling: the workspace's limit): the beginning of what was chosen, with `tail`
+    its end. Lines end with a line feed and are returned unchanged. A range past the end is empty, not an error. Raises `ToolFailed` with
+    `not_found`, `is_a_directory`, `not_a_regular_file`, `not_text`, `outside_workspace`, `invalid_arguments`, ...
+    """
+    cap = _cap(max_bytes, workspace.limits.read_bytes)
+    wanted = _selection(start, end, head, tail, cap)
+    with workspace.reading(path) as descriptor:
+        found = os.fstat(descriptor)
+        digest, decoder, left = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")(), found.st_size
+        while left > 0 and (chunk := os.read(descriptor, min(CHUNK_BYTES, left))):
+            stop_if(cancelled, doing=f"reading {shown(path)}")
+            left -= len(chunk)
+            digest.update(chunk)
+            require_text(decoder, chunk, path, found.st_size)
+            wanted.feed(chunk)
+        require_text(decoder, b"", path, found.st_size, final=True)
+    data, first, truncated = wanted.result()
+    return FileText(
+        path=path,
+        content=data.decode(),
+        hash=digest.hexdigest(),
+        mtime_unix_ms=found.st_mtime_ns // 1_000_000,
+        size_bytes=found.st_size - left,
+        total_lines=wanted.total_lines,
+        start_line=first if data else 0,
+        end_line=first + _lines(data) - 1 if data else 0,
+        truncated=truncated,
+    )
+
+
+def stat_file(workspace: Workspace, path: str) -> FileStat:
+    """Return kind, size in bytes and time of change of an entry; a missing one is an answer (`exists` false), not an error."""
+    try:
+        with workspace.place(path, follow=False) as place:
+            found = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False) if place.name else os.fstat(place.directory)
+    except ToolFailed as error:
+        if error.error_code in ("not_found", "not_a_directory"):
+            return FileStat(path=path, exists=False)
+        raise
+    return FileStat(path=path, exists=True, kind=kind_of(found), size_bytes=found.st_size, modified_unix_ms=found.st_mtime_ns // 1_000_000)
+
+
+def kind_of(found: os.stat_result) -> Kind:
+    """Return which kind of entry `found` describes."""
+    mode = found.st_mode
+    if stat.S_ISDIR(mode):
+        return "dir"
+    return "file" if stat.S_ISREG(mode) else "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def require_text(decoder: codecs.IncrementalDecoder, chunk: bytes, path: str, size_bytes: int, *, final: bool = False) -> None:
+    """Raise `ToolFailed` (`not_text`) when the bytes so far are not UTF-8."""
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError as error:
+        message = (
+            f"{shown(path)} ({size_bytes} bytes) is not UTF-8 text; stat_file shows its size, exec can run a program that understands it"
+        )
+        raise failed("not_text", message, path=path, size_bytes=size_bytes) from error
+
+
+def _cap(asked: int | None, ceiling: int) -> int:
+    if asked is None:
+        return ceiling
+    if not 1 <= asked <= ceiling:
+        raise refused_argument(f"max_bytes is {asked}; it must be from 1 to {ceiling}")
+    return asked
+
+
+def _selection(start: int | None, end: int | None, head: int | None, tail: int | None, cap: int) -> _Range | _Tail:
+    ways = [start is not None or end is not None, head is not None, tail is not None]
+    if sum(ways) > 1:
+        raise refused_argument("give only one of: start and end, head, tail")
+    if head is not None and head < 1:
+        raise refused_argument(f"head is {head}; it must be at least 1")
+    if start is not None and start < 1:
+        raise refused_argument(f"start is {start}; lines are counted from 1")
+    if end is not None and end < (start or 1):
+        raise refused_argument(f"end is {end}, before start ({start or 1}); end is the last line wanted, and lines are counted from 1")
+    if tail is not None:
+        if tail < 1:
+            raise refused_argument(f"tail is {tail}; it must be at least 1")
+        return _Tail(tail, cap)
+    return _Range(start or 1, head if head is not None else end, cap)
+
+
+def _lines(data: bytes | bytearray) -> int:
+    """How many lines `data` holds; a last one without line feed counts."""
+    return data.count(b"\n") + (not data.endswith(b"\n")) if data else 0
+
+
+class _Range:
+    """Collects lines `first` to `last` (None: to the end) from a stream of chunks, at most `cap` bytes of them."""
+
+    def __init__(self, first: int, last: int | None, cap: int) -> None:
+        self.first, self.last, self.cap = first, last, cap
+        self.kept = bytearray()
+        self.newlines = 0
+        self.open_line = False
+
+    @property
+    def total_lines(self) -> int:
+        return self.newlines + self.open_line
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the file."""
+        before, count = self.newlines, chunk.count(b"\n")
+        self.newlines += count
+        self.open_line = not chunk.endswith(b"\n")
+        if before + count + 1 < self.first or (self.last is not None and before >= self.last) or len(self.kept) > self.cap:
+            return
+        begin = _after_newline(chunk, self.first - 1 - before)
+        stop = len(chunk) if self.last is None or before + count < self.last else _after_newline(chunk, self.last - before)
+        self.kept += chunk[begin : min(stop, begin + self.cap + 1 - len(self.kept))]
+
+    def result(self) -> tuple[bytes, int, bool]:
+        """Return the bytes, the number of their first line, and whether the cap cut them."""
+        truncated = len(self.kept) > self.cap
+        return (_whole_characters(bytes(self.kept[: self.cap])) if truncated else bytes(self.kept)), self.first, truncated
+
+
+class _Tail:
+    """Collects the last `count` lines from a stream of chunks, at most the last `cap` bytes of them."""
+
+    def __init__(self, count: int, cap: int) -> None:
+        self.count, self.cap = count, cap
+        self.kept = bytearray()
+        self.size = 0
+        self.newlines = 0
+
+    @property
+    def total_lines(self) -> int:
+        return self.newlines + (self.size > 0 and not self.kept.endswith(b"\n"))
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the file; one byte more than the cap is kept, to see where a line begins."""
+        self.newlines += chunk.count(b"\n")
+        self.size += len(chunk)
+        self.kept += chunk
+        del self.kept[: max(0, len(self.kept) - self.cap - 1)]
+
+    def result(self) -> tuple[bytes, int, bool]:
+        """Return the bytes, the number of their first line, and whether the cap cut them."""
+        data = bytes(self.kept)
+        begin, position = 0, len(data) - data.endswith(b"\n")
+        for _ in range(self.count):
+            position = data.rfind(b"\n", 0, max(position, 0))
+            if position < 0:
+                break
+        else:
+            begin = position + 1
+        truncated = begin == 0 and self.size > self.cap
+        if truncated:
+            begin = len(data) - self.cap
+            while begin < len(data) and data[begin] & 0xC0 == 0x80:
+                begin += 1
+        chosen = data[begin:]
+        return chosen, self.total_lines - _lines(chosen) + 1, truncated
+
+
+def _after_newline(chunk: bytes, count: int) -> int:
+    """Return the offset after the `count`-th line feed of `chunk`; 0 for none, its length when it has fewer."""
+    position = 0
+    for _ in range(count):
+        position = chunk.find(b"\n", position) + 1
+        if not position:
+            return len(chunk)
+    return position
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Return `data` without an incomplete character at its end."""
+    return codecs.getincrementaldecoder("utf-8")().decode(data).encode()

@@ -1,0 +1,292 @@
+"""Reading what a raw-text model wrote: tolerant of how it is written, strict about what is executed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
+from detent.planners.raw_text.action_schema import SchemaChecks
+from detent.planners.raw_text.json_objects import objects_in
+from detent.planners.raw_text.parsing import ACTIONS, Offer, Reading, read
+from detent.planners.think_blocks import ThinkingSplitter, split_thinking
+from detent.ports import ToolSpec
+from planners.raw_text.texts import ADD, READ
+
+TYPE_TOOL = ToolSpec(name="set", input_schema={"type": "object", "properties": {"args": {"type": "string"}, "reason": {"type": "string"}}})
+
+
+def reading(text: str, *tools: ToolSpec, finish: str = "", **fields: Any) -> Reading:
+    offered = tools or (READ, ADD)
+    checks = SchemaChecks(offered, fields.get("output_schema"))
+    given = {"problem_of": checks.arguments, "answer_problem": checks.answer, "actions": ACTIONS, **fields}
+    return read(text, Offer(tools={t.name: t for t in offered}, **given), finish=finish)
+
+
+def actions(text: str, *tools: ToolSpec, **fields: Any) -> tuple[AnyAction, ...]:
+    found = reading(text, *tools, **fields)
+    assert not found.problem, found.problem
+    return found.actions
+
+
+READING = ToolCall(tool="read_file", args={"path": "a.txt"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "tool_call", "tool": "read_file", "args": {"path": "a.txt"}}',
+        '{"type": "tool_call", "name": "read_file", "arguments": {"path": "a.txt"}}',
+        '{"type": "function_call", "name": "read_file", "arguments": "{\\"path\\": \\"a.txt\\"}"}',
+        '{"type": "read_file", "path": "a.txt"}',
+        '{"type": "read_file", "args": {"path": "a.txt"}}',
+        '{"type": "read_file", "path": "a.txt", "thought": "look first"}',
+        '{"read_file": {"path": "a.txt"}}',
+        '{"tool_call": {"name": "read_file", "arguments": {"path": "a.txt"}}}',
+        '{"function_call": {"tool": "read_file", "args": {"path": "a.txt"}}}',
+        '{"action": "tool_call", "tool": "read_file", "args": {"path": "a.txt"}}',
+        '{"tool": "read_file", "args": {"path": "a.txt"}}',
+        '{"tool": "read_file", "input": {"path": "a.txt"}}',
+        '{"name": "read_file", "parameters": {"path": "a.txt"}}',
+        '{"type": "function", "function": {"name": "read_file", "arguments": "{\\"path\\": \\"a.txt\\"}"}}',
+        '{"action": "read_file", "action_input": {"path": "a.txt"}}',
+        '{"thought": "hm", "tool": "read_file", "args": {"path": "a.txt"}, "id": "c1", "createdAt": "now"}',
+        '```json\n{"type": "read_file", "path": "a.txt"}\n```',
+        '```\n{"type": "read_file", "path": "a.txt"}\n```\nThis reads the file.',
+        'Sure! Here is the call:\n\n{"type": "read_file", "path": "a.txt"}',
+        'Sure, here it is: {"type": "read_file", "path": "a.txt"}',
+        '1. {"type": "read_file", "path": "a.txt"}',
+        '<think>maybe {"type": "add"}</think>{"type": "read_file", "path": "a.txt"}',
+        'I could {"type": "add"} first, no.\n</think>\n{"type": "read_file", "path": "a.txt"}',
+        '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.txt"}}\n</tool_call>',
+        '[TOOL_CALLS] [{"name": "read_file", "arguments": {"path": "a.txt"}}]',
+        '<|python_tag|>{"name": "read_file", "parameters": {"path": "a.txt"}}',
+        '{"tool_calls": [{"function": {"name": "read_file", "arguments": "{\\"path\\": \\"a.txt\\"}"}}]}',
+        '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
+        '{"type": "read_file", "path": "a.txt"}\nObservation: it says 5\n{"type": "final_answer", "content": "5"}',
+        '{"type": "read_file", "path": "a.txt",}',
+        "{'type': 'read_file', 'path': 'a.txt'}",
+        "{type: 'read_file', path: 'a.txt'}",
+        '{"type": "read_file", // the first\n "path": "a.txt"}',
+        '{"type": "read_file" "path": "a.txt"}',
+        '{"type": "read_file", "path": "a.txt", "path": "a.txt"}',
+    ],
+)
+def test_a_call_is_read_however_it_is_written(text: str) -> None:
+    """Fences, prose, think blocks, other field names, the tool's name as type, text as arguments, broken JSON that is whole."""
+    found = actions(text)
+    assert [(a.tool, a.args) for a in found if isinstance(a, ToolCall)] == [("read_file", {"path": "a.txt"})]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"type": "final_answer", "content": "42"}', FinalAnswer(content="42")),
+        ('{"type": "final_answer", "answer": "42"}', FinalAnswer(content="42")),
+        ('{"type": "Final Answer", "content": "42"}', FinalAnswer(content="42")),
+        ('{"type": "FinalAnswer", "content": 42}', FinalAnswer(content=42)),
+        ('{"action": "Final Answer", "action_input": "42"}', FinalAnswer(content="42")),
+        ('{"final_answer": "42"}', FinalAnswer(content="42")),
+        ("It is 42.", FinalAnswer(content="It is 42.")),
+        ("Final Answer: 42", FinalAnswer(content="42")),
+        ('The config is {"a": 1} now.', FinalAnswer(content='The config is {"a": 1} now.')),
+        ('The config is:\n{"a": 1}', FinalAnswer(content='The config is:\n{"a": 1}')),
+        ("Use {name} as a placeholder", FinalAnswer(content="Use {name} as a placeholder")),
+        ("f(x) {\n return 1;\n", FinalAnswer(content="f(x) {\n return 1;")),
+        ('{"type": "ask_user", "question": "Which?"}', AskUser(question="Which?")),
+        ('{"type": "stop", "reason": "no way"}', Stop(reason="no way")),
+        ('{"type": "stop"}', Stop()),
+        ('{"type": "thought", "content": "hm"}', Thought(content="hm")),
+        ('{"type": "abstain", "missing": "the year"}', Abstain(missing=("the year",))),
+        ('{"type": "push_goal", "goal": "g"}', PushGoal(goal="g")),
+        ('{"type": "schedule", "delay_s": 5}', Schedule(delay_s=5)),
+    ],
+)
+def test_control_actions_and_answers_are_read(text: str, expected: AnyAction) -> None:
+    """Synonyms of fields and spellings of types; text without an action is the answer."""
+    assert actions(text) == (expected,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'You could call {"type": "read_file", "path": "a.txt"} to see it.',
+        "read_file reads a file, for example read_file a.txt",
+        'It says `{"tool": "read_file", "args": {"path": "x"}}` in the docs, which is odd.',
+        "<tool_call> is the tag that starts a call.",
+    ],
+)
+def test_text_that_mentions_a_call_is_an_answer(text: str) -> None:
+    """A call in the middle of a sentence is not made."""
+    assert actions(text) == (FinalAnswer(content=text),)
+
+
+def test_several_calls_are_a_batch() -> None:
+    """One after the other, in a list, or under `actions`; what comes after prose is not part of it."""
+    two = [("read_file", {"path": "a"}), ("add", {"a": 1, "b": 2})]
+    one, other = '{"type": "read_file", "path": "a"}', '{"type": "add", "a": 1, "b": 2}'
+    for text in (
+        f"{one}\n{other}",
+        f"[{one}, {other}]",
+        f"```json\n{one}\n```\n```json\n{other}\n```",
+        f'{{"actions": [{one}, {other}]}}',
+        f"{one} {other}",
+    ):
+        assert [(a.tool, a.args) for a in actions(text) if isinstance(a, ToolCall)] == two, text
+    assert len(actions(f"{one}\nThe file says 3.\n{other}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no action"),
+        ("<think>I wonder", "no action"),
+        ('{"type": "tool_call", "tool": "read_file", "args": {"path": "a.t', "not complete"),
+        ('{"type": "write_file", "path": "a", "content": "', "not complete"),
+        ('{"type": "tool_call", "tool": "read_file", "args": {"path": "a.txt"}', "not complete"),
+        ('[{"type": "read_file", "path": "a"}, {"type": "add", "a": 1', "not complete"),
+        ('{"type": "read_file", "path": "a"}\n{"type": "add", "a": 1', "not complete"),
+        ('{"type": "delete_file", "path": "a"}', "no action and no tool"),
+        ('{"type": "tool_call", "tool": "read-file", "args": {"path": "a"}}', "no tool 'read-file'"),
+        ('{"type": "tool_call", "tool": "READ_FILE", "args": {"path": "a"}}', "no tool 'READ_FILE'"),
+        ('{"type": "tool_call"}', "needs"),
+        ('{"type": "tool_call", "tool": "read_file", "args": [1]}', "must be a JSON object"),
+        ('{"type": "tool_call", "tool": "read_file", "args": "path=a"}', "not JSON"),
+        ('{"type": "read_file"}', "'path' is a required property"),
+        ('{"type": "read_file", "path": 5}', "not of type 'string'"),
+        ('{"type": "read_file", "path": "a", "lines": "5"}', "not of type 'integer'"),
+        ('{"type": "read_file", "path": "a", "path": "b"}', "stands twice"),
+        ('{"type": "add", "a": NaN, "b": 1}', "not of type 'number'"),
+        ('{"type": "add", "a": 1e999, "b": 1}', "cannot keep"),
+        ('{"type": "read_file", "path": "\\ud800"}', "cannot keep"),
+        ('{"type": "final_answer", "content": "  "}', "blank"),
+        ('{"type": "final_answer", "content": "<think>no</think>"}', "blank"),
+        ('{"type": "final_answer", "content": "\\u200b\\u2060"}', "blank"),
+        ("[[1]] or so</think>", "only markup"),
+        ('{"tool_call": {"path": "a"}}', 'no "type"'),
+        ('{"action": "tool_call"}', "no tool 'tool_call'"),
+        ('{"type": "final_answer"}', "needs"),
+        ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
+        ('{"a": 1}', 'no "type"'),
+        ("[1, 2]", "FinalAnswer"),
+        ('I will now use {"type": "read_file", "path": "a"}', "end of a sentence"),
+        ("{" * 5000, "not complete"),
+        ('{"type": "add", "a": ' + "[" * 3000 + "]" * 3000 + ', "b": 1}', ""),
+    ],
+)
+def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
+    """Each problem names what is wrong; none becomes an action."""
+    found = reading(text)
+    if said == "FinalAnswer":
+        assert found.actions == (FinalAnswer(content=text),)
+        return
+    assert not found.actions
+    assert said in found.problem
+
+
+@pytest.mark.parametrize("cut", range(1, 62))
+def test_a_call_that_is_cut_off_anywhere_is_no_call(cut: int) -> None:
+    """Whatever the last character, with or without a limit that is known to have been reached."""
+    whole = '{"type": "tool_call", "tool": "read_file", "args": {"path": "a.txt"}}'
+    for finish in ("length", ""):
+        found = reading(whole[: len(whole) - cut], finish=finish)
+        assert not [a for a in found.actions if isinstance(a, ToolCall)]
+        assert not found.unfit
+
+
+def test_text_that_a_limit_cut_off_is_no_answer() -> None:
+    """A sentence without its end is not given out as the result; a complete object is."""
+    assert reading("The answer is 4", finish="length").cut
+    assert actions('{"type": "final_answer", "content": "4"}', finish="length") == (FinalAnswer(content="4"),)
+
+
+def test_mended_json_that_does_not_fit_is_not_handed_on() -> None:
+    """Sound JSON with wrong arguments is left to the kernel to refuse; what was mended into wrong arguments is not."""
+    assert reading('{"type": "read_file", "path": 5}').unfit == (ToolCall(tool="read_file", args={"path": 5}),)
+    assert reading('{"type": "gone", "tool": "x"}').unfit == ()
+    found = reading("{'type': 'read_file', 'path': 5,}")
+    assert (found.unfit, found.mended) == ((), True)
+    assert reading("{'type': 'read_file', 'path': 'a'}").mended
+
+
+def test_arguments_that_are_called_like_fields_stay_arguments() -> None:
+    """A tool with an argument `args` or `reason` gets it."""
+    assert actions('{"type": "set", "args": "x", "reason": "y"}', TYPE_TOOL) == (
+        ToolCall(tool="set", args={"args": "x", "reason": "y"}, reason="y"),
+    )
+
+
+def test_only_offered_actions_are_taken() -> None:
+    """An action that the planner was not given is named as impossible."""
+    assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
+    assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
+    assert "no JSON object" in reading("hello", prose=False).problem
+    assert "no JSON object" in reading("hello", actions=("tool_call",)).problem
+
+
+def test_a_name_alone_is_a_call_where_it_is_that_of_a_tool() -> None:
+    """Anything else may have a name."""
+    assert reading('{"tool_call": {"name": "add"}}').problem.startswith("the arguments of add do not fit")
+    assert 'needs "tool"' in reading('{"type": "tool_call", "name": "Ann"}').problem
+
+
+def test_a_typed_answer_may_stand_in_prose_where_it_is_the_one_object_there_and_fits_as_it_is() -> None:
+    """A fence with words around it; not one that is mentioned, mended, cut off, or one of two."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for said in ('Here it is:\n```json\n{"n": 1}\n```\nThat is all.', 'I counted.\n\n{"n": 1}'):
+        assert actions(said, output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+        assert not reading(said, output_schema=schema, finish="length").actions
+    for said in ('Write {"n": 1} or so.', "Here:\n{'n': 1,}", 'First:\n{"n": 1}\nThen:\n{"n": 2}', 'Here:\n{"n": "1"}'):
+        assert "output schema" in reading(said, output_schema=schema).problem
+
+
+def test_a_tool_that_has_the_name_of_a_control_action_is_called_where_that_action_is_not_offered() -> None:
+    """As the meta-tools abstain and ask_user do; where the action is offered, it is meant."""
+    tool = ToolSpec(name="abstain", input_schema={"type": "object", "properties": {"missing": {"type": "array"}}})
+    said = '{"type": "abstain", "missing": ["a map"]}'
+    assert actions(said, tool, actions=("tool_call", "final_answer")) == (ToolCall(tool="abstain", args={"missing": ["a map"]}),)
+    assert actions(said, tool) == (Abstain(missing=("a map",)),)
+
+
+def test_an_answer_must_fit_the_output_schema() -> None:
+    """Given as content, or directly."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    assert actions('{"type": "final_answer", "content": {"n": 1}}', output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+    assert actions('{"n": 1}', output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+    assert "output schema" in reading('{"type": "final_answer", "content": {"n": "1"}}', output_schema=schema).problem
+    assert "output schema" in reading("It is 1", output_schema=schema).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "answer"),
+    [
+        ("<think>a</think>b", "a", "b"),
+        ("<thinking>a</thinking>\n<think>c</think>b", "a\nc", "\nb"),
+        ("a</think>b", "a", "b"),
+        ("<think>a {", "a {", ""),
+        ('{"content": "<think>x</think>"}', "", '{"content": "<think>x</think>"}'),
+        ('{"content": "x</think>"}', "", '{"content": "x</think>"}'),
+        ("plain", "", "plain"),
+    ],
+)
+def test_thinking_is_kept_apart(text: str, thinking: str, answer: str) -> None:
+    """A draft in a think block is no answer; a tag inside a string is text."""
+    assert split_thinking(text) == (thinking, answer)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_thinking_is_told_apart_while_it_streams(size: int) -> None:
+    """However the pieces are cut, tags never show, and everything else comes."""
+    text = "<think>so < 5</think> the <b>answer</b>"
+    splitter = ThinkingSplitter()
+    told = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])] + splitter.end()
+    assert "".join(piece for kind, piece in told if kind == "thinking") == "so < 5"
+    assert "".join(piece for kind, piece in told if kind == "text") == " the <b>answer</b>"
+
+
+def test_a_great_many_objects_cost_no_more_than_they_are_long() -> None:
+    """At most 64 are looked at."""
+    assert len(objects_in(json.dumps({"a": 1}) * 5000)) == 64

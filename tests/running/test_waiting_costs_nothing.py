@@ -1,0 +1,73 @@
+"""A waiting run is rows in a store: a thousand of them keep no memory, no task and no claim in the program that left them there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+from detent import Agent, AskUser, Engine, FinalAnswer, Schedule, ToolCall, View, tool
+from detent.stores.sqlite.store import SqliteStore
+from detent.testing.clocks import FakeClock
+from laws.places import PurePlanner
+
+WAITING = 1_000
+BYTES_EACH = 100
+"""Less than the smallest object that could stand for a run; what is left is the noise of caches and of the allocator."""
+
+
+@tool(side_effect="destructive")
+async def wipe(n: int) -> str:
+    """Remove n."""
+    return "gone"
+
+
+def plan(view: View) -> Any:
+    """Wait for a person's approval, a person's reply or a time, by the goal."""
+    kind = int(view.goal) % 3
+    if view.iteration > 1:
+        return FinalAnswer(content="woken")
+    return (AskUser(question="?"), Schedule(delay_s=60), ToolCall(tool="wipe", args={"n": 1}))[kind]
+
+
+async def wait_for(engine: Engine, numbers: range) -> None:
+    agent = Agent(name="w", tools=["wipe"])
+    for n in numbers:
+        result = await engine.run(agent, str(n), run_id=f"r{n}")
+        assert result.status.startswith("waiting")
+
+
+def held() -> int:
+    """Return the bytes that Python objects hold now."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_a_thousand_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: Path) -> None:
+    """Not a reference for each of them; and any one can be taken on, by this engine or another."""
+
+    async def main() -> None:
+        clock, path = FakeClock(), tmp_path / "runs.db"
+        engine = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
+        await engine.store.open()
+        await wait_for(engine, range(200))  # what is made once for all runs is there now
+        tracemalloc.start()
+        before = held()
+        await wait_for(engine, range(200, 200 + WAITING))
+        grown = held() - before
+        tracemalloc.stop()
+        assert grown < WAITING * BYTES_EACH, f"{grown / WAITING:.0f} bytes a waiting run"
+        assert len(asyncio.all_tasks()) <= 2, "nothing runs or waits in this process but this test, and the one watcher of the engine"
+        clock.advance(60)
+        assert len(await engine.due()) == (200 + WAITING) // 3
+        other = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
+        await other.store.open()
+        assert (await other.resume("r1")).output == "woken"
+        await other.close()
+        await other.store.close()
+        await engine.close()
+        await engine.store.close()
+
+    asyncio.run(main())

@@ -23,9 +23,10 @@ from detent.clock import RandomIds, SystemClock
 from detent.core import events as e
 from detent.core.agent import AgentSpec
 from detent.core.state import RunState
-from detent.kernel.context import Run, make_context
+from detent.kernel.context import Run
 from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
+from detent.kernel.pass_context import make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.policies.tiers import TieredPolicy
 from detent.running.live import Control, LiveWorld

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 
 from detent import Agent, Engine, Result, ToolContext, tool
-from detent.core.records import Record
+from detent.extend import Record
 
 
 @tool(side_effect="write", idempotent=True)

@@ -12,7 +12,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, DetentError, Engine, FinalAnswer, ToolCall, tool
-from detent.ports import Block
+from detent.extend import Block
 from detent.testing import ScriptedPlanner
 
 

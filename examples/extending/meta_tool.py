@@ -12,9 +12,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, Engine, FinalAnswer, ToolCall
-from detent.kernel.kernel import make_kernel
-from detent.kernel.meta_tools import Answer, MetaTool
-from detent.ports import ToolSpec
+from detent.extend import Answer, MetaTool, ToolSpec, make_kernel
 from detent.testing import ScriptedPlanner
 
 

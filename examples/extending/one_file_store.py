@@ -27,9 +27,7 @@ from typing import IO
 import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
-from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
+from detent.extend import Conflict, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
 from detent.testing import ScriptedPlanner
 
 LEASE_S = 30.0

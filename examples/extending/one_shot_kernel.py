@@ -12,8 +12,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, Engine, FinalAnswer, Plan, Usage
-from detent.kernel.kernel import make_kernel
-from detent.kernel.think import think
+from detent.extend import make_kernel, think
 
 ONE_SHOT = make_kernel(phases=(think,), name="one-shot")
 

@@ -15,10 +15,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.core.state import transition
-from detent.kernel.act import act
-from detent.kernel.kernel import make_kernel
-from detent.kernel.think import think
+from detent.extend import act, make_kernel, think, transition
 from detent.testing import ScriptedPlanner
 
 

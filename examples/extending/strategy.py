@@ -18,7 +18,7 @@ import asyncio
 import msgspec
 
 from detent import Agent, DetentError, Engine, FinalAnswer, Plan, Usage
-from detent.ports import Branch, strategy
+from detent.extend import Branch, strategy
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

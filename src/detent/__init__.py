@@ -96,6 +96,18 @@ _WHERE = {
 """The modules of the public names."""
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
+_MOVED = {
+    "detent.loading": "detent.config.loading",
+    "detent.planners.generation": "detent.planners.raw_text.generation",
+    "detent.planners.generators": "detent.planners.raw_text.generators",
+    "detent.planners.on_device": "detent.planners.raw_text.planner",
+    "detent.planners.verifiers": "detent.planners.raw_text.verifiers",
+    "detent.pricing": "detent.metering.pricing",
+    "detent.tools.fetch": "detent.tools.web.fetch",
+    "detent.tools.skills": "detent.tools.workspace.skills",
+}
+"""Where pages of 0.1 found modules before there were rooms, and where these are now."""
+
 
 if not TYPE_CHECKING:
     from _thread import RLock  # `threading` would have to be loaded first
@@ -110,6 +122,34 @@ if not TYPE_CHECKING:
         with _ONE_AT_A_TIME:
             value = globals()[name] = getattr(import_module(f"detent.{_MODULES[name]}"), name)
         return value
+
+    class _Moved:
+        """Finds modules under the paths that the docs named before 0.1; the values are copies of what is there now."""
+
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+            if name not in _MOVED:
+                return None
+            from importlib.machinery import ModuleSpec
+
+            return ModuleSpec(name, cls)
+
+        @staticmethod
+        def create_module(spec: object) -> None:
+            return None
+
+        @staticmethod
+        def exec_module(module: object) -> None:
+            from importlib import import_module
+            from warnings import warn
+
+            now = import_module(_MOVED[module.__name__])
+            warn(f"{module.__name__} is {now.__name__} now", DeprecationWarning, stacklevel=2)
+            vars(module).update({name: value for name, value in vars(now).items() if not name.startswith("__")})
+
+    import sys
+
+    sys.meta_path.append(_Moved)
 
 
 def __dir__() -> list[str]:

@@ -93,8 +93,8 @@ def test_every_error_is_described() -> None:
 def codes_of_calls() -> set[str]:
     """Return the codes of failed calls that stand in the kernel and in what makes tools, workspace tools left out."""
     sources = [*(PACKAGE / "kernel").glob("*.py"), PACKAGE / "core" / "fold.py", PACKAGE / "core" / "errors.py"]
-    sources += [PACKAGE / "live.py", PACKAGE / "phase_hooks.py"]
-    sources += [PACKAGE / "tools" / name for name in ("attempt.py", "function.py", "results.py", "schema.py", "signature.py")]
+    sources += [*(PACKAGE / "running").glob("*.py")]
+    sources += [PACKAGE / "tools" / "functions" / name for name in ("attempt.py", "function.py", "results.py", "schema.py", "signature.py")]
     found: set[str] = set()
     for path in sources:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -109,7 +109,7 @@ def codes_of_calls() -> set[str]:
                 said = [node.value]
             else:
                 continue
-            found.update(s.value for s in said if isinstance(s, ast.Constant) and isinstance(s.value, str))
+            found.update(s.value for s in said if isinstance(s, ast.Constant) and isinstance(s.value, str) and s.value)
     return found
 
 

@@ -164,7 +164,7 @@ def test_a_large_file_is_streamed(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
     program = (
-        "import resource, sys; from detent.tools import reading; from detent.tools.workspace.confine import Workspace\n"
+        "import resource, sys; from detent.tools.workspace import reading; from detent.tools.workspace.confine import Workspace\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000,) * 2)\n"
         "text = reading.read_file(Workspace(sys.argv[1]), 'big', tail=1)\n"
@@ -283,7 +283,7 @@ def test_a_really_full_disk_is_said_and_changes_nothing(tmp_path: Path) -> None:
     """A file size limit of the system (the nearest real thing) stops the write: typed error, old content, no leftovers."""
     put(Workspace(tmp_path), "old")
     program = (
-        "import resource, signal, sys; from detent.core.errors import ToolFailed; from detent.tools import files\n"
+        "import resource, signal, sys; from detent.core.errors import ToolFailed; from detent.tools.workspace import files\n"
         "from detent.tools.workspace.confine import Workspace\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2)\n"
         "for change in (files.write_file, files.append_file):\n"

@@ -407,9 +407,9 @@ def test_the_sandbox_dies_with_this_process(workspace: Workspace) -> None:
     """SIGKILL of the process that started it: nothing can be cleaned up by anybody, and nothing is left."""
     script = f"""
 import asyncio, sys
-from detent.tools.confine import Workspace
-from detent.tools.process import execute
-from detent.tools.sandbox import Sandbox
+from detent.tools.workspace.confine import Workspace
+from detent.tools.workspace.process import execute
+from detent.tools.workspace.sandbox import Sandbox
 asyncio.run(execute(Workspace({workspace.root!r}), sys.executable, ["-c", {DAEMON!r}, {mark(4)!r}, "600"], sandbox=Sandbox()))
 """
     parent = subprocess.Popen([sys.executable, "-c", script])

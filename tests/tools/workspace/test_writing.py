@@ -124,7 +124,7 @@ def test_the_leftover_of_a_killed_writer_is_cleared_by_the_next(tmp_path: Path) 
     """R53: a process dies between temporary file and rename: the old content is there, and the next write cleans up."""
     put(Workspace(tmp_path), "old")
     program = (
-        "import os, sys; from detent.tools import files; from detent.tools.workspace.confine import Workspace\n"
+        "import os, sys; from detent.tools.workspace import files; from detent.tools.workspace.confine import Workspace\n"
         "die = lambda step, _: os.kill(os.getpid(), 9) if step == 'rename' else None\n"
         "files.write_file(Workspace(sys.argv[1], before=die), 'f', 'killed')"
     )
@@ -157,8 +157,8 @@ def test_a_directory_that_cannot_be_synced_is_said(tmp_path: Path) -> None:
 WRITER = """
 import json, sys
 from detent.core.errors import ToolFailed
-from detent.tools import files
-from detent.tools.confine import Workspace
+from detent.tools.workspace import files
+from detent.tools.workspace.confine import Workspace
 root, expected, mine = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -15,23 +15,19 @@ from detent.running.results import Result
 
 def wake(
     *,
-    store: o.Store = None,
-    workspace: o.Workspace = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
-    verbose: o.Verbose = 0,
+    setup: o.Setup,
 ) -> int:
     """Take on every waiting run that can move: its time has come, or an answer is there. Meant to be called every minute or so.
 
     A run that cannot go on here is named, and the others go on; one that another worker has is left to it. The exit code is that of the
     run that fared worst: 0 where all completed or wait again for something else.
     """
-    first = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    first = Session(setup, changes=True)
     due = first.drive(lambda engine: engine.due(), missing=[])
     results: list[Result] = []
     failed = 0
     for run_id in due:
-        session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+        session = Session(setup, changes=True)
 
         async def work(engine: Engine, progress: Progress, session: Session = session, run_id: str = run_id) -> Result:
             state = await session.outfit(run_id)
@@ -47,9 +43,9 @@ def wake(
             failed = max(failed, code_of_error(error))
             first.output.say(f"error: run {run_id}: {error}", "red")
             continue
-        if not json_wanted:
+        if not setup.json_wanted:
             report(results[-1], session)
-    if json_wanted:
+    if setup.json_wanted:
         first.output.document([document(result, first) for result in results])
     elif not due:
         first.output.say("no run is due")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking, working
+from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, working
 from detent.cli.option_sets import expanded
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.config.environment import ENVIRONMENT
@@ -28,7 +28,6 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "submit": working.submit,
         "worker": working.worker,
         "resume": running.resume,
-        "wake": waking.wake,
         "reopen": running.reopen,
         "cancel": running.cancel,
     },

@@ -53,6 +53,9 @@ def worker(
         int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
+    waiting_only: Annotated[
+        bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
+    ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     setup: o.Setup,
 ) -> int:
@@ -79,7 +82,7 @@ def worker(
         async def work(engine: Engine) -> Worked:
             lines.begin(getattr(host, "concurrency", 1))
             async with Crew(session, again, lines) as crew:
-                return await engine.work(until_idle=until_idle, host=whose, hand_for=crew.hand)
+                return await engine.work(until_idle=until_idle, waiting_only=waiting_only, host=whose, hand_for=crew.hand)
 
         worked = session.drive(work, missing=Worked())
     session.output.document(worked)

@@ -32,14 +32,12 @@ from detent.core.errors import (
     NotAllowedNow,
     RunBusy,
     RunErased,
-    RunError,
     RunNotFound,
-    Suspended,
     UnknownName,
 )
 from detent.core.events import BudgetChanged, RunReopened, RunStarted
 from detent.core.records import Record, RunHead
-from detent.core.state import WAITING, RunState
+from detent.core.state import RunState
 from detent.history import comparing, forking, upgrading, upkeep
 from detent.history.backtest import Backtest, backtest
 from detent.history.comparing import Diff, Parting
@@ -86,7 +84,7 @@ from detent.running.phase_hooks import check_hooks
 from detent.running.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.running.snapshots import load_run
 from detent.running.watcher import Watcher
-from detent.running.working import Hand, Shift, StoreBacklog, Wakeups, Worked
+from detent.running.working import Hand, Shift, StoreBacklog, Worked
 from detent.secrecy.redact import Redactor, redacted_start
 from detent.tools.mcp.settings import McpServer
 
@@ -478,6 +476,7 @@ class Engine:
         self,
         *,
         until_idle: bool = False,
+        waiting_only: bool = False,
         host: Host | None = None,
         observers: Sequence[Observer] = (),
         hand_for: Callable[[str], Awaitable[Hand]] | None = None,
@@ -485,12 +484,15 @@ class Engine:
         """Be a worker: advance what is due in the store until cancelled, or (`until_idle`) until nothing can be advanced now.
 
         Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
-        a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With a host, runs of that tenant only. `hand_for`
+        a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With `waiting_only` only waiting runs that can move
+        are due: the time of one has come, its approval has expired, or an answer is there. With a host, runs of that tenant only. `hand_for`
         says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress; it returns what it did
         when it is idle, or after `suspend`.
         """
         await self._open()
-        shift = Shift(self.worker_host, StoreBacklog(self.hand(observers), hand_for=hand_for, tenant=host.tenant if host else None))
+        tenant = host.tenant if host else None
+        backlog = StoreBacklog(self.hand(observers), hand_for=hand_for, tenant=tenant, waiting_only=waiting_only)
+        shift = Shift(self.worker_host, backlog)
         self._shifts.add(shift)
         try:
             return await shift.work(until_idle=until_idle)
@@ -534,29 +536,6 @@ class Engine:
             raise NotAllowedNow(run_id, why, reason_code="run_finished")
         admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *self.tools.names()])
         return await self._resume(run_id, BudgetChanged(budget=bounds, by=by), observers=observers)
-
-    async def due(self, *, host: Host | None = None) -> list[str]:
-        """Return the waiting runs that can move: a timer or an approval's time is over, or an answer is there. Oldest first."""
-        await self._open()
-        heads = await self.store.list_runs(RunQuery(status=WAITING, tenant=host.tenant if host else None))
-        return [head.run_id for head in await Wakeups().due(self._parts, heads[::-1])]
-
-    async def wake(self, *, host: Host | None = None, observers: Sequence[Observer] = ()) -> list[Result]:
-        """Take on every waiting run that can move (`due`), one after the other; one that another worker has is left to it.
-
-        One that cannot go on here (such as for a missing tool) is logged, and the others go on.
-        """
-        results: list[Result] = []
-        for run_id in await self.due(host=host):
-            try:
-                results.append(await self._resume(run_id, observers=observers))
-            except RunBusy:
-                continue
-            except (ConfigError, RunError) as error:
-                if isinstance(error, Suspended):
-                    raise
-                log.warning("run %s is due and cannot be taken on: %s", run_id, error)
-        return results
 
     async def reopen(
         self,

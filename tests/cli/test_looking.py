@@ -14,6 +14,7 @@ import pytest
 from cli.desk import Desk, Done, ended
 from detent import Agent, AskUser, Engine, FinalAnswer, Thought, ToolCall, tool
 from detent.cli import looking
+from detent.cli.options import Setup
 from detent.cli.progress import Progress
 from detent.cli.session import Session
 from detent.cli.trace import make_trace
@@ -74,7 +75,7 @@ def test_list_keeps_ids_statuses_and_goals_on_a_terminal_of_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr("sys.stdout", shown := Terminal())
-    assert looking.list_runs() == 0
+    assert looking.list_runs(setup=Setup()) == 0
     lines = shown.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
@@ -182,7 +183,7 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
     monkeypatch.chdir(desk.home)
     monkeypatch.setattr(looking, "QUIET_S", 0.0)
     monkeypatch.setattr(looking, "POLL_S", 0.0)
-    session, said = Session(), list[str]()
+    session, said = Session(Setup()), list[str]()
     monkeypatch.setattr(session.output, "say", lambda text="", _style="": said.append(text))
 
     async def main() -> None:

@@ -21,6 +21,7 @@ import pytest
 from cli.desk import Desk, ended
 from detent.cli import session
 from detent.cli.main import GROUPS, run
+from detent.cli.options import Setup
 from detent.core.codec import encode, read_log, seal
 from detent.core.errors import StoreBusy
 from detent.core.events import NoteWritten
@@ -119,7 +120,7 @@ def test_a_server_that_is_waited_for_is_named_meanwhile(
     config.write_text("[store]\nbusy_timeout_s = 0.5\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        worker = session.Session(store=f"postgresql://ann:secret@127.0.0.1:{taken.getsockname()[1]}/db", config=config, patient=True)
+        worker = session.Session(Setup(store=f"postgresql://ann:secret@127.0.0.1:{taken.getsockname()[1]}/db", config=config), patient=True)
         worker.creates = True
         with pytest.raises(StoreBusy):
             worker.drive(lambda engine: engine.list_runs())

@@ -14,6 +14,7 @@ from detent.core.errors import NotAllowedNow, RunContextMismatch, RunNotFound
 from detent.ports import RunQuery, Signal
 from detent.running.working import Worked
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
+from running.waiting import due, resumed
 
 OWNER = Host(tenant="acme", workspace="lab", principal="ann")
 STRANGERS = (Host(tenant="other", workspace="lab", principal="ann"), Host(workspace="lab", principal="ann"), Host(tenant="Acme"), Host())
@@ -48,7 +49,7 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "backtest", "due", "wake", "work"}
+ABOUT_MANY = {"list_runs", "approvals", "backtest", "work"}
 """Public methods that look at runs without naming one; each has a test below. `approvals` does both."""
 
 ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "hand", "wrap"}
@@ -189,10 +190,10 @@ def test_looking_at_many_runs_shows_a_host_its_own(host: Host) -> None:
         assert [request.run_id for request in await engine.approvals(host=OWNER)] == ["r"]
         await engine.signal("r", Signal(id="s", kind="cancel"), host=OWNER)
         before = await stored(engine)
-        assert (await engine.due(host=host), await engine.wake(host=host)) == ([], [])
+        assert (await due(engine, host=host), await resumed(engine, host=host)) == ([], [])
         assert await engine.work(until_idle=True, host=host) == Worked()
         assert await stored(engine) == before
-        assert await engine.due(host=OWNER) == ["r"]
+        assert await due(engine, host=OWNER) == ["r"]
         assert (await engine.backtest(host=host)).runs == 0
         assert (await engine.backtest(host=OWNER)).runs == 1
         assert (await engine.work(until_idle=True, host=OWNER)).came_to == {"stopped": 1}

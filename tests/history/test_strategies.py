@@ -18,6 +18,7 @@ from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from history.family import Tools, events, make_engine, open_at, run_async
 from laws.places import agent_of
+from running.waiting import resumed
 
 made: list[str] = []
 
@@ -52,7 +53,7 @@ def test_a_run_of_many_passes_is_forked_at_every_record() -> None:
             parent = await engine.run(agent_of("look", "note", strategy="thorough"), "go", run_id="parent")
             assert parent.status == "waiting_for_schedule"
             clock.advance(61)
-            (parent,) = await engine.wake()
+            (parent,) = await resumed(engine)
             assert parent.status == "completed", parent.error
             records, effects = await engine.records("parent"), list(tools.effects)
             refused = open_at(records)
@@ -66,7 +67,7 @@ def test_a_run_of_many_passes_is_forked_at_every_record() -> None:
                 child = await engine.fork("parent", at=at, child_id=f"at-{at}")
                 if child.status == "waiting_for_schedule":
                     clock.advance(61)
-                    (child,) = await engine.wake()
+                    (child,) = await resumed(engine)
                 assert (child.status, child.output) == ("completed", parent.output), f"forked at record {at}"
                 known = any(isinstance(r.event, e.EffectRecorded) and r.event.label == "number" for r in records[:at])
                 assert len(made) - before == (0 if known else 1)
@@ -158,9 +159,9 @@ def test_a_wait_begins_anew_in_a_fork(who: str) -> None:
             ((mine, mine_due), (theirs, theirs_due)) = *asleep.state.timers.items(), *child.state.timers.items()
             assert mine == theirs and theirs_due - mine_due >= timedelta(seconds=50)
             clock.advance(51)
-            assert [result.run_id for result in await engine.wake()] == ["parent"]
+            assert [result.run_id for result in await resumed(engine)] == ["parent"]
             clock.advance(50)
-            assert [(result.run_id, result.output) for result in await engine.wake()] == [("child", "awake")]
+            assert [(result.run_id, result.output) for result in await resumed(engine)] == [("child", "awake")]
             assert (await engine.replay("child")).identical
             awake = next(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.ScheduleFired))
             assert (await engine.fork("parent", at=awake)).output == "awake"

@@ -17,6 +17,7 @@ from detent.core.state import RunState
 from detent.ports import Call, ToolSpec, Verdict
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH, FakeClock
+from running.waiting import due, resumed
 
 
 class Asking:
@@ -202,8 +203,8 @@ def test_an_answer_that_does_not_fit_says_in_which_way() -> None:
         await late.run(AGENT, "pay", run_id="late")
         clock.advance(61)
         assert await refusal(late.approve("late", CALL, by="ann")) == "approval_expired"
-        assert await late.due() == ["late"]
-        (result,) = await late.wake()
+        assert await due(late) == ["late"]
+        (result,) = await resumed(late)
         assert (result.status, result.reason) == ("stopped", "approval_expired") and (await late.replay("late")).identical
 
     asyncio.run(main())

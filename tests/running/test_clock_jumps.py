@@ -15,6 +15,7 @@ from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
 from kernel.runs import Desk, call, engine_for, ran, run_async
 from laws.places import PurePlanner
+from running.waiting import due, resumed
 
 HOUR = timedelta(hours=1)
 JUMPS = [HOUR, -HOUR]
@@ -182,18 +183,18 @@ def test_a_timer_follows_the_wall_clock_and_fires_once() -> None:
     """Nobody is awake to count: put forth an hour the run is due at once; put back it is due when the clock is there again; never twice."""
 
     async def main() -> None:
-        for by, due in ((HOUR, True), (-HOUR, False)):
+        for by, at_once in ((HOUR, True), (-HOUR, False)):
             clock, desk, store = FakeClock(), Desk(), RamStore()
             engine = engine_for(PurePlanner(sleeper), desk.put, store=store, clock=clock)
             await engine.run(Agent(name="w", tools=["put"]), "go", run_id="run")
             jump(clock, by)
-            assert (await engine.due() == ["run"]) == due
-            if not due:
-                assert await engine.wake() == []
+            assert (await due(engine) == ["run"]) == at_once
+            if not at_once:
+                assert await resumed(engine) == []
                 clock.advance(2 * 3600.0)
-            assert [r.status for r in await engine.wake()] == ["completed"]
+            assert [r.status for r in await resumed(engine)] == ["completed"]
             jump(clock, -by)
-            assert (await engine.due(), await engine.wake()) == ([], [])
+            assert (await due(engine), await resumed(engine)) == ([], [])
             fired = [r for r in await engine.records("run") if isinstance(r.event, e.ScheduleFired)]
             assert (len(fired), len(desk.ran)) == (1, 1)
             assert (await engine.replay("run")).identical

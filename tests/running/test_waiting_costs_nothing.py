@@ -12,6 +12,7 @@ from detent import Agent, AskUser, Engine, FinalAnswer, Schedule, ToolCall, View
 from detent.stores.sqlite.store import SqliteStore
 from detent.testing.clocks import FakeClock
 from laws.places import PurePlanner
+from running.waiting import due
 
 WAITING = 1_000
 BYTES_EACH = 100
@@ -61,7 +62,7 @@ def test_a_thousand_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: P
         assert grown < WAITING * BYTES_EACH, f"{grown / WAITING:.0f} bytes a waiting run"
         assert len(asyncio.all_tasks()) <= 2, "nothing runs or waits in this process but this test, and the one watcher of the engine"
         clock.advance(60)
-        assert len(await engine.due()) == (200 + WAITING) // 3
+        assert len(await due(engine)) == (200 + WAITING) // 3
         other = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
         await other.store.open()
         assert (await other.resume("r1")).output == "woken"

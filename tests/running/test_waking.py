@@ -1,4 +1,4 @@
-"""What waits is taken on when its time has come or its answer is there: `engine.due`, `engine.wake` and `detent wake`."""
+"""Waiting runs are resumed when their time has come or their answer is there, by workers that look for nothing else."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from detent.stores.sqlite.store import SqliteStore
 from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
 from kernel.runs import Decide, Desk, Script, call, engine_for, run_async
 from laws.places import PurePlanner
+from running.waiting import due, resumed
 
 AGENT = Agent(name="w", tools=["put"])
 HOUR = 3600.0
@@ -46,18 +47,36 @@ def test_runs_become_due_at_their_time_and_not_before() -> None:
         await made.run(AGENT, "for", run_id="a")
         await made.run(AGENT, "until", run_id="b")
         clock.advance(HOUR - 0.001)
-        assert (await made.due(), await made.wake()) == ([], [])
+        assert (await due(made), await resumed(made)) == ([], [])
         clock.advance(0.001)
-        assert await made.due() == ["a"]
+        assert await due(made) == ["a"]
         clock.advance(HOUR)
-        assert await made.due() == ["a", "b"]
-        results = await made.wake()
+        assert await due(made) == ["a", "b"]
+        results = await resumed(made)
         assert [(r.run_id, r.status) for r in results] == [("a", "completed"), ("b", "completed")]
         assert [what for what, _ in desk.ran] == ["put", "put"]
-        assert (await made.due(), await made.wake()) == ([], [])
+        assert (await due(made), await resumed(made)) == ([], [])
         for run_id in ("a", "b"):
             assert (await made.replay(run_id)).identical
             assert [type(r.event).__name__ for r in await made.records(run_id)].count("ScheduleFired") == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_for_waiting_runs_leaves_all_others_alone() -> None:
+    """One that was submitted, and one whose process died, stay as they are; a worker for everything advances them."""
+
+    async def main() -> None:
+        clock, desk, store = FakeClock(), Desk(), RamStore()
+        made = sleeping(store, clock, desk)
+        await made.submit(AGENT, "go", run_id="submitted")
+        await made.run(AGENT, "go", run_id="died", turns=0)
+        await made.run(AGENT, "for", run_id="waiting")
+        clock.advance(HOUR)
+        before = [await store.read(run_id) for run_id in ("submitted", "died")]
+        assert [(r.run_id, r.status) for r in await resumed(made)] == [("waiting", "completed")]
+        assert [await store.read(run_id) for run_id in ("submitted", "died")] == before
+        assert (await made.work(until_idle=True)).came_to == {"completed": 2}
 
     asyncio.run(main())
 
@@ -85,12 +104,12 @@ def test_an_approval_that_nobody_gave_in_time_is_due_and_ends_the_run() -> None:
         made = sleeping(store, clock, desk, policy=policy)
         await made.run(AGENT, "go", run_id="a")
         clock.advance(59.9)
-        assert await made.due() == []
+        assert await due(made) == []
         clock.advance(0.1)
-        assert await made.due() == ["a"]
+        assert await due(made) == ["a"]
         with pytest.raises(NotAllowedNow):
             await made.approve("a", "main.1.0", by="late")
-        (result,) = await made.wake()
+        (result,) = await resumed(made)
         assert (result.status, result.reason, desk.ran) == ("stopped", "approval_expired", [])
         assert (await made.replay("a")).identical
 
@@ -106,10 +125,10 @@ def test_an_answer_that_waits_makes_its_run_due() -> None:
         for name in ("a", "b"):
             await made.run(AGENT, "ask", run_id=name)
         await made.reply("b", "this one", by="ann", resume=False)
-        assert await made.due() == ["b"]
-        (result,) = await made.wake()
+        assert await due(made) == ["b"]
+        (result,) = await resumed(made)
         assert (result.run_id, result.status) == ("b", "completed")
-        assert await made.due() == []
+        assert await due(made) == []
 
     asyncio.run(main())
 
@@ -125,10 +144,10 @@ def test_a_run_that_another_worker_has_is_left_to_it_and_the_others_go_on(caplog
         clock.advance(HOUR)
         other = store.sibling()
         await other.claim("a")
-        assert [(r.run_id, r.status) for r in await made.wake()] == [("b", "completed")]
+        assert [(r.run_id, r.status) for r in await resumed(made)] == [("b", "completed")]
         assert caplog.text == ""
         await other.release("a")
-        assert [(r.run_id, r.status) for r in await made.wake()] == [("a", "completed")]
+        assert [(r.run_id, r.status) for r in await resumed(made)] == [("a", "completed")]
 
     asyncio.run(main())
 
@@ -143,9 +162,9 @@ def test_a_run_that_cannot_go_on_here_holds_up_no_other(caplog: pytest.LogCaptur
         await made.run(AGENT, "for", run_id="b")
         clock.advance(HOUR)
         poorer = sleeping(store, clock, desk, ids=SequentialIds(5000))
-        assert [(r.run_id, r.status) for r in await poorer.wake()] == [("b", "completed")]
+        assert [(r.run_id, r.status) for r in await resumed(poorer)] == [("b", "completed")]
         assert "run a is due and cannot be taken on" in caplog.text
-        assert await made.due() == ["a"]
+        assert await due(made) == ["a"]
 
     asyncio.run(main())
 
@@ -160,7 +179,7 @@ def test_two_workers_that_wake_at_once_take_each_run_on_once() -> None:
         for n in range(6):
             await one.run(AGENT, "for", run_id=f"r{n}")
         clock.advance(HOUR)
-        results = await asyncio.gather(one.wake(), two.wake())
+        results = await asyncio.gather(resumed(one), resumed(two))
         assert len(desk.ran) == 6
         assert {r.run_id for part in results for r in part} == {f"r{n}" for n in range(6)}
         for n in range(6):
@@ -179,8 +198,8 @@ def test_a_host_wakes_only_its_own_runs() -> None:
         for tenant in ("acme", "other"):
             await made.run(AGENT, "for", run_id=tenant, host=Host(tenant=tenant))
         clock.advance(HOUR)
-        assert [r.run_id for r in await made.wake(host=Host(tenant="acme"))] == ["acme"]
-        assert await made.due() == ["other"]
+        assert [r.run_id for r in await resumed(made, host=Host(tenant="acme"))] == ["acme"]
+        assert await due(made) == ["other"]
 
     asyncio.run(main())
 
@@ -288,7 +307,7 @@ def test_an_answer_that_is_posted_twice_is_taken_up_once() -> None:
         reply = Signal(id="one", kind="reply", by="ann", payload={"ask_id": "main.1", "reply": "x"})
         for _ in range(3):
             await made.signal("a", reply)
-        assert (await made.wake())[0].status == "completed"
+        assert (await resumed(made))[0].status == "completed"
         assert [type(r.event).__name__ for r in await made.records("a")].count("UserReplied") == 1
 
     asyncio.run(main())
@@ -297,14 +316,16 @@ def test_an_answer_that_is_posted_twice_is_taken_up_once() -> None:
 # The command line ----------------------------------------------------------------------------------------------------------------
 
 
-def test_detent_wake_takes_on_what_is_due_and_leaves_the_rest(tmp_path: Path) -> None:
-    """Two wait for approval, one was approved; a third was approved and is in another process's hands: it is left to it."""
+def test_a_worker_for_waiting_runs_resumes_what_is_due_and_leaves_the_rest(tmp_path: Path) -> None:
+    """Two wait for approval, one was approved; a third was approved and is in another process's hands; a fourth was only submitted."""
     desk = CommandDesk(tmp_path)
-    assert "no run is due" in desk.detent("wake").err
+    only_waiting = ("worker", "--waiting-only", "--until-idle")
+    assert "nothing left to do: there is no store yet" in desk.detent(*only_waiting).err
     desk.steps("wipe", "answer")
     for name in ("first", "second", "third"):
         assert desk.detent("run", "--agent", "agent.toml", "--run-id", name, "tidy").code == 3
-    assert "no run is due" in desk.detent("wake").err
+    assert desk.detent("submit", "--agent", "agent.toml", "--run-id", "fourth", "tidy").code == 0
+    assert "nothing left to do: no runs" in desk.detent(*only_waiting).err
     for name in ("second", "third"):
         assert desk.detent("approve", name, "main.1.0", "--no-resume").code == 0
 
@@ -313,16 +334,17 @@ def test_detent_wake_takes_on_what_is_due_and_leaves_the_rest(tmp_path: Path) ->
         await store.open()
         await store.claim("second")
         try:
-            return await asyncio.to_thread(desk.detent, "wake", "--json")
+            return await asyncio.to_thread(desk.detent, *only_waiting, "--json")
         finally:
             await store.close()
 
-    woken = asyncio.run(held())
-    assert [(r["run_id"], r["status"]) for r in woken.json] == [("third", "completed")], woken.err
-    assert (woken.code, desk.notes) == (0, ["wiped x"])
-    again = desk.detent("wake", "--json")
-    assert ([r["run_id"] for r in again.json], again.code, desk.notes) == (["second"], 0, ["wiped x", "wiped x"])
+    done = asyncio.run(held())
+    assert (done.json["came_to"], done.code, desk.notes) == ({"completed": 1}, 0, ["wiped x"]), done.err
+    assert [run["run_id"] for run in desk.detent("list", "--status", "completed", "--json").json] == ["third"]
+    again = desk.detent(*only_waiting, "--json")
+    assert (again.json["came_to"], again.code, desk.notes) == ({"completed": 1}, 0, ["wiped x", "wiped x"])
     assert desk.detent("list", "--status", "waiting_for_approval", "--json").json[0]["run_id"] == "first"
+    assert desk.detent("list", "--status", "running", "--json").json[0]["run_id"] == "fourth"
 
 
 def test_detent_resume_with_a_budget_says_so_in_the_log(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from detent.testing.conformance.worker_backlog import HOUR_S, Pile
 from detent.workers import InProcessHost
+from running.waiting import due, resumed
 
 CLERK = Agent(name="clerk", tools=("put",))
 
@@ -230,7 +231,7 @@ def test_an_answer_that_came_before_a_run_was_given_up_counts_when_it_is_opened_
             run_id = (await engine.run(CLERK, "ask")).run_id
             office.clerk.broken = "refused for code 4711"
             await engine.reply(run_id, "on the desk", resume=False)
-            assert await engine.due() == [run_id]
+            assert await due(engine) == [run_id]
             assert run_id in (await engine.work(until_idle=True)).dead_letters
             given_up = await engine.load(run_id)
             assert given_up.status == "waiting_for_operator"
@@ -361,7 +362,7 @@ def test_closing_an_engine_waits_until_its_workers_have_stopped() -> None:
 
 @pytest.mark.parametrize("how", [CorruptLog("r", 3, "its digest does not match"), RunNotFound("r", "ram:")], ids=["damaged", "removed"])
 def test_a_waiting_run_that_cannot_be_read_holds_up_no_worker(how: Exception) -> None:
-    """A damaged log is said, one that was removed since it was listed is not; neither `work` nor `wake` ends with it."""
+    """A damaged log is said, one that was removed since it was listed is not; `work` does not end with it."""
 
     class Store(RamStore):
         bad = ""
@@ -380,7 +381,7 @@ def test_a_waiting_run_that_cannot_be_read_holds_up_no_worker(how: Exception) ->
             store.bad = bad
             await engine.submit(CLERK, "one")
             assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
-            assert await engine.wake() == []
+            assert await resumed(engine) == []
 
     asyncio.run(main())
 

@@ -113,7 +113,7 @@ async def _answer(engine: Engine, state: RunState, effects: Effects, clock: Fake
             await engine.reply(RUN, '{"n": 1}', by="ann")
         case "waiting_for_schedule":
             clock.advance(HOUR)
-            await engine.wake()
+            await engine.work(waiting_only=True, until_idle=True)
         case "waiting_for_approval":
             await _decide(engine, state, next(iter(state.approvals)))
         case "waiting_for_reconciliation":

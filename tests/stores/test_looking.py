@@ -37,7 +37,7 @@ LOOKING = (
     ("diff", "last", "other"),
     ("bisect", "last", "other"),
     ("check-upgrade",),
-    ("wake",),
+    ("worker", "--waiting-only", "--until-idle"),
     ("gc",),
     ("resume", "last"),
     ("copy", "last", "--to", "file:target"),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+import typer
 
+from detent.cli.option_sets import Options
 from detent.config.agents import Agent
 from detent.config.imports import absolute_import, load_tool
 from detent.core.errors import ConfigError
@@ -19,18 +21,49 @@ IMPLICIT = "assistant"
 """The name of the agent that options alone make."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The options as they were given; None and () were not."""
+class Asked(Options, frozen=True, kw_only=True):
+    """The options as they were given; None was not."""
 
-    model: str | None = None
-    small_model: str | None = None
-    planner: str | None = None
-    temperature: float | None = None
-    base_url: str | None = None
-    api_key_env: str | None = None
-    tool_calls: str | None = None
-    no_stream: bool = False
-    tools: Sequence[str] | None = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="PROVIDER:NAME", help="The model that plans, such as openai:gpt-5, anthropic:..., ollama:qwen3."
+        ),
+    ] = None
+    small_model: Annotated[
+        str | None, typer.Option("--small-model", metavar="PROVIDER:NAME", help="The model for titles, critiques and classifications.")
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="T", help="How much chance there is in answers.", min=0.0)
+    ] = None
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="Ask the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
+    ] = None
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key-env", metavar="NAME", help="The environment variable with the key for --base-url; no other key is sent there."
+        ),
+    ] = None
+    planner: Annotated[
+        Literal["model", "on-device"] | None,
+        typer.Option(
+            "--planner", help="on-device: the model writes text, of which actions are read; for small models on a server of your own."
+        ),
+    ] = None
+    tool_calls: Annotated[
+        Literal["native", "text"] | None,
+        typer.Option(
+            "--tool-calls",
+            help="text: for a model that cannot call tools; it is shown them in words, and its calls are read from its text.",
+        ),
+    ] = None
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")] = False
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name, with commas between. Repeatable."),
+    ] = None
 
     def over(self, agent: Agent) -> Agent:
         """Return the agent with what these options say in place of what it says; a model takes the place of rules. Raise `ConfigError`."""

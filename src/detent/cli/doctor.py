@@ -115,7 +115,7 @@ def _files(agent: str | None, store: str | None, config: Path | None) -> tuple[S
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
-        session = Session(store=store, config=config, agent=agent)
+        session = Session(o.Setup(store=store, config=config), agent=agent)
     except DetentError as error:
         return None, [File(path=str(named or CONFIG_FILE), kind="config", problem=str(error))]
     if named is not None:

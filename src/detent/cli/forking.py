@@ -67,14 +67,10 @@ def fork(
     ] = "dry-run",
     child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own for the fork.")] = None,
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Only make the fork; do not take it on here.")] = False,
-    store: o.Store = None,
-    workspace: o.Workspace = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
-    verbose: o.Verbose = 0,
+    setup: o.Setup,
 ) -> int:
     """Begin a run that goes on from some record of another, with what is to be different, and take it on."""
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True)
+    session = Session(setup, changes=True)
     edits = parse_edits(change or (), result or (), answer or ())
     policy: Any = effects.replace("-", "_")
 
@@ -156,9 +152,9 @@ def _json_or_text(value: str) -> Any:
 # Compare ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def diff(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     """Show what differs between two runs, pass by pass and turn by turn; nothing for runs that did the same. Exits 0 either way."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Diff:
         return await engine.diff(await session.find(a), await session.find(b))
@@ -206,9 +202,9 @@ def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:g}"
 
 
-def bisect(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
     """Name the first step from which two runs part. Exits 0 either way."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Parting | None:
         return await engine.bisect(await session.find(a), await session.find(b))
@@ -233,15 +229,12 @@ def bisect(a: First, b: Second, store: o.Store = None, config: o.ConfigFile = No
 def check_upgrade(
     *,
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.")] = None,
-    store: o.Store = None,
-    workspace: o.Workspace = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Quiet,
 ) -> int:
     """Execute every open run again with the code at hand, record nothing, and say which would not go on. Exits 1 if there is one."""
-    first = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+    first = Session(setup)
     wanted = [first.drive(lambda _: first.find(run))] if run is not None else first.drive(_open_runs, missing=[])
-    found = [_checked(run_id, store=store, config=config, workspace=workspace) for run_id in wanted]
+    found = [_checked(run_id, setup) for run_id in wanted]
     first.output.document({"runs": [{**msgspec.structs.asdict(one), "goes_on": one.goes_on} for one in found]})
     for one in found:
         _tell(one, first)
@@ -254,9 +247,9 @@ async def _open_runs(engine: Engine) -> list[str]:
     return await open_runs(engine.store)
 
 
-def _checked(run_id: str, **options: Any) -> Upgraded:
+def _checked(run_id: str, setup: o.Setup) -> Upgraded:
     """Check one run in a session of its own: each has its own tools."""
-    session = Session(**options)
+    session = Session(setup)
 
     async def work(engine: Engine) -> Upgraded:
         problem = ""

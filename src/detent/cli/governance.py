@@ -44,7 +44,7 @@ def backtest(
     json_wanted: o.Json = False,
 ) -> int:
     """Ask a policy and a budget about every stored decision again; nothing is executed. Exits 1 when a call that succeeded would be refused."""
-    session = Session(store=store, config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
+    session = Session(o.Setup(store=store, config=config, workspace=workspace, json_wanted=json_wanted), agent=agent)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)
 
@@ -79,11 +79,9 @@ def _show(found: Backtest, session: Session) -> None:
     output.show(f"{counted(found.decisions, 'decision')} of {counted(found.runs, 'run')} under {found.policy or 'no policy'}: {would}")
 
 
-def explain(
-    run: o.RunArgument, call: o.CallArgument, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False
-) -> int:
+def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> int:
     """Show why one call happened, or did not: its plan, repairs, guards, policy, approvals, attempts and outcome."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Explanation:
         return explained(await history(engine.store, await session.find(run)), call)

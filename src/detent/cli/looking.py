@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.option_sets import Without
 from detent.cli.output import FAILED, as_text, clean, code_of_status, plain, shortened, style_of
 from detent.cli.progress import Progress
 from detent.cli.rendering import render
@@ -47,12 +48,10 @@ def list_runs(
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most N runs; 0 for all.", min=0)] = 50,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """List runs, newest first."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
     most = limit or None
     query = RunQuery(
         status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
@@ -91,12 +90,10 @@ def show(
     *,
     iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Only this iteration.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Nothing is shortened.")] = False,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """Show what a run did, iteration by iteration, and how and why it ended."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
         run_id = await session.find(run)
@@ -114,9 +111,9 @@ def show(
     return 0
 
 
-def tail(run: o.RunArgument, store: o.Store = None, config: o.ConfigFile = None, verbose: o.Verbose = 0) -> int:
+def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:
     """Follow a run that another process advances, until it ends; exits like the run. Ctrl-C stops looking, not the run."""
-    session = Session(store=store, config=config, verbose=verbose, bare=True)
+    session = Session(setup, bare=True)
     progress = Progress(session.output, verbosity=session.verbosity, shown=True)
 
     async def work(engine: Engine) -> RunState:
@@ -158,13 +155,12 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
 
 def verify(
     run: o.RunArgument,
+    *,
     head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """Check every digest of a run's log."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
         return await engine.verify(await session.find(run), head=head)
@@ -181,11 +177,9 @@ def verify(
     return 1
 
 
-def replay(
-    run: o.RunArgument, store: o.Store = None, workspace: o.Workspace = None, config: o.ConfigFile = None, json_wanted: o.Json = False
-) -> int:
+def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
     """Execute a run's log again with the code at hand; nothing is called. Says where it first differs."""
-    session = Session(store=store, config=config, workspace=workspace, json_wanted=json_wanted)
+    session = Session(setup)
 
     async def work(engine: Engine) -> Replay:
         state = await session.outfit(run)
@@ -217,7 +211,7 @@ def export(
     config: o.ConfigFile = None,
 ) -> int:
     """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
-    session = Session(store=store, config=config, workspace=workspace, bare=not script)
+    session = Session(o.Setup(store=store, config=config, workspace=workspace), bare=not script)
     if script or by_sequence:
         if not script:
             raise ConfigError("--by-sequence says how a script is made; give --script too")
@@ -283,12 +277,11 @@ async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLo
 
 def approvals(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False)] = None,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    *,
+    setup: o.Looking,
 ) -> int:
     """List the calls that wait for a person."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
         return await engine.approvals(run_id=await session.find(run) if run is not None else None)
@@ -305,9 +298,9 @@ def approvals(
     return 0
 
 
-def tools(agent: o.AgentFile = None, workspace: o.Workspace = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:
     """List the tools that there are: those of the workspace, those of the agent file, and those of MCP servers, which are started for that."""
-    session = Session(config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
+    session = Session(setup, agent=agent)
     specs = session.tool_specs()
     served, problems = session.server_tools()
     told = [{**plain(tool.spec), "server": tool.server, "level": tool.level.source} for tool in served]

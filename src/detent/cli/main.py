@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, waking, working
+from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, working
+from detent.cli.option_sets import expanded
 from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
 from detent.config.environment import ENVIRONMENT
 from detent.core.errors import DetentError, Suspended
@@ -27,7 +28,6 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "submit": working.submit,
         "worker": working.worker,
         "resume": running.resume,
-        "wake": waking.wake,
         "reopen": running.reopen,
         "cancel": running.cancel,
     },
@@ -78,7 +78,7 @@ def make_app() -> typer.Typer:
     app.callback()(_everywhere)
     for group, commands in GROUPS.items():
         for name, command in commands.items():
-            app.command(name, help=_flowing(command.__doc__ or ""), rich_help_panel=group)(command)
+            app.command(name, help=_flowing(command.__doc__ or ""), rich_help_panel=group)(expanded(command))
     return app
 
 

@@ -34,14 +34,12 @@ def copy(
         bool, typer.Option("--move", help="Remove each run here once it is checked there. Unfinished runs are only moved.")
     ] = False,
     yes: o.Yes = False,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """Copy runs into another store, byte for byte; done again, it goes on where it was interrupted."""
     if bool(runs) == everything:
         raise ConfigError("give the runs to copy, or --all for every one of the store")
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    session = Session(setup, changes=True, bare=True)
     target = store_at(to, **impatient(to))
     if move:
         confirm(
@@ -106,12 +104,10 @@ def archive(
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only say which runs that would be.")] = False,
     yes: o.Yes = False,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """Write finished runs into compressed files, one each, and remove them from the store. `detent import` brings them back."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    session = Session(setup, changes=True, bare=True)
     moment = since_of(before, option="--before")
     heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
     if dry or not heads:
@@ -142,12 +138,11 @@ def archive(
 
 def bring_back(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Archives, or directories of archives.", show_default=False)],
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    *,
+    setup: o.Looking,
 ) -> int:
     """Bring archived runs back into the store; a run that is there already is left as it is. Exits 1 when one of several could not be."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, bare=True)
+    session = Session(setup, bare=True)
     session.creates = True
     archives = [archive for path in paths for archive in moving.archives_in(path)]
 

@@ -16,12 +16,10 @@ def erase(
     why: o.Why = "",
     by: o.By = None,
     yes: o.Yes = False,
-    store: o.Store = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
+    setup: o.Looking,
 ) -> int:
     """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(session, f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
@@ -34,9 +32,9 @@ def erase(
     return 0
 
 
-def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
     """Remove a run with all that belongs to it."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(session, f"Remove run {run_id} with its whole log?", yes=yes)
 
@@ -49,9 +47,9 @@ def delete(run: o.RunArgument, yes: o.Yes = False, store: o.Store = None, config
     return 0
 
 
-def gc(store: o.Store = None, config: o.ConfigFile = None, json_wanted: o.Json = False) -> int:
+def gc(*, setup: o.Looking) -> int:
     """Drop artifacts that no record names, and give unused space back."""
-    session = Session(store=store, config=config, json_wanted=json_wanted, changes=True, bare=True)
+    session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> int:
         return await engine.gc()

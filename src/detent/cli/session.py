@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from detent.cli.asked import IMPLICIT, Asked
+from detent.cli.options import Setup
 from detent.cli.output import Output
 from detent.config.agents import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.config.assembly import made_workspace
@@ -64,28 +65,24 @@ class Session:
 
     def __init__(
         self,
+        setup: Setup,
         *,
-        store: str | None = None,
-        config: Path | None = None,
-        workspace: Path | None = None,
         agent: str | None = None,
-        verbose: int = 0,
-        json_wanted: bool = False,
         changes: bool = False,
         bare: bool = False,
         patient: bool = False,
         lent: Mapping[str, Any] | None = None,
     ) -> None:
-        self.output = Output(json_wanted=json_wanted)
-        self.suffix = _suffix(store, config)
+        self.output = Output(json_wanted=setup.json_wanted)
+        self.suffix = _suffix(setup.store, setup.config)
         environment = config_from_environment(os.environ)
-        found = config or _config_of_environment() or find_config()
+        found = setup.config or _config_of_environment() or find_config()
         self.filed = load_config(found, without=DECIDING if bare else ()) if found is not None else Config()
         given = Config(
-            store=StoreConfig(url=store or None),
-            workspace=WorkspaceConfig(root=str(workspace) if workspace is not None else None),
+            store=StoreConfig(url=setup.store or None),
+            workspace=WorkspaceConfig(root=str(setup.workspace) if setup.workspace is not None else None),
             agent=agent or None,
-            output=OutputConfig(verbosity=verbose or None),
+            output=OutputConfig(verbosity=setup.verbose or None),
         )
         self.said = given.over(environment)
         asked = self.said.over(self.filed).over(DEFAULTS)

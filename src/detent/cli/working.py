@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
-from detent.cli.asked import Asked
+from detent.cli.orders import ForWhom, Order
 from detent.cli.output import SUSPENDED, USAGE, WAITING, clean, code_of_status
-from detent.cli.running import host_of, ordered
 from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
@@ -24,55 +23,18 @@ from detent.running.working import Hand, Worked
 from detent.workers.in_process import InProcessHost
 
 
-def submit(
-    goal: o.Goal = None,
-    *,
-    agent: o.AgentFile = None,
-    model: o.Model = None,
-    small_model: o.SmallModel = None,
-    temperature: o.Temperature = None,
-    base_url: o.BaseUrl = None,
-    api_key_env: o.KeyVariable = None,
-    planner: o.PlannerKind = None,
-    tool_calls: o.ToolCalls = None,
-    no_stream: o.NoStream = False,
-    tools: o.Tools = None,
-    store: o.Store = None,
-    workspace: o.Workspace = None,
-    config: o.ConfigFile = None,
-    max_iterations: o.MaxIterations = None,
-    budget: o.Bounds = None,
-    var: o.Variables = None,
-    run_id: o.OwnRunId = None,
-    tenant: o.ForTenant = None,
-    principal: o.ForPrincipal = None,
-    scope: o.Scopes = None,
-    credential: o.Credentials = None,
-    json_wanted: o.Json = False,
-) -> int:
+def submit(goal: o.Goal = None, *, order: Order) -> int:
     """Start a run, durably, and leave it to a worker (`detent worker`); its id is written to stdout.
 
     The agent is found as by `detent run`. What needs a key or a workspace is needed where the worker runs.
     """
-    session = Session(store=store, config=config, workspace=workspace, agent=agent, json_wanted=json_wanted)
-    asked = Asked(
-        model=model,
-        small_model=small_model,
-        planner=planner,
-        tool_calls=tool_calls,
-        temperature=temperature,
-        base_url=base_url,
-        api_key_env=api_key_env,
-        no_stream=no_stream,
-        tools=tools,
-    )
-    host = host_of(tenant, principal, scope, credential)
-    order = ordered(session, goal, asked, host, max_iterations=max_iterations, budget=budget, var=var, run_id=run_id)
+    session = order.session()
+    arguments = order.arguments(session, goal)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory ends with this command, and no worker sees it; give --store URL")
 
     async def work(engine: Engine) -> Result:
-        return result_of(await engine.load(await engine.submit(**order)))
+        return result_of(await engine.load(await engine.submit(**arguments)))
 
     result = session.drive(work)
     session.output.document(document(result, session))
@@ -91,12 +53,11 @@ def worker(
         int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
+    waiting_only: Annotated[
+        bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
+    ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
-    store: o.Store = None,
-    workspace: o.Workspace = None,
-    config: o.ConfigFile = None,
-    json_wanted: o.Json = False,
-    verbose: o.Verbose = 0,
+    setup: o.Setup,
 ) -> int:
     """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
 
@@ -104,26 +65,24 @@ def worker(
     --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
     with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
     """
-    session = Session(store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, patient=True)
+    session = Session(setup, changes=True, patient=True)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
-    session.creates, whose = not until_idle, host_of(tenant)
+    session.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
     host = session.engine.worker_host
     if concurrency is not None and isinstance(host, InProcessHost):
         host.concurrency = concurrency
     shown = session.config.output.progress is not False
 
     def again(lent: dict[str, Any]) -> Session:
-        return Session(
-            store=store, config=config, workspace=workspace, verbose=verbose, json_wanted=json_wanted, changes=True, patient=True, lent=lent
-        )
+        return Session(setup, changes=True, patient=True, lent=lent)
 
     with WorkerLines(session, shown=shown) as lines:
 
         async def work(engine: Engine) -> Worked:
             lines.begin(getattr(host, "concurrency", 1))
             async with Crew(session, again, lines) as crew:
-                return await engine.work(until_idle=until_idle, host=whose, hand_for=crew.hand)
+                return await engine.work(until_idle=until_idle, waiting_only=waiting_only, host=whose, hand_for=crew.hand)
 
         worked = session.drive(work, missing=Worked())
     session.output.document(worked)

@@ -87,10 +87,21 @@ class Wakeups:
 
 
 class StoreBacklog:
-    """The `Backlog` of one engine's store; `hand_for` says who takes a run on, where that is not `hand` itself."""
+    """The `Backlog` of one engine's store; `hand_for` says who takes a run on, where that is not `hand` itself.
 
-    def __init__(self, hand: Hand, *, hand_for: Callable[[str], Awaitable[Hand]] | None = None, tenant: str | None = None) -> None:
+    One that is `waiting_only` leaves out runs that were submitted, or whose worker died or was stopped.
+    """
+
+    def __init__(
+        self,
+        hand: Hand,
+        *,
+        hand_for: Callable[[str], Awaitable[Hand]] | None = None,
+        tenant: str | None = None,
+        waiting_only: bool = False,
+    ) -> None:
         self._parts, self._tenant = hand.parts, tenant
+        self._statuses = WAITING if waiting_only else ("running", *WAITING)
         self._hand_for: Callable[[str], Awaitable[Hand]] = hand_for or partial(_always, hand)
         self._wakeups = Wakeups()
         self._looked: dict[str, int] = {}
@@ -116,11 +127,11 @@ class StoreBacklog:
 
     async def due(self) -> list[Due]:
         """Return the runs that somebody may advance now; those that this engine itself advances are none of them."""
-        heads = await self._parts.store.list_runs(RunQuery(status=("running", *WAITING), tenant=self._tenant))
+        heads = await self._parts.store.list_runs(RunQuery(status=self._statuses, tenant=self._tenant))
         dead = [head for head in heads if head.status == "waiting_for_operator"]
         wanted = {head.run_id for head in await self._wakeups.due(self._parts, [h for h in heads if h.status not in ("running", *_DEAD)])}
         wanted |= {head.run_id for head in heads if head.status == "running"} | await self._cancelled(dead)
-        found = [head for head in heads if head.run_id in wanted and self._parts.watcher.control(head.run_id) is None]
+        found = [head for head in reversed(heads) if head.run_id in wanted and self._parts.watcher.control(head.run_id) is None]
         found.sort(key=lambda head: head.updated_at)
         return [Due(run_id=h.run_id, tenant=h.tenant, agent=h.agent, since=h.updated_at, records=h.records) for h in found]
 

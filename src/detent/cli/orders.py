@@ -1,0 +1,96 @@
+"""What `run` and `submit` are told: who works, with what, within which bounds, and for whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from detent.cli import options as o
+from detent.cli.asked import Asked
+from detent.cli.option_sets import Options
+from detent.cli.session import Session
+from detent.cli.values import parse_variables
+from detent.clock import RandomIds, SystemClock
+from detent.config.environment import parse_budget
+from detent.core.agent import Host
+from detent.core.errors import ConfigError
+from detent.running.admission import new_run_id
+from detent.secrecy.redact import Redactor
+
+
+class ForWhom(Options, frozen=True, kw_only=True):
+    """For whom a run is; where nothing is given it is the operator's."""
+
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="For whom the run is: what it uses is charged to this tenant.")
+    ] = None
+    principal: Annotated[
+        str | None, typer.Option("--principal", metavar="NAME", help="Who of the tenant asks, for policies and the log.")
+    ] = None
+    scope: Annotated[
+        list[str] | None, typer.Option("--scope", metavar="NAME", help="A scope that the run has, for tools that need one. Repeatable.")
+    ] = None
+    credential: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--credential",
+            metavar="NAME",
+            help="A secret that the run's tools may have. Repeatable. Default: all; none as soon as --tenant, --principal or --scope is given.",
+        ),
+    ] = None
+
+    def host(self) -> Host | None:
+        """Return the host of the run, None for the operator. Raise `ConfigError` for an empty name.
+
+        An unset shell variable gives such a name: the run of a tenant would be the operator's, with all secrets.
+        """
+        for option, name in (("--tenant", self.tenant), ("--principal", self.principal)):
+            if name is not None and not name.strip():
+                raise ConfigError(f"{option} is empty; name one, or leave the option out to be the operator")
+        if not (self.tenant or self.principal or self.scope or self.credential):
+            return None
+        scopes, secrets = tuple(self.scope or ()), tuple(self.credential or ())
+        return Host(tenant=self.tenant or "", principal=self.principal or "", scopes=scopes, credential_refs=secrets)
+
+
+class Order(Options, frozen=True, kw_only=True):
+    """The options of `submit`, and all but one of those of `run`."""
+
+    agent: o.AgentFile = None
+    asked: Asked = Asked()
+    place: o.Place = o.Place()
+    max_iterations: Annotated[int | None, typer.Option("--max-iterations", metavar="N", help="The same as --budget max_iterations=N.")] = (
+        None
+    )
+    budget: o.Bounds = None
+    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
+    ] = None
+    whom: ForWhom = ForWhom()
+    json_wanted: o.Json = False
+
+    def session(self, *, verbose: int = 0) -> Session:
+        """Return the session that the run is started in."""
+        setup = o.Setup(**msgspec.structs.asdict(self.place), json_wanted=self.json_wanted, verbose=verbose)
+        return Session(setup, agent=self.agent)
+
+    def arguments(self, session: Session, goal: list[str] | None) -> dict[str, Any]:
+        """Prepare the session for the run and return the arguments for `Engine.run` and `Engine.submit`. Raise `ConfigError`."""
+        host, text = self.whom.host(), " ".join(goal or ()).strip()
+        if not text:
+            raise ConfigError('no goal was given\nsay what is to be achieved, after the options: "Count the text files here"')
+        if self.run_id is not None and not self.run_id.strip():
+            raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
+        bounds = parse_budget(self.budget or ()).over(session.budget)
+        if self.max_iterations is not None:
+            bounds = parse_budget([f"max_iterations={self.max_iterations}"], "--max-iterations").over(bounds)
+        agent = session.agent(self.asked)
+        variables = parse_variables(self.var or [], agent)
+        hidden = (*agent.redact, *(session.config.redact or ()))
+        public = Redactor(hidden, b"").without(text)  # a run id is made of it, and ids are seen everywhere
+        session.run_id = self.run_id or new_run_id(public, SystemClock().now(), RandomIds().token(6))
+        session.begins = True
+        return {"agent": agent, "goal": text, "run_id": session.run_id, "host": host, "budget": bounds, "variables": variables}

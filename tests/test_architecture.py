@@ -377,3 +377,9 @@ def test_nothing_is_left_for_later() -> None:
             if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}")
     assert wrong == []
+
+
+def test_observers_handlers_and_hooks_are_called_in_one_place() -> None:
+    """`ports.telling` alone knows the order, what becomes of a failure, and how long somebody is awaited."""
+    asks = {path.relative_to(PACKAGE).as_posix() for path in modules() for _, name in calls(path) if name == "PATIENCE.get"}
+    assert asks == {"ports/telling.py"}

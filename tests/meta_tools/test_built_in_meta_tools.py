@@ -277,7 +277,7 @@ def test_final_answer_must_fit_the_schema() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     script = [call("final_answer", answer='{"n": "x"}'), call("final_answer", answer={"n": 3})]
     done = ran(script, *Desk().all, agent=asked("final_answer", output_schema=schema))
-    assert done.result.output == {"n": 3} and "answer.n" in answers(done)[0][1]
+    assert done.result.output == {"n": 3} and "answer['n']" in answers(done)[0][1]
 
 
 def test_final_answer_and_abstain_are_held_to_required_tools() -> None:

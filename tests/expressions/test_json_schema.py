@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from detent.core.errors import NotAllowedNow
+from detent.expressions import json_schema
 from detent.expressions.json_schema import MOST_REFERENCES, UnusableSchema, check_schema, errors_of, misfit
 from detent.running.admission import fitting_reply
 
@@ -25,6 +26,7 @@ def test_nothing_is_fetched_to_check_a_reply() -> None:
             server.accept()
 
 
+@pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize(
     "schema",
     [
@@ -35,17 +37,19 @@ def test_nothing_is_fetched_to_check_a_reply() -> None:
         {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/$defs/d0"},
     ],
 )
-def test_references_that_multiply_are_given_up(schema: dict[str, Any]) -> None:
+def test_references_that_multiply_are_given_up(schema: dict[str, Any], *, foreign: bool) -> None:
     """In whatever draft, and whatever keyword follows them."""
     with pytest.raises(UnusableSchema, match=f"follows more than {MOST_REFERENCES} references"):
-        list(errors_of({**schema, "$defs": DOUBLING}, foreign=True)({"a": 1}))
+        list(errors_of({**schema, "$defs": DOUBLING}, foreign=foreign)({"a": 1}))
 
 
-def test_a_large_value_may_ask_for_as_many_references_as_it_has_parts() -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_large_value_may_ask_for_as_many_references_as_it_has_parts(*, foreign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of many, each by reference."""
+    monkeypatch.setattr(json_schema, "MOST_REFERENCES", 100)
     schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
-    value = [*range(2 * MOST_REFERENCES), "x"]
-    (error,) = errors_of(schema, foreign=True)(value)
+    value = [*range(500), "x"]
+    (error,) = errors_of(schema, foreign=foreign)(value)
     assert error.message == "'x' is not of type 'integer'"
 
 

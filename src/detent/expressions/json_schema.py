@@ -57,7 +57,7 @@ def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = 
     own = msgspec.json.decode(raw)
     if foreign:
         drop_slow_patterns(own)
-    if foreign and any(f'"{name}"'.encode() in raw for name in _FOLLOWED):
+    if any(f'"{name}"'.encode() in raw for name in _FOLLOWED):
         _put_unevaluated_last(own)
         kind = _counting(kind)
     nothing: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched

@@ -377,3 +377,22 @@ def test_nothing_is_left_for_later() -> None:
             if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}")
     assert wrong == []
+
+
+def test_observers_handlers_and_hooks_are_called_in_one_place() -> None:
+    """`ports.telling` alone knows the order, what becomes of a failure, and how long somebody is awaited."""
+    asks = {path.relative_to(PACKAGE).as_posix() for path in modules() for _, name in calls(path) if name == "PATIENCE.get"}
+    assert asks == {"ports/telling.py"}
+
+
+def test_one_module_knows_what_checks_json_schemas() -> None:
+    """`expressions.json_schema` alone: so every check fetches nothing and is bounded."""
+    library = re.compile(r"(jsonschema|jsonschema_specifications|referencing)\b")
+    knows = {p for p in modules() for _, name in imports(p) if library.match(name)}
+    knows |= {
+        p
+        for p in modules()
+        for n in ast.walk(tree(p))
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and library.fullmatch(n.value.split(".")[0])
+    }
+    assert {p.relative_to(PACKAGE).as_posix() for p in knows} == {"expressions/json_schema.py"}

@@ -6,11 +6,17 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, tool
 from detent.core import events as e
+from detent.core.errors import ToolsMissing
+from detent.core.state import KernelState
+from detent.kernel.kernel import make_kernel
 from detent.meta_tools import BUILT_IN
+from detent.meta_tools.declaring import declared
+from detent.ports import Answer
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, look, ran, run_async
@@ -32,11 +38,6 @@ async def table() -> list[dict[str, Any]]:
 def asked(*names: str, **more: Any) -> dict[str, Any]:
     """Return an agent with these meta-tools beside look, put and slip."""
     return {"tools": ["look", "put", "slip", *names], **more}
-
-
-def note(**args: Any) -> ToolCall:
-    """Return a call of checkpoint."""
-    return ToolCall(tool="checkpoint", args=args)
 
 
 def answers(done: Any) -> list[tuple[bool, str]]:
@@ -80,9 +81,9 @@ def test_brief_says_where_the_run_stands() -> None:
         "look (1 ok), put, slip, brief" in page and "main.1.0 look" in page and "goals: go" in page and "iterations 48 of 50 left" in page
     )
     assert part == "results: main.1.0 look 7 bytes"
-    script = [note(action="save", name="a", content="half"), call("brief", section="notes"), call("brief", section="budget"), END]
-    (_, notes), (_, left) = answers(ran(script, *Desk().all, agent=asked("brief", "checkpoint"), budget=Budget(max_iterations=6)))[1:]
-    assert notes == "notes: checkpoint:a" and "iterations 3 of 6 left (50 % used)" in left
+    script = [call("recall", key="a", content="half"), call("brief", section="notes"), call("brief", section="budget"), END]
+    (_, notes), (_, left) = answers(ran(script, *Desk().all, agent=asked("brief", "recall"), budget=Budget(max_iterations=6)))[1:]
+    assert notes == "notes: a" and "iterations 3 of 6 left (50 % used)" in left
 
 
 def test_pulse_says_whether_it_is_getting_anywhere() -> None:
@@ -161,16 +162,15 @@ def test_find_looks_in_whole_results_and_notes() -> None:
 
 
 def test_whatever_was_written_down_is_found_listed_and_recalled_under_one_key() -> None:
-    """Notes, checkpoints and the list; which tools were found is no note."""
+    """Notes and the list; which tools were found is no note."""
     script = [
         call("recall", key="n", content="a zebra"),
-        note(action="save", name="a", content="a zebra half way"),
         call("todo", action="add", items=["feed the zebra"]),
         call("discover_tools", query="zebra"),
         call("find", query="zebra"),
         call("recall"),
         call("brief", section="notes"),
-        *(call("recall", key=key) for key in ("checkpoint:a", "todo", "n")),
+        *(call("recall", key=key) for key in ("todo", "n")),
         END,
     ]
 
@@ -179,33 +179,56 @@ def test_whatever_was_written_down_is_found_listed_and_recalled_under_one_key() 
         """Look for a zebra."""
         return ""
 
-    told = answers(ran(script, zebra, agent={"tools": ["zebra", "recall", "checkpoint", "todo", "discover_tools", "find", "brief"]}))
-    assert sorted(line.partition(": ")[0] for line in told[4][1].splitlines()) == ["checkpoint:a", "n", "todo"]
-    assert told[5:7] == [(True, "checkpoint:a (note), todo (note), n (note)"), (True, "notes: checkpoint:a, todo, n")]
-    assert told[7:] == [(True, "a zebra half way"), (True, '[{"text":"feed the zebra","state":"open"}]'), (True, "a zebra")]
+    told = answers(ran(script, zebra, agent={"tools": ["zebra", "recall", "todo", "discover_tools", "find", "brief"]}))
+    assert sorted(line.partition(": ")[0] for line in told[3][1].splitlines()) == ["n", "todo"]
+    assert told[4:6] == [(True, "todo (note), n (note)"), (True, "notes: todo, n")]
+    assert told[6:] == [(True, '[{"text":"feed the zebra","state":"open"}]'), (True, "a zebra")]
 
 
-def test_checkpoint_and_todo_keep_what_they_are_told() -> None:
+def test_todo_keeps_what_it_is_told() -> None:
     """In the log: another process, and a replay, finds it. What says too little is refused with what there is."""
     script = [
-        note(action="save", name="a", content="half way"),
         call("todo", action="add", items=["first", "second"]),
         call("todo", action="done", number=1),
         call("todo", action="done"),
         call("todo", action="start", number=9),
-        note(action="save", name="b", content=" "),
-        note(action="retrieve", name="a"),
-        note(action="retrieve", name="b"),
-        note(action="list"),
         call("todo", action="start", number=2),
         call("todo", action="list"),
         END,
     ]
-    told = answers(ran(script, *Desk().all, agent=asked("checkpoint", "todo"), budget=None))
-    assert told[2] == (True, "1. [x] first\n2. [ ] second")
-    assert [ok for ok, _ in told[3:6]] == [False] * 3 and told[6] == (True, "half way")
-    assert told[7] == (False, "checkpoint: there is none named 'b'; there are: a") and told[8] == (True, "a")
-    assert told[9] == told[10] == (True, "1. [x] first\n2. [>] second")
+    told = answers(ran(script, *Desk().all, agent=asked("todo"), budget=None))
+    assert told[1] == (True, "1. [x] first\n2. [ ] second") and [ok for ok, _ in told[2:4]] == [False] * 2
+    assert told[4] == told[5] == (True, "1. [x] first\n2. [>] second")
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What `checkpoint`, a meta-tool of earlier versions, took."""
+
+    name: str
+    content: str
+
+
+async def _save(args: Saved, state: KernelState, context: Any) -> Answer:
+    return Answer(content="saved", notes={"checkpoint:" + args.name: args.content})
+
+
+def test_a_run_that_called_a_meta_tool_that_is_gone_is_read_and_says_what_is_missing() -> None:
+    """`checkpoint` was one: its records fold, what it kept is recalled, and going on or replaying names the tool that is not there."""
+    store = RamStore()
+    old = make_kernel(meta_tools=(*BUILT_IN.values(), declared("checkpoint", "Keep.", Saved, _save)))
+    script = [ToolCall(tool="checkpoint", args={"name": "a", "content": "half way"}), call("recall", key="checkpoint:a"), END]
+
+    async def main() -> None:
+        engine = engine_for(Script(script), *Desk().all, store=store, kernel=old)
+        done = await engine.run(Agent(name="w", tools=["look", "checkpoint", "recall"]), "go", run_id="r")
+        assert done.status == "completed" and (await engine.replay("r")).identical
+        now = engine_for(Script([]), *Desk().all, store=store)
+        state = await now.load("r")
+        assert [item.content for item in state.passes["main"].results if item.meta] == ["saved", "half way"]
+        with pytest.raises(ToolsMissing, match="checkpoint"):
+            await now.replay("r")
+
+    asyncio.run(main())
 
 
 def test_two_runs_at_once_share_nothing() -> None:
@@ -254,7 +277,7 @@ def test_final_answer_must_fit_the_schema() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     script = [call("final_answer", answer='{"n": "x"}'), call("final_answer", answer={"n": 3})]
     done = ran(script, *Desk().all, agent=asked("final_answer", output_schema=schema))
-    assert done.result.output == {"n": 3} and "answer.n" in answers(done)[0][1]
+    assert done.result.output == {"n": 3} and "answer['n']" in answers(done)[0][1]
 
 
 def test_final_answer_and_abstain_are_held_to_required_tools() -> None:

@@ -14,7 +14,7 @@ from detent.core import events as e
 from detent.core.records import Envelope, Record
 from detent.core.state import CallState, Item, KernelState, RunState
 from detent.observers import EventBus, FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted, bus_hooks
-from detent.running.lifecycle_hooks import fire
+from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.testing import ScriptedPlanner
 
 
@@ -103,7 +103,7 @@ def settled(event: Any, item: Item | None) -> list[Any]:
     found = heard(bus)
     state = KernelState(task_id="r", calls={"main.1.0": CallState(call_id="main.1.0", index=0, tool="double", args={}, item=item)})
     run = RunState(run_id="r", passes={"main": state})
-    answer = fire(bus_hooks(bus), Record(Envelope(run="r", seq=1, at=None, scope="main"), event, ""), run)  # type: ignore[arg-type]
+    answer: Any = LifecycleHooks(bus_hooks(bus)).on_record(Record(Envelope(run="r", seq=1, at=None, scope="main"), event, ""), run)  # type: ignore[arg-type]
     if answer is not None:
         asyncio.run(answer)
     return [type(n) for n in found]

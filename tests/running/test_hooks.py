@@ -188,7 +188,44 @@ def test_a_hook_that_raises_is_reported_once_and_fails_nothing(is_async: bool, c
 
     with caplog.at_level(logging.ERROR, logger="detent"):
         done = ran([call(n=1), call(n=2), END], *Desk().all, hooks=KernelHooks(on_thought=broken_later if is_async else broken))
-    assert done.why == ("completed", "final_answer") and len([r for r in caplog.records if "an observer failed" in r.getMessage()]) == 1
+    assert done.why == ("completed", "final_answer") and len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_observers_handlers_and_hooks_are_told_in_one_way(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever fails is reported once, by name and in the same words, and whoever comes after it is told everything."""
+    told: list[str] = []
+
+    def failing(name: str) -> Any:
+        def plain(*_: Any) -> None:
+            told.append(name)
+            raise KeyError(name)
+
+        async def later(*_: Any) -> None:
+            await asyncio.sleep(0)
+            plain()
+
+        fails = later if is_async else plain
+        fails.__qualname__ = name
+        return fails
+
+    class Broken:
+        on_record = staticmethod(failing("observer"))
+
+        def on_chunk(self, chunk: Any) -> None: ...
+
+    bus = EventBus()
+    bus.on(e.ToolFinished, failing("handler"))
+    bus.on(e.ToolFinished, lambda event, state: told.append("after"))
+    hooks = KernelHooks(on_observation=failing("observation"), on_action=failing("action"), on_done=failing("done"))
+    with caplog.at_level(logging.ERROR, logger="detent"):
+        done = ran([call(n=1), call(n=2), END], *Desk().all, hooks=hooks, observers=[Broken(), bus], replays=False)
+    assert done.why == ("completed", "final_answer")
+    words = "{} failed; the run goes on, and further failures of it are not reported"
+    names = (Broken.__qualname__, "handler", "action", "observation", "done")
+    assert sorted(r.getMessage() for r in caplog.records) == sorted(words.format(name) for name in names)
+    assert [told.count(name) for name in ("after", "handler", "action", "observation", "done")] == [2, 2, 2, 2, 1]
+    assert told.count("observer") == len(done.records)
 
 
 def test_without_hooks_nothing_is_called_and_nothing_fails() -> None:

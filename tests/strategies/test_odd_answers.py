@@ -65,7 +65,7 @@ def test_a_place_with_thousands_of_digits_is_no_place() -> None:
         resolved("{{a." + "9" * 5000 + "}}", {"a": [1, 2]})
 
 
-@pytest.mark.parametrize("name", ["abstain", "ask_user", "checkpoint", "recall", "final_answer"])
+@pytest.mark.parametrize("name", ["abstain", "ask_user", "todo", "recall", "final_answer"])
 def test_meta_tools_are_no_steps_of_a_plan(name: str) -> None:
     """What they say is for the planner that calls them: a question put by a step would be answered to nobody, an abstention lost."""
     plan = {"steps": [{"id": "a", "kind": "tool", "tool": name, "args": {"question": "which?"}}, analysis("b", "{{a}}")]}

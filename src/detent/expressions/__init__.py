@@ -1,1 +1,1 @@
-"""CEL expressions, for whatever is data and has to decide: rules of a planner, rules of a policy. Below the adapters, which share it."""
+"""What others wrote, read for several rooms: CEL expressions, markup, patterns, JSON Schemas. Below the adapters, which share it."""

@@ -13,8 +13,6 @@ before the commit that records it, and observers and hooks are told after it. Du
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,12 +39,11 @@ from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
 from detent.ports import Clock, EventStore, Ids, Spent
 from detent.ports.gates import Gate
+from detent.ports.telling import Fan, Listener
 
 replace = msgspec.structs.replace
 
 Sink = Callable[[Record, RunState], Any]
-
-log = logging.getLogger("detent")
 
 
 class Journal:
@@ -57,7 +54,7 @@ class Journal:
         "_clock",
         "_committed",
         "_consumed",
-        "_failed",
+        "_fan",
         "_gate",
         "_ids",
         "_lines",
@@ -70,13 +67,13 @@ class Journal:
 
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         self.state = state
-        self._store, self._clock, self._ids, self._sinks = store, clock, ids, tuple(sinks)
+        self._store, self._clock, self._ids = store, clock, ids
+        self._fan, self._sinks = Fan(), tuple(Listener(sink, patient=False) for sink in sinks)
         self._committed, self._charged = state.seq, state.usage
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
         self._gate, self._telling = Gate(), asyncio.Lock()
-        self._failed: tuple[int, ...] = ()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
         """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
@@ -149,18 +146,10 @@ class Journal:
     async def _tell_in_order(self) -> None:
         told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
         self._told = self._told[len(told) :]
-        for record, state in told:
-            for sink in self._sinks:
-                try:
-                    answer = sink(record, state)
-                    if inspect.isawaitable(answer):
-                        await answer
-                except Exception:  # foreign code: an observer never fails a run (row K9)
-                    if id(sink) not in self._failed:
-                        self._failed += (id(sink),)
-                        log.exception(
-                            "an observer failed on %s; further failures of it in this run are not reported", type(record.event).__name__
-                        )
+        for pair in told:
+            answer = self._fan.tell(self._sinks, *pair)
+            if answer is not None:
+                await answer
 
     async def late_outcome(self, event: ToolFinished | ToolInDoubt) -> None:
         """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from detent.meta_tools.ending import abstain, ask_user, final_answer
-from detent.meta_tools.keeping import checkpoint, todo
+from detent.meta_tools.keeping import todo
 from detent.meta_tools.looking import brief, discover_tools, pulse
 from detent.meta_tools.recalling import find, recall
 from detent.ports import MetaTool
 
 BUILT_IN: Mapping[str, MetaTool] = {
-    tool.name: tool for tool in (brief, pulse, recall, find, checkpoint, todo, discover_tools, final_answer, abstain, ask_user)
+    tool.name: tool for tool in (brief, pulse, recall, find, todo, discover_tools, final_answer, abstain, ask_user)
 }
 """The meta-tools by name. They hold no state: what they keep stands in the log of the run."""

@@ -51,7 +51,7 @@ def notes_of(run: RunState) -> dict[str, Any]:
 
 
 def noted(run: RunState) -> dict[str, Any]:
-    """Return by key what was written down in this run: notes, checkpoints, the list; of one key, the note. Which tools were found is neither."""
+    """Return by key what was written down in this run: notes, the list; of one key, the note. Which tools were found is neither."""
     kept = notes_of(run)
     notes = {key.removeprefix(NOTE): value for key, value in kept.items() if key.startswith(NOTE)}
     return {key: value for key, value in kept.items() if not key.startswith(NOTE) and key != DISCOVERED} | notes

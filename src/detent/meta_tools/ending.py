@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,6 +9,7 @@ from msgspec import Meta
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer, is_blank
 from detent.core.state import KernelState
+from detent.expressions.json_schema import UnusableSchema, misfit
 from detent.meta_tools.declaring import declared, refused
 from detent.ports import Answer
 
@@ -31,20 +31,13 @@ async def _final_answer(args: FinalAnswerArgs, state: KernelState, context: Any)
             answer = msgspec.json.decode(answer)
         except msgspec.DecodeError as error:
             return refused(f"final_answer: the answer is not JSON: {error}")
-    if schema is not None and (problem := _misfit(answer, schema)):
+    try:
+        problem = "" if schema is None else misfit(answer, schema)
+    except UnusableSchema as error:
+        problem = f"output_schema {error}"
+    if problem:
         return refused(f"final_answer: {problem}")
     return Answer(content="accepted", action=FinalAnswer(content=answer))
-
-
-def _misfit(answer: Any, schema: dict[str, Any]) -> str:
-    """Return where the answer does not fit the schema, "" where it does."""
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    kind: Any = validator_for(schema, default=Draft202012Validator)
-    registry: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
-    best_match: Any = importlib.import_module("jsonschema.exceptions").best_match
-    found: Any = best_match(kind(schema, registry=registry).iter_errors(answer))
-    return "" if found is None else f"answer{found.json_path.removeprefix('$')}: {str(found.message)[:400]}"
 
 
 final_answer = declared(

@@ -1,4 +1,4 @@
-"""`checkpoint` and `todo`: what a planner writes down for itself, in the log of its run. It survives compaction, crashes and other passes."""
+"""`todo`: the checklist of a planner, in the log of its run. It survives compaction, crashes and other passes."""
 
 from __future__ import annotations
 
@@ -11,42 +11,11 @@ from detent.core.state import KernelState
 from detent.meta_tools.declaring import declared, notes_of, refused
 from detent.ports import Answer
 
-CHECKPOINT = "checkpoint:"
 LIST = "todo"
 MOST = 200
-"""How many entries a list may have, and how many checkpoints there may be."""
+"""How many entries a list may have."""
 LONGEST = 400
 """How many characters an entry of a list may have."""
-SHOWN = 50
-"""How many names of checkpoints an error lists."""
-
-
-class CheckpointArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `checkpoint` takes."""
-
-    action: Annotated[Literal["save", "retrieve", "list"], Meta(description="What to do.")]
-    name: Annotated[str, Meta(description="Of the checkpoint.")] = ""
-    content: Annotated[str, Meta(description="With save: what to keep.")] = ""
-
-
-async def _checkpoint(args: CheckpointArgs, state: KernelState, context: Any) -> Answer:
-    kept = {k.removeprefix(CHECKPOINT): v for k, v in notes_of(context.run.state).items() if k.startswith(CHECKPOINT)}
-    if args.action == "list":
-        return Answer(content=", ".join(kept) or "no checkpoints yet")
-    if not args.name.strip():
-        return refused(f"checkpoint: {args.action} needs a name")
-    if args.action == "save":
-        if not args.content.strip():
-            return refused("checkpoint: save needs content")
-        if args.name not in kept and len(kept) >= MOST:
-            return refused(f"checkpoint: there are {MOST}, the most there can be; save under one of their names")
-        return Answer(content=f"saved {args.name!r}", notes={CHECKPOINT + args.name: args.content})
-    if args.name not in kept:
-        return refused(f"checkpoint: there is none named {args.name!r}; there are: {', '.join(list(kept)[-SHOWN:]) or 'none'}")
-    return Answer(content=kept[args.name])
-
-
-checkpoint = declared("checkpoint", "Keep what you have worked out under a name, and read it again later.", CheckpointArgs, _checkpoint)
 
 
 class TodoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +33,7 @@ async def _todo(args: TodoArgs, state: KernelState, context: Any) -> Answer:
     if args.action == "add":
         new = [" ".join(text.split()) for text in args.items if text.strip()]
         if any(len(text) > LONGEST for text in new):
-            return refused(f"todo: an entry has at most {LONGEST} characters; keep what is longer with checkpoint")
+            return refused(f"todo: an entry has at most {LONGEST} characters; keep what is longer with recall")
         if not new or len(kept) + len(new) > MOST:
             return refused(f"todo: add needs entries in items, and a list has at most {MOST}")
         kept += [{"text": text, "state": "open"} for text in new]

@@ -15,27 +15,28 @@ from detent.core.events import Event
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
 from detent.observers.notifications import FinalAnswerProduced, Notification, ReasoningStepCompleted, ToolCallCompleted
-from detent.observers.reporting import Fan, Reporter
 from detent.ports import Chunk, KernelHooks, noop_hooks
+from detent.ports.telling import Fan, Listener
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(event, RunState)` for an event of the log, `(notification, KernelState)` for a notification; plain or a coroutine function."""
 
 
-class _Subscription:
-    __slots__ = ("active", "handler", "kinds")
+class _Subscription(Listener):
+    __slots__ = ("kinds",)
 
     def __init__(self, handler: Handler, kinds: tuple[type, ...]) -> None:
-        self.handler, self.kinds, self.active = handler, kinds, True
+        super().__init__(handler)
+        self.kinds = kinds
 
 
 class EventBus(Fan):
     """Hands events and notifications to those who asked for them. Use it as an observer, for its hooks, or both."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._subscriptions: tuple[_Subscription, ...] = ()
         self._wanted: dict[type, tuple[_Subscription, ...]] = {}
-        self._reporter = Reporter()
 
     def on(self, event_type: type, handler: Handler) -> Callable[[], None]:
         """Call `handler` for events or notifications of this class; return a function that ends it.
@@ -61,10 +62,9 @@ class EventBus(Fan):
         self._wanted.clear()
 
         def unsubscribe() -> None:
-            added.active = False
+            self.forget(added)
             self._subscriptions = tuple(s for s in self._subscriptions if s is not added)
             self._wanted.clear()
-            self._reporter.forget(handler)
 
         return unsubscribe
 
@@ -74,22 +74,7 @@ class EventBus(Fan):
         wanted = self._wanted.get(kind)
         if wanted is None:
             wanted = self._wanted[kind] = tuple(s for s in self._subscriptions if issubclass(kind, s.kinds))
-        return self._from(wanted, 0, event, state) if wanted else None
-
-    def _from(self, wanted: tuple[_Subscription, ...], first: int, event: Any, state: Any) -> Awaitable[None] | None:
-        for number in range(first, len(wanted)):
-            subscription = wanted[number]
-            if subscription.active:
-                answer = self._reporter.call(subscription.handler, subscription.handler, event, state)
-                if answer is not None:
-                    return self._after(wanted, number, answer, event, state)
-        return None
-
-    async def _after(self, wanted: tuple[_Subscription, ...], number: int, answer: Awaitable[Any], event: Any, state: Any) -> None:
-        await self._reporter.wait(wanted[number].handler, answer)
-        rest = self._from(wanted, number + 1, event, state)
-        if rest is not None:
-            await rest
+        return self.tell(wanted, event, state) if wanted else None
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
         """Publish the record's event."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +16,7 @@ from detent.core.budget import DEFAULT, UNBOUNDED, Budget, checked
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
-from detent.expressions.patterns import drop_slow_patterns
+from detent.expressions.json_schema import UnusableSchema, check_schema, errors_of
 from detent.metering.pricing import Prices
 from detent.ports import (
     Capabilities,
@@ -37,8 +36,6 @@ from detent.running.snapshots import load_run
 from detent.secrecy.redact import Redactor, redacted_start
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-MOST_REFERENCES = 10_000
-"""So many references are followed in the check of a reply; a few lines of a schema can ask for more than anyone has time for."""
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
@@ -191,46 +188,20 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
             candidates.append(msgspec.json.decode(reply))
     why = ""
     try:
-        validator = _validator(expected)
+        asked = {name: part for name, part in expected.items() if name != "$schema"}  # which draft it is makes no difference to a question
+        check_schema(asked)
+        errors = errors_of(asked, foreign=True)
         for candidate in candidates:
-            error = next(validator().iter_errors(candidate), None)
+            error = next(errors(candidate), None)
             if error is None:
                 return candidate
             why = error.message
     except Exception as error:  # the schema is a planner's own; what it refers to may not be there
-        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        said = error.said if isinstance(error, UnusableSchema) else str(error)
+        said = next(iter(said.splitlines()), "") or type(error).__name__
         why = f"what run {run_id!r} expects is no JSON Schema that can be used ({said}); cancel the run, or resume it with another agent"
         raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
     raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
-
-
-def _validator(expected: dict[str, Any]) -> Callable[[], Any]:
-    """Return what makes a validator of the schema; one that follows more than `MOST_REFERENCES` references raises `ValueError`."""
-    from jsonschema import Draft202012Validator
-
-    extend: Any = importlib.import_module("jsonschema.validators").extend
-    Draft202012Validator.check_schema(expected)
-    raw = msgspec.json.encode({name: part for name, part in expected.items() if name != "$schema"})
-    if b'"$schema"' in raw:
-        raise ValueError("a part of it names a draft of its own")
-    schema = msgspec.json.decode(raw)
-    drop_slow_patterns(schema)
-    keywords: Any = Draft202012Validator.VALIDATORS
-
-    def made() -> Any:
-        left = iter(range(MOST_REFERENCES))
-
-        def following(keyword: str) -> Callable[..., Any]:
-            def follow(*given: Any) -> Any:
-                if next(left, None) is None:
-                    raise ValueError(f"it follows more than {MOST_REFERENCES} references")
-                yield from keywords[keyword](*given)
-
-            return follow
-
-        return extend(Draft202012Validator, {keyword: following(keyword) for keyword in ("$ref", "$dynamicRef")})(schema)
-
-    return made
 
 
 def new_run_id(goal: str, now: datetime, token: str) -> str:

@@ -57,7 +57,7 @@ from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.endings import objection
 from detent.running.healing import heal
-from detent.running.lifecycle_hooks import fire
+from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import GRACE_S, MAKING, Control, LiveWorld
 from detent.running.passes import drive
 from detent.running.patience import patience_of
@@ -208,9 +208,8 @@ class Advancing:
     def journal(self, state: RunState) -> Journal:
         """Return a journal that goes on after `state`."""
         sinks = [apart(sink) for sink in self._sinks]
-        hooks = self.parts.hooks
-        if hooks is not noop_hooks:
-            sinks.append(apart(lambda record, state: fire(hooks, record, state), events=False))
+        if self.parts.hooks is not noop_hooks:
+            sinks.append(apart(LifecycleHooks(self.parts.hooks).on_record, events=False))
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
         )

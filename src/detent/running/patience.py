@@ -14,6 +14,7 @@ from functools import partial
 from types import coroutine
 from typing import Any
 
+from detent.ports.telling import from_inside, named
 from detent.running.live import Control
 
 IMPATIENT = 10
@@ -35,7 +36,7 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
         except asyncio.CancelledError as error:
             if held.let_go():
                 raise  # somebody stops the run itself
-            name = _name(answer)
+            name = named(answer)
             if not held.stopped:
                 raise from_inside(answer) from error
             swallowed = " and swallowed its cancellation: it is closed, and what it still had to do is not done" if held.closing else ""
@@ -47,15 +48,6 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
                 given_s /= IMPATIENT
 
     return patient
-
-
-def from_inside(who: Any) -> RuntimeError:
-    """Return the error for a hook that raised `CancelledError` while nobody cancelled anything."""
-    return RuntimeError(f"{_name(who)} was cancelled from inside; nobody cancelled the run")
-
-
-def _name(who: Any) -> str:
-    return getattr(who, "__qualname__", type(who).__qualname__)
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

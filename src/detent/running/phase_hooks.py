@@ -6,7 +6,6 @@ hooks a kernel is returned as it is.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from detent.kernel.execution import give_up
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
-from detent.running.lifecycle_hooks import asked
+from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
 
@@ -88,9 +87,7 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     async def ask() -> list[str]:
         answer: Any = None
         try:
-            answer = asked(hook, _copied(context.state))
-            if inspect.isawaitable(answer):
-                answer = await answer
+            answer = await answer_of(hook, _copied(context.state))
         except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
             log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
             return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label == "before act" else ["", ""]

@@ -151,6 +151,14 @@ def test_nothing_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == []
 
 
+def test_references_that_multiply_refuse_the_call() -> None:
+    """A server's schema of a few lines would be checked for ever; the model is told, and the process goes on."""
+    doubling = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    made = brought({"type": "object", "$ref": "#/$defs/d0", "$defs": {**doubling, "d60": {}}})
+    with pytest.raises(InvalidArguments, match="cannot be checked"):
+        made.check({"a": 1})
+
+
 def test_another_draft_is_read_by_its_own_rules() -> None:
     """Servers still send draft 7: `items` as a list is a tuple there and an error in 2020-12."""
     pair = {"type": "object", "properties": {"pair": {"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}}}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.expressions.json_schema import UnusableSchema, misfit
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
@@ -23,34 +22,10 @@ DEEPEST = 100
 
 def problem_with(value: Any, schema: dict[str, Any]) -> str:
     """Return what is wrong with an answer, in words for the model; "" when it fits. Raise `ConfigError` for a schema that is none."""
-    from jsonschema import exceptions
-    from referencing.exceptions import Unresolvable
-
-    validator = _validator(msgspec.json.encode(schema))
-    best_match: Any = exceptions.best_match  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     try:
-        found: Any = best_match(validator.iter_errors(value))
-    except Unresolvable as error:
-        raise ConfigError(f"output_schema refers to {error.ref!r}, which is not in it; schemas are never fetched") from error
-    if found is None:
-        return ""
-    where = "".join(f"[{part!r}]" for part in found.absolute_path)
-    return f"{'answer' + where if where else 'the answer'}: {str(found.message)[:400]}"
-
-
-@lru_cache(maxsize=64)
-def _validator(raw: bytes) -> Any:
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    schema = msgspec.json.decode(raw)
-    kind: Any = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        raise ConfigError(f"output_schema is no JSON Schema: {error.message}") from None
-    registry: Any = importlib.import_module("referencing").Registry  # an empty one: nothing is fetched
-    return kind(schema, registry=registry())
+        return misfit(value, schema)
+    except UnusableSchema as error:
+        raise ConfigError(f"output_schema {error}") from error
 
 
 def read_arguments(args: Any) -> Any:

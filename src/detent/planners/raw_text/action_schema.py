@@ -5,12 +5,12 @@ One object, tagged by `type`: `tool_call` with one of the offered tools and argu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from detent.expressions.json_schema import errors_of
 from detent.planners.raw_text.parsing import DEFAULT_ACTIONS
 from detent.ports import ToolSpec
 
@@ -116,17 +116,12 @@ def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[
     """Return a function that says what is wrong with a value, naming at most three places and never showing a long one, or a `sensitive` field."""
     if not schema:
         return lambda _value: ""
-    from jsonschema.exceptions import ValidationError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    kind: Any = validator_for(schema, default=Draft202012Validator)
-    errors = kind(schema, registry=_nothing_fetched()).iter_errors
+    errors = errors_of(schema)
 
     def check(value: Any) -> str:
         said: list[str] = []
         try:
-            for error in errors(value):
-                found: ValidationError = error
+            for found in errors(value):
                 where = ".".join(str(part) for part in found.absolute_path)
                 shows = found.validator not in _NAMING if not where else found.absolute_path[0] in sensitive
                 message = f"does not meet {found.validator!r}" if sensitive and shows else _short(found.message)
@@ -138,14 +133,6 @@ def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[
         return "; ".join(said)
 
     return check
-
-
-@functools.cache
-def _nothing_fetched() -> Any:
-    """Return the registry of the published meta-schemas."""
-    from jsonschema_specifications import REGISTRY  # pyright: ignore[reportMissingTypeStubs]
-
-    return REGISTRY
 
 
 def _short(text: str, longest: int = 160) -> str:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.expressions.json_schema import errors_of
 from detent.tools.functions import problems
-from detent.tools.functions.schema import check_schema, compiled, own_copy
+from detent.tools.functions.schema import check_schema, own_copy
 
 
 class NotJson(ValueError):
@@ -124,7 +125,7 @@ class ResultCheck:
         return self._problem(raw)
 
     def _of_schema(self, schema: dict[str, Any]) -> Callable[[bytes], str]:
-        errors = compiled(schema)
+        errors = errors_of(schema)
 
         def problem(raw: bytes) -> str:
             try:

@@ -1,7 +1,6 @@
-"""JSON Schemas that tools bring: checked when the tool is made, compiled at first use, never fetched from anywhere.
+"""JSON Schemas that tools bring: checked when the tool is made, compiled at first use (`detent.expressions.json_schema`).
 
-Draft 2020-12, unless the schema itself names another draft in `$schema`. A `$ref` must point into the schema itself or to a published
-meta-schema; one that would need the network is refused.
+A `$ref` must point into the schema itself or to a published meta-schema; one that would need the network is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from detent.core.errors import ConfigError, InvalidArguments
+from detent.expressions import json_schema
 from detent.ports import ToolContext, ToolSpec
 from detent.tools.functions import problems
 from detent.tools.functions.options import Options
@@ -47,7 +47,7 @@ class BroughtSchema:
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
         """Raise `InvalidArguments` when `args` do not satisfy the schema."""
-        self._errors = self._errors or compiled(self.schema)
+        self._errors = self._errors or json_schema.errors_of(self.schema)
         try:
             found = problems.of_jsonschema(self._errors(msgspec.json.decode(raw)), known=self.names, tool=self._tool)
         except Exception as error:  # a foreign validator on what a model wrote: whatever it chokes on is not accepted
@@ -74,69 +74,16 @@ def own_copy(schema: Any, *, what: str) -> dict[str, Any]:
 
 def check_schema(schema: dict[str, Any], *, what: str) -> None:
     """Raise `ConfigError` when `schema` breaks the rules of its draft, or refers to something that is not there."""
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
-        where = ".".join(str(part) for part in error.absolute_path) or "the schema"
-        raise ConfigError(f"{what}: no sound JSON Schema at {where}: {problems.short(error.message)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{what}: it is nested too deeply; flatten it") from error
-    _refuse_dangling(schema, what)
-
-
-def _refuse_dangling(schema: dict[str, Any], what: str) -> None:
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012, specification_with
-
-    registry: Any = _published()
-    draft: Any = specification_with(str(schema.get("$schema", "")), default=DRAFT202012)
-    resource = draft.create_resource(schema)
-    base = str(schema.get("$id", ""))
-    resolver = registry.with_resource(base, resource).resolver(base)
-    for reference in references(schema):
-        try:
-            resolver.lookup(reference)
-        except (Unresolvable, ValueError) as error:
-            raise ConfigError(
-                f"{what}: $ref {reference!r} leads nowhere inside the schema, and nothing is fetched; put what it means under $defs"
-            ) from error
-
-
-def references(schema: Any) -> list[str]:
-    """Return every `$ref` that stands where a schema stands (not in `const`, `enum`, `default` or `examples`)."""
-    found: list[str] = []
-    open_parts: list[Any] = [schema]
-    while open_parts:
-        part = open_parts.pop()
-        if isinstance(part, list):
-            open_parts.extend(cast(list[Any], part))
-        elif isinstance(part, dict):
-            if part is not schema and "$id" in part:
-                continue  # a schema of its own base: its references are relative to that, and are met when it is used
-            for key, value in cast(dict[str, Any], part).items():
-                if key == "$ref" and isinstance(value, str):
-                    found.append(value)
-                elif key not in ("const", "enum", "default", "examples"):
-                    open_parts.append(value)
-    return found
-
-
-def _published() -> Any:
-    """Return the registry of the published meta-schemas; it fetches nothing."""
-    from jsonschema_specifications import REGISTRY  # pyright: ignore[reportMissingTypeStubs]
-
-    return REGISTRY
-
-
-def compiled(schema: dict[str, Any]) -> Callable[[Any], Iterator[Any]]:
-    """Return a function that gives the errors of a value."""
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    kind: Any = validator_for(schema, default=Draft202012Validator)
-    return kind(schema, registry=_published()).iter_errors
+        json_schema.check_schema(schema)
+    except json_schema.UnusableSchema as error:
+        if error.said == str(error):
+            raise ConfigError(f"{what}: it {error}") from error
+        raise ConfigError(f"{what}: no sound JSON Schema at {error.where or 'the schema'}: {problems.short(error.said)}") from error
+    if (reference := json_schema.dangling(schema)) is not None:
+        raise ConfigError(
+            f"{what}: $ref {reference!r} leads nowhere inside the schema, and nothing is fetched; put what it means under $defs"
+        )
 
 
 def schema_digest(spec: ToolSpec) -> str:

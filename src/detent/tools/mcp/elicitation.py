@@ -13,6 +13,7 @@ import msgspec
 from mcp import types
 from mcp.client.session import ClientRequestContext
 
+from detent.expressions.json_schema import check_schema, errors_of
 from detent.expressions.patterns import drop_slow_patterns
 
 LONGEST = 20_000
@@ -59,16 +60,13 @@ def defaults_of(asked: Any) -> dict[str, Any] | None:
 
 def _fits(content: dict[str, Any], schema: dict[str, Any]) -> bool:
     """Whether the answer satisfies the schema, its required fields and formats included; one that cannot be checked in time does not."""
-    from jsonschema import Draft202012Validator
-
     before = msgspec.json.encode(schema)
     drop_slow_patterns(schema)
     if msgspec.json.encode(schema) != before:
         return False
-    Draft202012Validator.check_schema(schema)
-    validator = cast("Any", Draft202012Validator)
+    check_schema(schema)
     told = all(_FORMATS[said](value) for name, value in content.items() if (said := _format(schema, name)) in _FORMATS)
-    return told and bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(content))
+    return told and next(errors_of(schema, formats=True)(content), None) is None
 
 
 def _flat(value: Any, most: int) -> bool:

@@ -1,0 +1,181 @@
+"""JSON Schemas and the values that are to fit them: the one place that knows the library which checks them, and loads it at first use.
+
+Nothing is fetched: a reference leads into the schema itself or to a published meta-schema. So many references are followed in a check and no
+more, for a few lines of a schema can ask for more than anyone has time for. Draft 2020-12, unless the schema itself names another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any, cast
+
+import msgspec
+
+from detent.expressions.patterns import drop_slow_patterns
+
+MOST_REFERENCES = 10_000
+"""So many references are followed in a check, and one more for each byte of the value."""
+LONGEST = 400
+"""How many characters of the library's words are shown."""
+_FOLLOWED = ("$ref", "$dynamicRef", "$recursiveRef")
+_NO_SCHEMAS = ("const", "enum", "default", "examples")
+
+
+class UnusableSchema(ValueError):
+    """A schema that no value can be checked with. Its text begins with a verb ("is no JSON Schema: ..."); `where` is the place in it, if any."""
+
+    def __init__(self, text: str, *, where: str = "", said: str = "") -> None:
+        super().__init__(text)
+        self.where, self.said = where, said or text
+
+
+def check_schema(schema: dict[str, Any]) -> None:
+    """Raise `UnusableSchema` where a schema breaks the rules of its draft."""
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        _kind(schema).check_schema(schema)
+    except SchemaError as error:
+        where = ".".join(str(part) for part in error.absolute_path)
+        raise UnusableSchema(f"is no JSON Schema: {error.message}", where=where, said=error.message) from error
+    except RecursionError as error:
+        raise UnusableSchema("is nested too deeply; flatten it") from error
+
+
+def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = False) -> Callable[[Any], Iterator[Any]]:
+    """Return a function that gives the errors of a value, as the library has them, and raises `UnusableSchema` where they cannot be told.
+
+    `foreign`: the schema is somebody's whose patterns must not keep this process busy; those that could are left out. `formats` are checked, too.
+    """
+    kind, own = _kind(schema), {name: part for name, part in schema.items() if name != "$schema"}
+    raw = msgspec.json.encode(own)
+    if foreign and b'"$schema"' in raw:  # the library would go on as that draft has it, and count nothing
+        raise UnusableSchema("names a draft of its own in a part")
+    own = msgspec.json.decode(raw)
+    if foreign:
+        drop_slow_patterns(own)
+    if any(f'"{name}"'.encode() in raw for name in _FOLLOWED):
+        _put_unevaluated_last(own)
+        kind = _counting(kind)
+    nothing: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
+    unresolvable: Any = importlib.import_module("referencing.exceptions").Unresolvable
+    validator = kind(own, registry=nothing, format_checker=kind.FORMAT_CHECKER if formats else None)
+
+    def errors(value: Any) -> Iterator[Any]:
+        _followed.begin(value)
+        try:
+            yield from validator.iter_errors(value)
+        except unresolvable as error:
+            raise UnusableSchema(f"refers to {error.ref!r}, which is not in it; schemas are never fetched") from error
+        finally:
+            _followed.value = None
+
+    return errors
+
+
+def misfit(value: Any, schema: dict[str, Any]) -> str:
+    """Return the most telling thing that is wrong with an answer, in words for a model; "" when it fits. Raise `UnusableSchema`."""
+    best_match: Any = importlib.import_module("jsonschema.exceptions").best_match
+    found: Any = best_match(_kept(msgspec.json.encode(schema))(value))
+    if found is None:
+        return ""
+    where = "".join(f"[{part!r}]" for part in found.absolute_path)
+    return f"{'answer' + where if where else 'the answer'}: {str(found.message)[:LONGEST]}"
+
+
+def dangling(schema: dict[str, Any]) -> str | None:
+    """Return the first reference that leads nowhere, None where all are found."""
+    specifications: Any = importlib.import_module("referencing.jsonschema")
+    published: Any = importlib.import_module("jsonschema_specifications").REGISTRY
+    unresolvable: Any = importlib.import_module("referencing.exceptions").Unresolvable
+    draft = specifications.specification_with(str(schema.get("$schema", "")), default=specifications.DRAFT202012)
+    base = str(schema.get("$id", ""))
+    resolver = published.with_resource(base, draft.create_resource(schema)).resolver(base)
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except (unresolvable, ValueError):
+            return reference
+    return None
+
+
+def _references(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield every `$ref` that stands where a schema stands (not in `const`, `enum`, `default` or `examples`)."""
+    open_parts: list[Any] = [schema]
+    while open_parts:
+        part = open_parts.pop()
+        if isinstance(part, list):
+            open_parts.extend(cast("list[Any]", part))
+        elif isinstance(part, dict):
+            fields = cast("dict[str, Any]", part)
+            if fields is not schema and "$id" in fields:
+                continue  # a schema of its own base: its references are relative to that, and are met when it is used
+            if isinstance(fields.get("$ref"), str):
+                yield fields["$ref"]
+            open_parts.extend(value for key, value in fields.items() if key not in ("$ref", *_NO_SCHEMAS))
+
+
+def _kind(schema: dict[str, Any]) -> Any:
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    return validator_for(schema, default=Draft202012Validator)
+
+
+@lru_cache(maxsize=64)
+def _kept(raw: bytes) -> Callable[[Any], Iterator[Any]]:
+    schema = msgspec.json.decode(raw)
+    check_schema(schema)
+    return errors_of(schema)
+
+
+class _Followed(threading.local):
+    """How many references may still be followed in the check that this thread is in."""
+
+    left = 0
+    value: Any = None
+
+    def begin(self, value: Any) -> None:
+        self.left, self.value = MOST_REFERENCES, value
+
+    def follow(self) -> None:
+        self.left -= 1
+        if self.left < 0 and self.value is not None:  # a large value asks for more of them
+            self.left, self.value = len(msgspec.json.encode(self.value)), None
+        if self.left < 0:
+            raise UnusableSchema(f"follows more than {MOST_REFERENCES} references")
+
+
+_followed = _Followed()
+
+
+@cache
+def _counting(kind: Any) -> Any:
+    """Return the validator class with its references counted."""
+    extend: Any = importlib.import_module("jsonschema.validators").extend
+
+    def counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
+        def follow(*given: Any) -> Any:
+            _followed.follow()
+            return keyword(*given)
+
+        return follow
+
+    return extend(kind, {name: counted(kind.VALIDATORS[name]) for name in _FOLLOWED if name in kind.VALIDATORS})
+
+
+def _put_unevaluated_last(schema: Any) -> None:
+    """Let `unevaluated...` stand behind all else: the library follows references for it uncounted, and those were followed before, counted."""
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += cast("list[Any]", part)
+        elif isinstance(part, dict):
+            fields = cast("dict[str, Any]", part)
+            for name in ("unevaluatedItems", "unevaluatedProperties"):
+                if name in fields:
+                    fields[name] = fields.pop(name)
+            todo += fields.values()

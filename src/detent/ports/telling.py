@@ -1,0 +1,102 @@
+"""Telling others what happened: observers, handlers of a bus and hooks are all called here, and nowhere else.
+
+They are called in order, each before the next; who fails is reported once, through stdlib logging, and those after it are told (row K9). What
+is awaited is awaited as long as the run has patience (`PATIENCE`), and a cancellation of its own is a failure as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from detent.ports.observing import PATIENCE
+
+log = logging.getLogger("detent")
+
+
+class Listener:
+    """Somebody who is told, by calling `call`; `who` is named where it fails. Nobody who is not `active` is called."""
+
+    __slots__ = ("active", "call", "patient", "who")
+
+    def __init__(self, call: Callable[..., Any], who: Any = None, *, patient: bool = True) -> None:
+        self.call, self.who, self.active = call, call if who is None else who, True
+        self.patient = patient and not isinstance(who, Fan)
+        """Whether it is given time as one; who tells others gives each of them time of its own."""
+
+
+class Fan:
+    """Tells others. `failures` counts how often each of them has failed."""
+
+    def __init__(self) -> None:
+        self.failures: dict[int, int] = {}
+
+    def tell(self, listeners: Sequence[Listener], *args: Any) -> Awaitable[None] | None:
+        """Call each with `args`; the answer must be awaited when there is one (some listener is asynchronous)."""
+        for number, listener in enumerate(listeners):
+            answer = self.call(listener, args)
+            if answer is not None:
+                return self._rest(listeners[number:], answer, args)
+        return None
+
+    def call(self, listener: Listener, args: Sequence[Any]) -> Awaitable[Any] | None:
+        """Call one; return what it wants awaited, None when it is done or has failed."""
+        if not listener.active:
+            return None
+        try:
+            answer = listener.call(*args)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - foreign code: it never fails a run
+            self._failed(listener, error)
+            return None
+        return answer if answer is not None and inspect.isawaitable(answer) else None
+
+    async def _rest(self, listeners: Sequence[Listener], answer: Awaitable[Any], args: Sequence[Any]) -> None:
+        await self._wait(listeners[0], answer)
+        for listener in listeners[1:]:
+            after = self.call(listener, args)
+            if after is not None:
+                await self._wait(listener, after)
+
+    async def _wait(self, listener: Listener, answer: Awaitable[Any]) -> None:
+        try:
+            await (PATIENCE.get()(answer) if listener.patient else answer)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # somebody stops the run itself
+            self._failed(listener, error)
+        except Exception as error:  # noqa: BLE001 - foreign code: it never fails a run
+            self._failed(listener, error)
+
+    def forget(self, listener: Listener) -> None:
+        """Call it no more, and stop counting for it."""
+        listener.active = False
+        self.failures.pop(id(listener.who), None)
+
+    def _failed(self, listener: Listener, error: BaseException) -> None:
+        count = self.failures[id(listener.who)] = self.failures.get(id(listener.who), 0) + 1
+        if count == 1:
+            how = "was cancelled from inside" if isinstance(error, asyncio.CancelledError) else "failed"
+            log.error("%s %s; the run goes on, and further failures of it are not reported", named(listener.who), how, exc_info=error)
+
+
+async def answer_of(call: Callable[..., Any], *args: Any) -> Any:
+    """Call what is asked for a decision, and return its answer; a cancellation of its own is `RuntimeError`."""
+    try:
+        answer = call(*args)
+    except asyncio.CancelledError as error:
+        raise from_inside(call) from error
+    return await PATIENCE.get()(answer) if inspect.isawaitable(answer) else answer
+
+
+def from_inside(who: Any) -> RuntimeError:
+    """Return the error for what raised `CancelledError` while nobody cancelled anything."""
+    return RuntimeError(f"{named(who)} was cancelled from inside; nobody cancelled the run")
+
+
+def named(who: Any) -> str:
+    """Return what a function, a coroutine or an object is called in a report."""
+    return getattr(who, "__qualname__", None) or type(who).__qualname__

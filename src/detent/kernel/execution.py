@@ -24,7 +24,7 @@ from detent.kernel.context import KernelContext
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
 from detent.kernel.outside import BoundReached, Interrupted
-from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict, read_json
 
 LONGEST_S = 10 * 365 * 86_400
 """How long a request for approval may stand, in seconds."""
@@ -118,7 +118,7 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
     args = call.args
     if isinstance(args, str):
         try:
-            args = msgspec.json.decode(args or "{}")
+            args = read_json(args or "{}")
         except UNREADABLE as error:
             raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
     if not isinstance(args, dict):

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from detent.ports.json_data import read_json
+
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
 
@@ -22,6 +24,6 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
         if match is None or match["tool"] not in tools:
             continue
         try:
-            yield candidate, match["tool"], msgspec.json.decode(match["args"])
+            yield candidate, match["tool"], read_json(match["args"])
         except UNREADABLE:
             continue

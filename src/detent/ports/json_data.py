@@ -13,6 +13,32 @@ import msgspec
 from detent.core.codec import encode
 
 _HALF = re.compile("[\ud800-\udfff]")
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
+MOST_NESTED = 200
+"""How deep JSON may nest that somebody else wrote: what pydantic reads, and less than any interpreter's stack has room for."""
+
+
+def nests_too_deep(raw: bytes) -> bool:
+    """Whether JSON nests deeper than `MOST_NESTED` levels; linear, and quick where it holds few brackets."""
+    if raw.count(b"[") + raw.count(b"{") <= MOST_NESTED:
+        return False
+    depth = 0
+    for found in _BRACKETS.finditer(raw):
+        if found[0] in (b"[", b"{"):
+            depth += 1
+            if depth > MOST_NESTED:
+                return True
+        elif found[0] in (b"]", b"}"):
+            depth -= 1
+    return False
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return what JSON says that somebody else wrote; raise `msgspec.DecodeError` (also for what nests too deep), `UnicodeEncodeError`."""
+    raw = text.encode() if isinstance(text, str) else text
+    if nests_too_deep(raw):
+        raise msgspec.DecodeError(f"JSON nests deeper than {MOST_NESTED} levels")
+    return msgspec.json.decode(raw)
 
 
 def json_problem(value: Any, *, escaping: bool = False) -> str:
@@ -28,6 +54,8 @@ def json_problem(value: Any, *, escaping: bool = False) -> str:
         return "it contains itself, or is nested too deeply"
     except Exception as error:  # noqa: BLE001 - foreign data
         return f"{type(value).__name__}: {error}"
+    if nests_too_deep(raw):
+        return f"it is nested too deeply: more than {MOST_NESTED} levels"
     if b"null" not in raw or _all_finite(value):  # NaN and infinities are written as null
         return ""
     return _found(value, escaping=escaping)
@@ -35,11 +63,13 @@ def json_problem(value: Any, *, escaping: bool = False) -> str:
 
 def written(value: Any) -> str:
     """Return foreign data as text for people: as JSON, else as Python writes it, else what it is (nested without end, or of too many digits)."""
-    for write in (lambda: encode(value).decode(), lambda: repr(value)):
+    for write in (lambda: encode(value), lambda: repr(value).encode()):
         try:
-            return write()
+            raw = write()
         except Exception:  # noqa: BLE001, S112 - foreign data; the next way is tried
             continue
+        if not nests_too_deep(raw):
+            return raw.decode()
     return f"a {type(value).__name__} that cannot be written"
 
 

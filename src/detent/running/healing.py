@@ -18,7 +18,7 @@ import msgspec
 from detent.core.events import CallHealed
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
-from detent.ports import ToolSpec
+from detent.ports import ToolSpec, read_json
 
 WRAPPERS = ("input", "args", "arguments", "params", "parameters", "kwargs")
 PREFIXES = ("default_api", "function", "functions", "multi_tool_use", "tool", "tools")
@@ -141,7 +141,7 @@ def _parsed(args: Any) -> dict[str, Any] | None:
             return None
         text = re.sub(r"\A\s*```(?:json)?\s*|\s*```\s*\Z", "", args)
         try:
-            args = msgspec.json.decode(text)
+            args = read_json(text)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return None
     return None
@@ -149,7 +149,7 @@ def _parsed(args: Any) -> dict[str, Any] | None:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(msgspec.json.decode(text or "{}"), dict)
+        return isinstance(read_json(text or "{}"), dict)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return False
 
@@ -262,7 +262,7 @@ def _as(wanted: str, value: Any) -> Any:
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     if wanted in ("array", "object") and text is not None:
         try:
-            made = msgspec.json.decode(text)
+            made = read_json(text)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return None
         return made if _kind(made) == wanted else None

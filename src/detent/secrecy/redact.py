@@ -20,7 +20,7 @@ from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
 from detent.expressions.patterns import widest
 from detent.kernel.outside import PLACEHOLDER
-from detent.ports import ToolSpec, calls_in
+from detent.ports import ToolSpec, calls_in, read_json
 
 REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
 """What stands in the arguments of a planned call for a value that is not there yet."""
@@ -79,7 +79,7 @@ class Redactor:
         given = args
         if isinstance(args, str):
             try:
-                given = msgspec.json.decode(args)
+                given = read_json(args)
             except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
                 return self._hide(args.encode("utf-8", "replace").decode())
         if not isinstance(given, dict):

@@ -14,7 +14,7 @@ import msgspec
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Passed, StrategyRun, strategy
+from detent.ports import Passed, StrategyRun, read_json, strategy
 from detent.strategies.wording import at_least, concluded, required, section, shown
 
 FORM: dict[str, Any] = {
@@ -84,7 +84,7 @@ def listed(said: Any) -> list[str]:
     """Return the steps in what a model answered: as asked for, as a bare list, or as lines with numbers."""
     if isinstance(said, str):
         try:
-            said = msgspec.json.decode(said)
+            said = read_json(said)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return [found.strip() for found in _NUMBERED.findall(said)]
     steps: Any = cast("dict[str, Any]", said).get("steps") if isinstance(said, dict) else said

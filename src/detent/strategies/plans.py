@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.ports import ToolSpec
+from detent.ports import MOST_NESTED, ToolSpec, nests_too_deep
 from detent.strategies.wording import shown
 
 MOST_STEPS = 20
@@ -78,6 +78,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ()) -> tuple[tuple[Step, ...], str]:
     """Return (steps, "") of what a planner answered, or ((), what is wrong with it); `known` are the steps that are done already."""
+    if isinstance(said, str) and nests_too_deep(said.encode("utf-8", "surrogatepass")):
+        return (), f"the plan has not the right form: it nests deeper than {MOST_NESTED} levels"
     try:
         steps = msgspec.json.decode(said.strip().strip("`").removeprefix("json"), type=_Plan).steps if isinstance(said, str) else None
         steps = msgspec.convert(said, _Plan).steps if steps is None else steps

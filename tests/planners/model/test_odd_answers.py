@@ -18,8 +18,9 @@ from detent.observers.in_memory import InMemoryObserver
 from detent.planners.model import control_tools
 from detent.planners.model.failures import failure_of
 from detent.planners.model.planner import ModelPlanner
-from detent.planners.model.typed_answers import BOTTOMLESS, DEEPEST, TOO_DEEP, read_arguments, read_text
+from detent.planners.model.typed_answers import DEEPEST, TOO_DEEP, read_arguments, read_text
 from detent.planners.providers import ModelRef, make_model
+from detent.ports import MOST_NESTED
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says
 
 DONE = says("done")
@@ -180,7 +181,7 @@ def test_arguments_that_came_as_data_are_measured_too() -> None:
 
 def test_of_what_no_reader_can_read_the_model_is_shown_the_beginning() -> None:
     """Text, data and lists alike: a reader with more on its stack than this one is given nothing that it could fall over."""
-    for text in ('{"s": ' + "[" * 5_000 + "]" * 5_000 + "}", "[" * (BOTTOMLESS + 1) + "]" * (BOTTOMLESS + 1)):
+    for text in ('{"s": ' + "[" * 5_000 + "]" * 5_000 + "}", "[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1)):
         assert read_arguments(text) == f"{text[:200]}... {TOO_DEEP}"
     deep: Any = {}
     for _ in range(3_000):

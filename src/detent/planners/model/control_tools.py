@@ -12,6 +12,7 @@ import msgspec
 
 from detent.core import actions as a
 from detent.core.errors import ConfigError, MalformedPlan
+from detent.ports import read_json
 
 ANSWER_TOOL = "final_result"
 """The tool through which a typed answer is given."""
@@ -85,7 +86,7 @@ def action_of(name: str, args: Any) -> a.AnyAction:
     """Return the action that a call of a control tool asks for; raise `MalformedPlan` for arguments that do not fit."""
     if isinstance(args, str):
         try:
-            args = msgspec.json.decode(args or "{}")
+            args = read_json(args or "{}")
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
             raise MalformedPlan(f"{name}: its arguments are no JSON ({error})", raw=args) from None
     if not isinstance(args, dict):

@@ -8,14 +8,13 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.expressions.json_schema import UnusableSchema, misfit
+from detent.ports import nests_too_deep
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
 TOO_DEEP = "(it nests too deep)"
 """What stands for the rest of arguments that no reader can read."""
 _SHOWN = 200
-BOTTOMLESS = 400
-"""How deep a text may nest that is handed on: a reader with more on its stack than this one must be able to read it."""
 DEEPEST = 100
 """How deep arguments may nest to be data: below what pydantic (250) and recursive readers of a few hundred frames can take."""
 
@@ -31,7 +30,7 @@ def problem_with(value: Any, schema: dict[str, Any]) -> str:
 def read_arguments(args: Any) -> Any:
     """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none or nests deeper than `DEEPEST`.
 
-    Of what nests deeper than `BOTTOMLESS`, only its beginning comes back: no JSON, so that whoever reads it next sees that and no more.
+    Of what nests deeper than `MOST_NESTED`, only its beginning comes back: no JSON, so that whoever reads it next sees that and no more.
     """
     if args is None or args == "":
         return {}
@@ -43,9 +42,9 @@ def read_arguments(args: Any) -> Any:
         return _beginning(args)
     except UNREADABLE:
         return args
-    read: Any = value
-    if _nests_deeper(read, BOTTOMLESS):
+    if nests_too_deep(args.encode()):
         return _beginning(args)
+    read: Any = value
     return read if isinstance(value, dict) and not _nests_deeper(read, DEEPEST) else args
 
 
@@ -61,9 +60,10 @@ def writable(args: Any) -> Any:
 def as_text(value: Any) -> str:
     """Return data as JSON; that it nests too deep where no writer can write it."""
     try:
-        return msgspec.json.encode(value).decode()
+        raw = msgspec.json.encode(value)
     except (RecursionError, ValueError):
         return TOO_DEEP
+    return TOO_DEEP if nests_too_deep(raw) else raw.decode()
 
 
 def _nests_deeper(value: Any, most: int) -> bool:

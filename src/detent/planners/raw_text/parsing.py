@@ -30,7 +30,7 @@ from detent.core.actions import (
 from detent.expressions.markup import clean
 from detent.planners.raw_text.json_objects import NOISE, Found, objects_in, plain_json
 from detent.planners.think_blocks import split_thinking
-from detent.ports import ToolSpec
+from detent.ports import ToolSpec, read_json
 
 CONTROLS: dict[str, tuple[type[Any], str]] = {
     "final_answer": (FinalAnswer, "content"),
@@ -319,7 +319,7 @@ def _as_object(args: Any) -> dict[str, Any]:
         return {}
     if isinstance(args, str):
         try:
-            args = msgspec.json.decode(args or "{}")
+            args = read_json(args or "{}")
         except (msgspec.DecodeError, RecursionError):
             raise _NoAction("the arguments are text that is not JSON; send an object") from None
     if not isinstance(args, dict):

@@ -10,6 +10,7 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.expressions.json_schema import errors_of
+from detent.ports import MOST_NESTED, nests_too_deep
 from detent.tools.functions import problems
 from detent.tools.functions.schema import check_schema, own_copy
 
@@ -33,6 +34,8 @@ def encoded(value: Any) -> bytes:
     """Return `value` as JSON; raise `NotJson` when it has none: foreign objects, NaN, infinities, cycles, broken text."""
     try:
         raw = _encode(value)
+        if nests_too_deep(raw):
+            raise NotJson(f"it is nested too deeply: more than {MOST_NESTED} levels")
         if b"null" in raw and not _finite(value):
             raise NotJson("it holds NaN or an infinity, which JSON cannot say")
     except NotJson:

@@ -414,66 +414,20 @@ def test_an_answer_that_fails_twice_is_what_the_option_says() -> None:
     assert isinstance(abstained, Abstain)
 
 
-# Plan, then execute -----------------------------------------------------------------------------------------------------------
-
-STEPS = json.dumps({"steps": ["read a", "add", "answer"]})
-
-
-def test_a_list_of_steps_comes_first_and_leads_through_the_run() -> None:
-    """A thought with the list, then one step at a time: what is done, what is now, what is later."""
-    ran: list[Any] = []
-    says = Says(STEPS, call("read_file", path="a"), call("add", a=1, b=2), final("3"))
-    result = Engine(store="ram:", planner=OnDevicePlanner(says, plan_first=True)).run_sync(agent_of(recording_tools(ran)[::2]), "g")
-    assert result.output == "3"
-    assert says.asked[0].schema is not None and "steps" in says.asked[0].schema["properties"]
-    assert "1. read a (now)\n2. add (later)" in says.prompts[1]
-    assert "1. read a (done)\n2. add (now)" in says.prompts[2]
-    assert "Do step 3 now." in says.prompts[3]
-
-
-def test_where_a_run_stands_in_its_list_is_read_from_its_transcript() -> None:
-    """A fresh planner, another process: the same bytes; a failed call is no step done; the list survives trimming."""
-    data = {"on_device": {"steps": ["one", "two"]}}
-    items = [*turn(1, Thought(content="Plan"), data=data), *turn(2, ToolCall(tool="add", args={}), error="timeout")]
-    says = Says(final("x"))
-    plan(OnDevicePlanner(says, plan_first=True), view(*items))
-    assert "1. one (now)" in says.prompts[0]
-    plan(OnDevicePlanner(says, plan_first=True, max_prompt_tokens=900), view(*items, *LONG))
-    assert "All steps are done" in says.prompts[1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [STEPS, '["read a", "add", "answer"]', "1. read a\n2. add\n3. answer", '{"plan": [{"step": "read a"}, {"step": "add"}, "answer"]}'],
-)
-def test_a_list_of_steps_is_read_however_it_is_written(text: str) -> None:
-    """An object, a list, numbered lines."""
-    (thought,) = plan(OnDevicePlanner(Says(text), plan_first=True), view()).actions
-    assert thought == Thought(content="Plan:\n1. read a\n2. add\n3. answer")
-
-
-def test_a_missing_list_is_repaired_and_then_given_up() -> None:
-    """Two repair turns, like for an action."""
-    says = Says("sure")
-    with pytest.raises(MalformedPlan, match="no list of steps"):
-        plan(OnDevicePlanner(says, plan_first=True), view())
-    assert len(says.asked) == 3
-
-
 # Resume -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_resumed_elsewhere_sends_the_same_bytes(tmp_path: Path) -> None:
     """Stopped after any turn and taken on by a fresh engine and a fresh planner, the requests are those of the uninterrupted run."""
-    script = [STEPS, call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path='ü\n"x"'), final("done")]
+    script = [call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path='ü\n"x"'), final("done")]
     whole = Says(*script)
-    Engine(store="ram:", planner=OnDevicePlanner(whole, plan_first=True)).run_sync(agent_of(recording_tools([])[::2]), "g")
+    Engine(store="ram:", planner=OnDevicePlanner(whole)).run_sync(agent_of(recording_tools([])[::2]), "g")
     for store in (f"sqlite:///{tmp_path}/runs.db", f"file:{tmp_path}/logs"):
         asked: list[Request] = []
         state = "running"
         while state == "running":
             says = Says(*script[len(asked) :])
-            engine = Engine(store=store, planner=OnDevicePlanner(says, plan_first=True))
+            engine = Engine(store=store, planner=OnDevicePlanner(says))
             result = engine.run_sync(agent_of(recording_tools([])[::2]), "g", run_id="r", turns=1)
             asked += says.asked
             state = result.status

@@ -10,7 +10,7 @@ user        ... and, at the end of the last one, what counts now         (the dy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -187,9 +187,9 @@ def _attachment(number: int, value: Any) -> str:
     return f"Attachment {number} {name}: not text; this model cannot see it"
 
 
-def tail_text(view: View, extra: Iterable[str] = ()) -> str:
+def tail_text(view: View) -> str:
     """Return what counts now and changes from turn to turn; it stands at the very end."""
-    parts = list(extra)
+    parts: list[str] = []
     if view.goals:
         parts.append("Open sub-goals: " + "; ".join(goal for _, goal in view.goals))
     if view.memory:

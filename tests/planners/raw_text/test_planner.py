@@ -23,8 +23,8 @@ from detent.core.state import Item, RunState
 from detent.planners.raw_text.compact_prompt import Example
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.planner import OnDevicePlanner, Repair
-from detent.planners.raw_text.trimming import count_by_length
-from detent.planners.raw_text.verifiers import answer_is_integer, require_tool_used
+from detent.planners.trimming import count_by_length
+from detent.planners.verifiers import answer_is_integer, require_tool_used
 from detent.ports import Chunk, ToolSpec, View
 from planners.raw_text.texts import ADD, READ, Gateway, Says, agent_of, call, final, pieces, recording_tools, turn, view
 

@@ -21,7 +21,7 @@ from detent.planners.model import control_tools
 from detent.planners.model.attachments import content_of, is_attachment, split_result
 from detent.planners.model.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.model.typed_answers import writable
-from detent.planners.shown import shown_result
+from detent.planners.trimming import result_text, shown_result
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ class Renderer:
                 for file in files:
                     content += content_of(file, paths=False, urls=trusted)
                 return content, False
-        text = msgspec.json.decode(raw) if raw[:1] == b'"' else raw.decode()
-        whole = cast("str", text)
+        whole = result_text(item)
         if item.meta:  # what was asked for is shown
             return whole, False
         shown = shown_result(whole, self.compression)

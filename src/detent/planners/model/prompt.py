@@ -15,7 +15,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.planners.model import control_tools
 from detent.planners.model.provider_parts import EPOCH
-from detent.planners.shown import shown_schema
+from detent.planners.trimming import shown_schema
 from detent.ports import ToolSpec, View
 
 if TYPE_CHECKING:

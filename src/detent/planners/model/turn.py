@@ -18,8 +18,8 @@ from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import problem_with, read_arguments, read_text, writable
-from detent.planners.shown import tokens_of
-from detent.planners.think_blocks import split_thinking
+from detent.planners.text.think_blocks import split_thinking
+from detent.planners.trimming import tokens_of
 from detent.ports import Plan, View
 
 RETRIES = 2

@@ -9,9 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.ports import UNREADABLE
 
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
-"""What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
 TOO_DEEP = "(it nests too deep)"
 """What stands for the rest of arguments that no reader can read."""
 _SHOWN = 200

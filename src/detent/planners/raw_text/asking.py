@@ -10,8 +10,8 @@ from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.planners.raw_text.generation import Generation, Request, TextGenerator, generate
-from detent.planners.raw_text.trimming import CountTokens
-from detent.planners.think_blocks import ThinkingSplitter
+from detent.planners.text.think_blocks import ThinkingSplitter
+from detent.planners.trimming import CountTokens
 from detent.ports import ModelAnswer, Plan, View
 
 MARK = "on_device"

@@ -18,6 +18,7 @@ import msgspec
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
 from detent.planners.raw_text.generation import readable
+from detent.planners.trimming import clipped, result_text
 from detent.ports import ToolSpec, View
 
 ToolStyle = Literal["names", "names-and-types", "full"]
@@ -143,23 +144,13 @@ def outcome_text(item: Item, longest: int, *, recalls: bool = False) -> str:
     if not item.ok:
         said = f"{item.error.code}: {item.error.message}" if item.error is not None else "it failed"
         return f"Observation ({item.tool} failed): {clipped(said, longest)}"
-    text = _result_text(item)
+    text = result_text(item)
     if item.meta:
         return f"Observation ({item.tool}): {text}"
     mark = " (a preview; the whole is kept)" if item.artifact is not None else ""
     if recalls and (mark or len(text) > longest):
         mark = f' (a preview; recall with key "{item.call_id}" gives the rest)'
     return f"Observation ({item.tool}){mark}: {clipped(text, longest)}"
-
-
-def _result_text(item: Item) -> str:
-    raw = bytes(item.result)
-    return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
-
-
-def clipped(text: str, longest: int) -> str:
-    """Return `text`, or its beginning and how much is missing."""
-    return text if len(text) <= longest else f"{text[: max(0, longest)]}… ({len(text) - max(0, longest)} more characters)"
 
 
 def goal_text(view: View) -> str:

@@ -20,11 +20,12 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
 from detent.planners.raw_text.asking import Asked, Asking, asked_as
-from detent.planners.raw_text.compact_prompt import Example, ToolStyle, clipped, goal_text, system_text, tail_text
+from detent.planners.raw_text.blocks import Renderer, fit
+from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
-from detent.planners.raw_text.parsing import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
-from detent.planners.raw_text.trimming import CountTokens, Renderer, count_by_length, fit
-from detent.planners.raw_text.verifiers import Verifier, verify
+from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
+from detent.planners.trimming import CountTokens, clipped, count_by_length
+from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
 
 log = logging.getLogger("detent")
@@ -59,7 +60,7 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `parsing.ACTIONS`; by default a call, an answer, a thought and what the agent's
+    `actions`: what the model may answer with, from `text.reading.ACTIONS`; by default a call, an answer, a thought and what the agent's
     `actions` list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was
     wrong; `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
     generator the action schema. `tool_style`: how much of a tool the prompt says. `verify`: a check of the final answer (`verifiers`); an

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
-from detent.planners.raw_text.compact_prompt import clipped, outcome_text, plan_text
+from detent.planners.raw_text.compact_prompt import outcome_text, plan_text
 from detent.planners.raw_text.generation import Message, readable
-from detent.planners.shown import compression_of
+from detent.planners.trimming import CountTokens, clipped, compression_of
 from detent.ports import View
 
 MOST_RUNS = 32
@@ -26,14 +26,8 @@ MOST_RUNS = 32
 MOST_KEYS = 8
 """How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
 
-CountTokens = Callable[[str], int]
 _How = tuple[int, bool]
 """How many characters of a result are shown, and whether the agent has `recall`."""
-
-
-def count_by_length(text: str) -> int:
-    """Estimate tokens as a quarter of the characters, rounded up (row K118)."""
-    return -(-len(text) // 4)
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):

@@ -28,8 +28,8 @@ from detent.core.actions import (
     snake,
 )
 from detent.expressions.markup import clean
-from detent.planners.raw_text.json_objects import NOISE, Found, objects_in, plain_json
-from detent.planners.think_blocks import split_thinking
+from detent.planners.text.json_objects import NOISE, Found, objects_in, plain_json
+from detent.planners.text.think_blocks import split_thinking
 from detent.ports import ToolSpec
 
 CONTROLS: dict[str, tuple[type[Any], str]] = {

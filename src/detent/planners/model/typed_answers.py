@@ -102,14 +102,3 @@ def _nests_deeper(value: Any, most: int) -> bool:
             return False
         level = inner
     return True
-
-
-def read_text(text: str) -> tuple[bool, Any]:
-    """Return (True, value) when a text is JSON, fenced or not, else (False, None)."""
-    stripped = text.strip()
-    if stripped.startswith("```") and stripped.endswith("```"):
-        stripped = stripped.strip("`").removeprefix("json").strip()
-    try:
-        return True, msgspec.json.decode(stripped)
-    except UNREADABLE:
-        return False, None

@@ -41,6 +41,22 @@ def result_text(item: Item) -> str:
     return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
 
 
+def observed(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
+    """Return what a model is told of the outcome of a call: what failed and why, or the result; what a meta-tool says is shown whole.
+
+    Where the model `recalls`, a result that is not shown whole is named by its key.
+    """
+    if item.error is not None:
+        details = f" {msgspec.json.encode(item.error.details).decode()}" if item.error.details else ""
+        return f"{item.error.code}: {item.error.message}{details}"
+    text = result_text(item)
+    if item.meta:  # what was asked for is shown
+        return text
+    shown = shown_result(text, compression)
+    more = recalls and (shown is not text or item.artifact is not None)
+    return f'{shown}\n[recall with key "{item.call_id}" gives the rest]' if more else shown
+
+
 def shown_result(raw: str, compression: ResultCompression) -> str:
     """Return a result (text, or JSON text) as the model sees it: whole within the limit, else a preview that says what is missing."""
     limit = compression.budget_chars

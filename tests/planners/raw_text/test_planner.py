@@ -17,9 +17,10 @@ from detent.core.actions import Abstain
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure, PlannerFailed, UnknownName
-from detent.core.events import ModelCallFinished, ModelCallStarted
+from detent.core.events import ModelCallFinished, ModelCallStarted, ToolError
 from detent.core.records import Record
 from detent.core.state import Item, RunState
+from detent.expressions.markup import clean
 from detent.planners.raw_text.compact_prompt import Example
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.planner import OnDevicePlanner, Repair
@@ -147,6 +148,20 @@ def test_the_last_observation_stays_even_where_it_must_be_cut() -> None:
     assert "yyyy" in request.messages[-1].content
     assert "more characters" in request.messages[-1].content
     assert sum(count_by_length(m.content) for m in request.messages) <= 800
+
+
+def test_results_are_shown_as_a_model_with_native_calls_sees_them() -> None:
+    """Of a long list the first items, whole; of a failure its data, too; what is missing is said in the words that no answer may hold."""
+    rows = [f"row {n}" for n in range(1000)]
+    items = [
+        *turn(1, ToolCall(tool="read_file", args={"path": "a"}), rows),
+        *turn(2, ToolCall(tool="read_file", args={"path": "b"}), error="timeout"),
+    ]
+    items[-1] = msgspec.structs.replace(items[-1], error=ToolError(code="timeout", message="too slow", details={"s": 5}))
+    said = shown(OnDevicePlanner(Says("x"), max_observation_chars=300).request(view(*items)))
+    assert 'Observation (read_file): ["row 0","row 1","row 2","row 3","row 4"]\n[the first 5 of 1000 items; the rest is not shown]' in said
+    assert 'Observation (read_file failed): timeout: too slow {"s":5}' in said
+    assert clean("Done.\n[the first 5 of 1000 items; the rest is not shown]").strip() == "Done."
 
 
 def test_a_prompt_that_cannot_fit_is_refused_with_what_to_do() -> None:

@@ -115,9 +115,9 @@ def view(*items: Item, tools: Sequence[ToolSpec] = (READ, ADD), goal: str = "fin
     return View(**{**given, **fields})
 
 
-def turn(iteration: int, action: AnyAction, result: Any = None, *, error: str = "", data: Any = None) -> list[Item]:
+def turn(iteration: int, action: AnyAction, result: Any = None, *, error: str = "") -> list[Item]:
     """Return the items of a turn: the plan, and the observation where the action is a call."""
-    items = [Item(kind="model", iteration=iteration, plan=Planned(actions=(action,), provider_data=data))]
+    items = [Item(kind="model", iteration=iteration, plan=Planned(actions=(action,)))]
     if isinstance(action, ToolCall):
         fields: dict[str, Any] = {"kind": "tool", "iteration": iteration, "tool": action.tool, "arguments": action.args}
         fields["call_id"] = f"main.{iteration}.0"

@@ -18,7 +18,7 @@ from detent.core.state import Item
 from detent.planners.raw_text.compact_prompt import outcome_text, plan_text
 from detent.planners.raw_text.generation import Message, readable
 from detent.planners.trimming import CountTokens, clipped, compression_of
-from detent.ports import View
+from detent.ports import ResultCompression, View
 
 MOST_RUNS = 32
 """Of how many passes the rendering is remembered."""
@@ -26,8 +26,8 @@ MOST_RUNS = 32
 MOST_KEYS = 8
 """How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
 
-_How = tuple[int, bool]
-"""How many characters of a result are shown, and whether the agent has `recall`."""
+_How = tuple[ResultCompression, bool]
+"""How much of a result is shown, and whether the agent has `recall`."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +62,10 @@ class Renderer:
     def render(self, view: View) -> tuple[Rendered, Block | None]:
         """Return the finished blocks, and the last one, which may still grow."""
         items = view.transcript
-        how = min(self._longest, compression_of(view).budget_chars), "recall" in view.agent.tools
+        shown = compression_of(view)
+        if shown.budget_chars > self._longest:
+            shown = msgspec.structs.replace(shown, budget_chars=self._longest)
+        how = shown, "recall" in view.agent.tools
         known = self._remembered(view, how)
         start = _last_plan(items, known.done)
         if start < 0:
@@ -106,8 +109,7 @@ def _block(items: Sequence[Item], how: _How) -> Block:
 
 
 def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
-    longest, recalls = how
-    return [readable(outcome_text(item, longest, recalls=recalls)) for item in items]
+    return [readable(outcome_text(item, how[0], recalls=how[1])) for item in items]
 
 
 def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:

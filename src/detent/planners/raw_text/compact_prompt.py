@@ -18,8 +18,8 @@ import msgspec
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
 from detent.planners.raw_text.generation import readable
-from detent.planners.trimming import clipped, result_text
-from detent.ports import ToolSpec, View
+from detent.planners.trimming import clipped, observed
+from detent.ports import ResultCompression, ToolSpec, View
 
 ToolStyle = Literal["names", "names-and-types", "full"]
 
@@ -131,26 +131,16 @@ def plan_text(item: Item) -> str:
     return "\n".join(action_text(action) for action in item.plan.actions) if item.plan is not None else item.text
 
 
-def outcome_text(item: Item, longest: int, *, recalls: bool = False) -> str:
-    """Return what a past item tells the model: an observation, a reply, a note.
-
-    At most `longest` characters of a result; where the model `recalls`, what it was not shown of one is named by its key. What a
-    meta-tool says is what was asked for, whole.
-    """
+def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
+    """Return what a past item tells the model: an observation (see `trimming.observed`), a reply, a note."""
     if item.kind == "user":
         return f"User: {item.text}"
     if item.kind != "tool":
         return f"Note: {item.text}"
-    if not item.ok:
-        said = f"{item.error.code}: {item.error.message}" if item.error is not None else "it failed"
-        return f"Observation ({item.tool} failed): {clipped(said, longest)}"
-    text = result_text(item)
-    if item.meta:
-        return f"Observation ({item.tool}): {text}"
-    mark = " (a preview; the whole is kept)" if item.artifact is not None else ""
-    if recalls and (mark or len(text) > longest):
-        mark = f' (a preview; recall with key "{item.call_id}" gives the rest)'
-    return f"Observation ({item.tool}){mark}: {clipped(text, longest)}"
+    text = observed(item, compression, recalls=recalls)
+    return (
+        f"Observation ({item.tool}): {text}" if item.ok else f"Observation ({item.tool} failed): {clipped(text, compression.budget_chars)}"
+    )
 
 
 def goal_text(view: View) -> str:

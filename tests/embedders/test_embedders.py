@@ -92,6 +92,8 @@ def test_with_a_gateway_each_call_is_counted_there_and_nowhere_else() -> None:
         (404, {}, "unknown_model"),
         (429, {}, "rate_limited"),
         (400, {}, "bad_request"),
+        (400, {"error": "maximum context length is 512 tokens"}, "context_overflow"),
+        (409, {}, "server"),
         (500, {}, "server"),
         (200, "{{", "server"),
         (200, {"data": [{"embedding": None}]}, "server"),

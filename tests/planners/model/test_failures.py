@@ -79,6 +79,7 @@ FAILURES: list[tuple[str, Entry, str, bool]] = [
     ("request timeout", fails(408), "timeout", True),
     ("gateway timeout", fails(504), "timeout", True),
     ("server error", fails(500), "server", True),
+    ("context, as a server error", fails(500, "the prompt is too long: 9000 tokens"), "context_overflow", False),
     ("bad gateway", fails(502), "server", True),
     ("unavailable", fails(503), "server", True),
     ("overloaded", fails(529, "overloaded"), "server", True),

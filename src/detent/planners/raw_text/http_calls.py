@@ -1,6 +1,10 @@
 """One HTTP call of a text generator, streamed line by line; what goes wrong becomes a `ModelCallFailure` of its class.
 
 Nothing is tried again here: the run's gateway does that, and puts each attempt on record.
+
+No library reads the events: httpx-sse (9 ms, 56 kB) needs httpx, another 1.5 MB, and `httpx2.EventSource` (1 ms, already there) drops an event that the
+end of the answer cut off and refuses other content types, while Ollama's lines of JSON need a reader of lines anyway; `aiter_lines` of
+httpx2 also splits at U+2028, which may stand in JSON. An event is one line here; the rest of the format is the prefix `data:`.
 """
 
 from __future__ import annotations

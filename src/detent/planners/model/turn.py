@@ -19,6 +19,7 @@ from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
 from detent.planners.text.reading import Reading, read
+from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import tokens_of
 from detent.ports import Plan, View
 
@@ -166,7 +167,7 @@ class Turn:
 def _sendable(args: Any) -> Any:
     """Return arguments as they can be sent back: half a surrogate pair cannot."""
     text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
-    whole = text.encode("utf-8", "replace").decode()
-    if whole == text:
+    sound = whole_text(text)
+    if sound == text:
         return args
-    return whole if isinstance(args, str) else json.loads(whole)
+    return sound if isinstance(args, str) else json.loads(sound)

@@ -16,7 +16,8 @@ import msgspec
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
 from detent.planners.raw_text.compact_prompt import outcome_text, plan_text
-from detent.planners.raw_text.generation import Message, readable
+from detent.planners.raw_text.generation import Message
+from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import CountTokens, clipped, compression_of
 from detent.ports import ResultCompression, View
 
@@ -105,11 +106,11 @@ class Renderer:
 def _block(items: Sequence[Item], how: _How) -> Block:
     keys = [f'"{item.call_id}"' for item in items[1:] if how[1] and item.kind == "tool" and item.ok and not item.meta]
     rest = f"\n[recall with key {' or '.join(keys[-MOST_KEYS:])} gives the rest]" if keys else ""
-    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
+    return Block(whole_text(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
 
 
 def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
-    return [readable(outcome_text(item, how[0], recalls=how[1])) for item in items]
+    return [whole_text(outcome_text(item, how[0], recalls=how[1])) for item in items]
 
 
 def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:

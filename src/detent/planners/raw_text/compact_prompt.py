@@ -17,7 +17,7 @@ import msgspec
 
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
-from detent.planners.raw_text.generation import readable
+from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import clipped, observed
 from detent.ports import ResultCompression, ToolSpec, View
 
@@ -152,7 +152,7 @@ def goal_text(view: View) -> str:
     if view.variables:
         parts.append(f"Variables: {_canonical(view.variables).decode()}")
     parts += [_attachment(number, value) for number, value in enumerate(view.attachments, 1)]
-    return readable("\n".join(parts))
+    return whole_text("\n".join(parts))
 
 
 def _attachment(number: int, value: Any) -> str:
@@ -182,4 +182,4 @@ def tail_text(view: View) -> str:
     left = view.budget_remaining.max_iterations
     if left is not None and left <= 1:
         parts.append("This is the last turn: give the final answer now.")
-    return readable("\n".join(parts))
+    return whole_text("\n".join(parts))

@@ -18,8 +18,8 @@ from detent.core.state import Item
 from detent.metering.model_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from detent.ports import Plan, ToolSpec, View
+from planners.gateways import KeepingGateway
 from planners.model.chat_server import HANGS_UP, ChatServer, Entry, fails, says
-from planners.model.gateways import KeepingGateway
 
 LOOK = ToolSpec(name="look", input_schema={"type": "object", "properties": {"x": {"type": "integer"}}}, side_effect="read")
 

@@ -14,7 +14,8 @@ from detent.core.errors import ConfigError, ModelCallFailure
 from detent.planners.raw_text.generation import Generation, Message, Request, generate
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
-from planners.raw_text.texts import Exchange, Gateway, Handler, final, model_server, view
+from planners.gateways import KeepingGateway
+from planners.raw_text.texts import Exchange, Handler, final, model_server, view
 
 SCHEMA = {"type": "object"}
 ASKED = Request(messages=(Message("system", "s"), Message("user", "u")), max_tokens=50, stop=("END",), schema=SCHEMA)
@@ -195,7 +196,7 @@ def test_pieces_come_while_the_model_still_speaks(dialect: str) -> None:
     first = asyncio.Event()
 
     async def main() -> None:
-        gateway = Gateway()
+        gateway = KeepingGateway()
 
         async def serve(exchange: Exchange) -> None:
             await exchange.begin()

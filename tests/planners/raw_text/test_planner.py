@@ -27,7 +27,8 @@ from detent.planners.raw_text.planner import OnDevicePlanner, Repair
 from detent.planners.trimming import count_by_length
 from detent.planners.verifiers import answer_is_integer, require_tool_used
 from detent.ports import Chunk, ToolSpec, View
-from planners.raw_text.texts import ADD, READ, Gateway, Says, agent_of, call, final, pieces, recording_tools, turn, view
+from planners.gateways import KeepingGateway
+from planners.raw_text.texts import ADD, READ, Says, agent_of, call, final, pieces, recording_tools, turn, view
 
 
 def plan(planner: OnDevicePlanner, seen: View) -> Any:
@@ -257,7 +258,7 @@ def test_truncated_output_is_asked_for_once_with_more_room_and_then_told() -> No
 def test_a_limit_of_the_budget_is_not_asked_against_again() -> None:
     """Where the run's budget cut the answer off, the model is told at once."""
     says = Says(Generation(text="so", finish="length"), final("x"))
-    plan(OnDevicePlanner(says, max_output_tokens=100), view(models=Gateway(left=10)))
+    plan(OnDevicePlanner(says, max_output_tokens=100), view(models=KeepingGateway(cap=10)))
     assert [r.max_tokens for r in says.asked] == [10, 10]
     assert "Be much shorter" in says.prompts[1]
 
@@ -275,7 +276,7 @@ def test_corrections_take_their_room_from_history() -> None:
 
 def test_every_generation_goes_through_the_gateway() -> None:
     """Repairs and guided retries too; the plan itself then charges nothing."""
-    gateway = Gateway()
+    gateway = KeepingGateway()
     says = Says("", final("no number"), final("42"))
     planner = OnDevicePlanner(says, model="tiny", verify=answer_is_integer())
     made = plan(planner, view(models=gateway))
@@ -283,7 +284,7 @@ def test_every_generation_goes_through_the_gateway() -> None:
     assert [c["model"] for c in gateway.calls] == ["tiny"] * 3
     assert all(c["purpose"] == "plan" and c["input_tokens"] > 100 and c["limit"] == 1024 for c in gateway.calls)
     assert (made.usage, made.model) == (NOTHING, "")
-    assert all(c["answer"].usage.estimated and c["answer"].usage.output_tokens >= 0 for c in gateway.calls)
+    assert len(gateway.answers) == 3 and all(a.usage.estimated and a.usage.output_tokens >= 0 for a in gateway.answers)
 
 
 def test_without_a_gateway_usage_stands_in_the_plan() -> None:
@@ -351,7 +352,7 @@ def test_every_kind_of_generator_works(kind: str) -> None:
         "returns_async": lambda _: pieces(*said),
         "object": Whole(),
     }[kind]
-    gateway = Gateway()
+    gateway = KeepingGateway()
     got = plan(OnDevicePlanner(made), view(models=gateway))  # type: ignore[arg-type]
     assert (got.actions, got.thinking) == ((FinalAnswer(content="x"),), "hm")
     assert "".join(p for k, p in gateway.emitted if k == "thinking") == "hm"

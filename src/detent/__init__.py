@@ -101,7 +101,6 @@ _MOVED = {
     "detent.planners.generation": "detent.planners.raw_text.generation",
     "detent.planners.generators": "detent.planners.raw_text.generators",
     "detent.planners.on_device": "detent.planners.raw_text.planner",
-    "detent.planners.verifiers": "detent.planners.raw_text.verifiers",
     "detent.pricing": "detent.metering.pricing",
     "detent.tools.fetch": "detent.tools.web.fetch",
     "detent.tools.skills": "detent.tools.workspace.skills",

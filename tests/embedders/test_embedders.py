@@ -15,7 +15,8 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.embedders import HashingEmbedder, OpenAICompatibleEmbedder, PydanticAIEmbedder
 from detent.ports import Embedder, Embeddings
-from planners.raw_text.texts import Exchange, Gateway, model_server
+from planners.gateways import KeepingGateway
+from planners.raw_text.texts import Exchange, model_server
 
 
 def closeness(a: tuple[float, ...], b: tuple[float, ...]) -> float:
@@ -73,7 +74,7 @@ def test_a_server_is_asked_in_batches_and_answers_in_any_order() -> None:
 
 def test_with_a_gateway_each_call_is_counted_there_and_nowhere_else() -> None:
     """Purpose `embed`; nothing is charged twice."""
-    gateway = Gateway()
+    gateway = KeepingGateway()
 
     async def main() -> Embeddings:
         async with model_server(serve_vectors([])) as url:
@@ -82,7 +83,7 @@ def test_with_a_gateway_each_call_is_counted_there_and_nowhere_else() -> None:
     assert asyncio.run(main()).usage == NOTHING
     (call,) = gateway.calls
     assert (call["model"], call["purpose"], call["input_tokens"]) == ("m", "embed", 2)
-    assert call["answer"].usage == Usage(input_tokens=3)
+    assert gateway.answers[0].usage == Usage(input_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,8 @@ def test_with_a_gateway_each_call_is_counted_there_and_nowhere_else() -> None:
         (404, {}, "unknown_model"),
         (429, {}, "rate_limited"),
         (400, {}, "bad_request"),
+        (400, {"error": "maximum context length is 512 tokens"}, "context_overflow"),
+        (409, {}, "server"),
         (500, {}, "server"),
         (200, "{{", "server"),
         (200, {"data": [{"embedding": None}]}, "server"),
@@ -140,7 +143,7 @@ def test_the_embedders_of_pydantic_ai_work() -> None:
     assert len(made.vectors) == 2 and len(made.vectors[0]) == 4
     assert made.usage.model_calls == 1 and made.usage.input_tokens > 0
     assert embed(embedder).vectors == ()
-    gateway = Gateway()
+    gateway = KeepingGateway()
     assert embed(embedder, "a", purpose="query", models=gateway).usage == NOTHING
     assert gateway.calls[0]["model"] == embedder.model == made.model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
@@ -12,10 +13,7 @@ from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.embedders.calling import called
 from detent.ports import Embeddings, ModelAnswer, Models
-
-_STATUS: dict[int, ModelFailureKind] = {
-    401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 408: "timeout", 413: "context_overflow", 429: "rate_limited", 504: "timeout",
-}  # fmt: skip
+from detent.ports.http_failures import kind_of_status, seconds_asked
 
 
 class OpenAICompatibleEmbedder:
@@ -102,10 +100,9 @@ class OpenAICompatibleEmbedder:
         except (httpx2.HTTPError, OSError) as error:
             raise self._failed(f"the connection to {self._shown} failed ({type(error).__name__}: {error})", "connection") from error
         if answer.status_code >= 400:
-            kind = _STATUS.get(answer.status_code, "server" if answer.status_code >= 500 else "bad_request")
-            after = answer.headers.get("retry-after", "")
+            kind = kind_of_status(answer.status_code, answer.text[:20_000])
             said = f"HTTP {answer.status_code} from {self._shown}: {answer.text[:2000]}"
-            raise self._failed(said, kind, float(after) if after.replace(".", "", 1).isdigit() else None)
+            raise self._failed(said, kind, seconds_asked(answer.headers.get("retry-after"), datetime.now(UTC)))
         try:
             return msgspec.json.decode(answer.content, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:

@@ -9,6 +9,7 @@ from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.embedders.calling import called
 from detent.ports import Embeddings, ModelAnswer, Models
+from detent.ports.http_failures import kind_of_status
 
 if TYPE_CHECKING:
     from pydantic_ai.embeddings import EmbeddingModel
@@ -67,16 +68,8 @@ class PydanticAIEmbedder:
 def _kind_of(error: Exception) -> ModelFailureKind:
     """Return the class of a failure, by its HTTP status, else by the name of what was raised."""
     status = getattr(error, "status_code", None)
-    known: dict[int, ModelFailureKind] = {
-        401: "auth",
-        402: "quota",
-        403: "auth",
-        404: "unknown_model",
-        408: "timeout",
-        413: "context_overflow",
-    }
     if isinstance(status, int):
-        return known.get(status, "rate_limited" if status == 429 else "server" if status >= 500 else "bad_request")
+        return kind_of_status(status, str(getattr(error, "body", "") or ""))
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     if "Timeout" in names:
         return "timeout"

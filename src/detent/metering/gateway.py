@@ -8,6 +8,10 @@ nothing is sent. What bounds the run's tenant is reserved in its account, too (`
 tried again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
 used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked as estimated. Nothing here runs in a
 re-execution: it takes the records as they are.
+
+No library does the retries: tenacity (13 ms to import, 272 kB) and stamina (24 ms, 440 kB with tenacity) repeat a function, and here each attempt is a
+reservation and a record of its own, and a pause ends with the run's time, its cancellation or a longer Retry-After. What they would replace is
+the formula in `ModelRetries.pause`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     max_observation_chars: int = 4000
     tool_style: Literal["names", "names-and-types", "full"] = "names-and-types"
     constrain: bool = True
-    plan_first: bool = False
     prose: bool = True
 
 

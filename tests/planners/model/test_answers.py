@@ -23,8 +23,8 @@ from detent.planners.model.planner import ModelPlanner
 from detent.planners.model.transcription import transcribe
 from detent.planners.providers import EXTRAS, VARIABLES, ModelRef, make_model, near_misses
 from detent.ports import Plan, View
+from planners.gateways import KeepingGateway
 from planners.model.function_models import LOOK, Asked, a_view, calls
-from planners.model.gateways import KeepingGateway
 
 
 def planned(answer: Any, **fields: Any) -> Plan:

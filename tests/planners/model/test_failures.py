@@ -18,8 +18,8 @@ from detent.core.state import Item
 from detent.metering.model_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from detent.ports import Plan, ToolSpec, View
+from planners.gateways import KeepingGateway
 from planners.model.chat_server import HANGS_UP, ChatServer, Entry, fails, says
-from planners.model.gateways import KeepingGateway
 
 LOOK = ToolSpec(name="look", input_schema={"type": "object", "properties": {"x": {"type": "integer"}}}, side_effect="read")
 
@@ -79,6 +79,7 @@ FAILURES: list[tuple[str, Entry, str, bool]] = [
     ("request timeout", fails(408), "timeout", True),
     ("gateway timeout", fails(504), "timeout", True),
     ("server error", fails(500), "server", True),
+    ("context, as a server error", fails(500, "the prompt is too long: 9000 tokens"), "context_overflow", False),
     ("bad gateway", fails(502), "server", True),
     ("unavailable", fails(503), "server", True),
     ("overloaded", fails(529, "overloaded"), "server", True),

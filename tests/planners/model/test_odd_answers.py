@@ -18,8 +18,9 @@ from detent.observers.in_memory import InMemoryObserver
 from detent.planners.model import control_tools
 from detent.planners.model.failures import failure_of
 from detent.planners.model.planner import ModelPlanner
-from detent.planners.model.typed_answers import DEEPEST, TOO_DEEP, read_arguments, read_text
+from detent.planners.model.typed_answers import DEEPEST, TOO_DEEP, read_arguments
 from detent.planners.providers import ModelRef, make_model
+from detent.planners.text.json_objects import whole_json
 from detent.ports import MOST_NESTED
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says
 
@@ -187,8 +188,8 @@ def test_of_what_no_reader_can_read_the_model_is_shown_the_beginning() -> None:
     for _ in range(3_000):
         deep = [deep]
     assert read_arguments(deep) == TOO_DEEP
-    assert read_text("[" * 5_000) == (False, None)
-    assert read_text(f'["{HIGH}"]') == (False, None)
+    assert whole_json("[" * 5_000) == (False, None)
+    assert whole_json(f'["{HIGH}"]') == (False, None)
     with pytest.raises(MalformedPlan, match="no JSON"):
         control_tools.action_of("stop", '{"reason": ' + "[" * 5_000)
 

@@ -30,7 +30,7 @@ from detent.core.history import Seq
 from detent.core.state import Item
 from detent.planners.model.messages import UNKNOWN_RESULT, Renderer, Rendering
 from detent.planners.model.planner import ModelPlanner
-from detent.planners.shown import WHOLE
+from detent.planners.trimming import WHOLE
 from detent.ports import ToolSpec, View
 from planners.model.chat_server import ChatServer, says
 from planners.model.function_models import LOOK, Asked, a_view, calls, dumped

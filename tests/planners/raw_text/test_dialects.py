@@ -131,7 +131,7 @@ def test_a_long_result_is_cut_as_the_profile_says_and_recalled_by_its_key_whole(
             assert (await engine.run(agent, "How many?")).output == "543940"
 
     asyncio.run(main())
-    assert asked.said(1).count("x" * shown) == 1 and f"({9000 - shown} more characters)" in asked.said(1)
+    assert asked.said(1).count("x" * shown) == 1 and f"[the first {shown} of 9000 characters; the rest is not shown]" in asked.said(1)
     assert ('recall with key \\"main.1.0\\" gives the rest' in asked.said(1)) is recall
     assert not recall or f"{'x' * 8000}\\n[characters 0 to 8000 of 9000]" in asked.said(2)
 

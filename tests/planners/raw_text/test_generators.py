@@ -13,9 +13,9 @@ from detent import FinalAnswer, Usage
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.planners.raw_text.generation import Generation, Message, Request, generate
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
-from detent.planners.raw_text.http_calls import refused
 from detent.planners.raw_text.planner import OnDevicePlanner
-from planners.raw_text.texts import Exchange, Gateway, Handler, final, model_server, view
+from planners.gateways import KeepingGateway
+from planners.raw_text.texts import Exchange, Handler, final, model_server, view
 
 SCHEMA = {"type": "object"}
 ASKED = Request(messages=(Message("system", "s"), Message("user", "u")), max_tokens=50, stop=("END",), schema=SCHEMA)
@@ -196,7 +196,7 @@ def test_pieces_come_while_the_model_still_speaks(dialect: str) -> None:
     first = asyncio.Event()
 
     async def main() -> None:
-        gateway = Gateway()
+        gateway = KeepingGateway()
 
         async def serve(exchange: Exchange) -> None:
             await exchange.begin()
@@ -237,14 +237,3 @@ def test_urls_that_are_none_are_refused_at_once() -> None:
             OllamaGenerator("m", base_url=url)
     with pytest.raises(ConfigError, match="timeout_s"):
         OllamaGenerator("m", timeout_s=0)
-
-
-@pytest.mark.parametrize(
-    ("said", "least", "most"),
-    [("2.5", 2.5, 2.5), ("-1", 0, 0), ("Fri, 01 Jan 2100 00:00:00 GMT", 1e6, 1e10), ("Sat, 01 Jan 2000 00:00:00 GMT", 0, 0)],
-)
-def test_a_wait_is_read_as_seconds_or_as_a_date(said: str, least: float, most: float) -> None:
-    """What cannot be read asks for no wait."""
-    waits = refused(429, "", model="m", where="w", retry_after=said).retry_after_s
-    assert waits is not None and least <= waits <= most
-    assert refused(429, "", model="m", where="w", retry_after="soon").retry_after_s is None

@@ -17,16 +17,18 @@ from detent.core.actions import Abstain
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure, PlannerFailed, UnknownName
-from detent.core.events import ModelCallFinished, ModelCallStarted
+from detent.core.events import ModelCallFinished, ModelCallStarted, ToolError
 from detent.core.records import Record
 from detent.core.state import Item, RunState
+from detent.expressions.markup import clean
 from detent.planners.raw_text.compact_prompt import Example
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.planner import OnDevicePlanner, Repair
-from detent.planners.raw_text.trimming import count_by_length
-from detent.planners.raw_text.verifiers import answer_is_integer, require_tool_used
+from detent.planners.trimming import count_by_length
+from detent.planners.verifiers import answer_is_integer, require_tool_used
 from detent.ports import Chunk, ToolSpec, View
-from planners.raw_text.texts import ADD, READ, Gateway, Says, agent_of, call, final, pieces, recording_tools, turn, view
+from planners.gateways import KeepingGateway
+from planners.raw_text.texts import ADD, READ, Says, agent_of, call, final, pieces, recording_tools, turn, view
 
 
 def plan(planner: OnDevicePlanner, seen: View) -> Any:
@@ -149,6 +151,20 @@ def test_the_last_observation_stays_even_where_it_must_be_cut() -> None:
     assert sum(count_by_length(m.content) for m in request.messages) <= 800
 
 
+def test_results_are_shown_as_a_model_with_native_calls_sees_them() -> None:
+    """Of a long list the first items, whole; of a failure its data, too; what is missing is said in the words that no answer may hold."""
+    rows = [f"row {n}" for n in range(1000)]
+    items = [
+        *turn(1, ToolCall(tool="read_file", args={"path": "a"}), rows),
+        *turn(2, ToolCall(tool="read_file", args={"path": "b"}), error="timeout"),
+    ]
+    items[-1] = msgspec.structs.replace(items[-1], error=ToolError(code="timeout", message="too slow", details={"s": 5}))
+    said = shown(OnDevicePlanner(Says("x"), max_observation_chars=300).request(view(*items)))
+    assert 'Observation (read_file): ["row 0","row 1","row 2","row 3","row 4"]\n[the first 5 of 1000 items; the rest is not shown]' in said
+    assert 'Observation (read_file failed): timeout: too slow {"s":5}' in said
+    assert clean("Done.\n[the first 5 of 1000 items; the rest is not shown]").strip() == "Done."
+
+
 def test_a_prompt_that_cannot_fit_is_refused_with_what_to_do() -> None:
     """No history could make room: the run ends with `context_overflow`."""
     with pytest.raises(PlannerFailed, match="raise max_prompt_tokens") as caught:
@@ -242,7 +258,7 @@ def test_truncated_output_is_asked_for_once_with_more_room_and_then_told() -> No
 def test_a_limit_of_the_budget_is_not_asked_against_again() -> None:
     """Where the run's budget cut the answer off, the model is told at once."""
     says = Says(Generation(text="so", finish="length"), final("x"))
-    plan(OnDevicePlanner(says, max_output_tokens=100), view(models=Gateway(left=10)))
+    plan(OnDevicePlanner(says, max_output_tokens=100), view(models=KeepingGateway(cap=10)))
     assert [r.max_tokens for r in says.asked] == [10, 10]
     assert "Be much shorter" in says.prompts[1]
 
@@ -260,7 +276,7 @@ def test_corrections_take_their_room_from_history() -> None:
 
 def test_every_generation_goes_through_the_gateway() -> None:
     """Repairs and guided retries too; the plan itself then charges nothing."""
-    gateway = Gateway()
+    gateway = KeepingGateway()
     says = Says("", final("no number"), final("42"))
     planner = OnDevicePlanner(says, model="tiny", verify=answer_is_integer())
     made = plan(planner, view(models=gateway))
@@ -268,7 +284,7 @@ def test_every_generation_goes_through_the_gateway() -> None:
     assert [c["model"] for c in gateway.calls] == ["tiny"] * 3
     assert all(c["purpose"] == "plan" and c["input_tokens"] > 100 and c["limit"] == 1024 for c in gateway.calls)
     assert (made.usage, made.model) == (NOTHING, "")
-    assert all(c["answer"].usage.estimated and c["answer"].usage.output_tokens >= 0 for c in gateway.calls)
+    assert len(gateway.answers) == 3 and all(a.usage.estimated and a.usage.output_tokens >= 0 for a in gateway.answers)
 
 
 def test_without_a_gateway_usage_stands_in_the_plan() -> None:
@@ -336,7 +352,7 @@ def test_every_kind_of_generator_works(kind: str) -> None:
         "returns_async": lambda _: pieces(*said),
         "object": Whole(),
     }[kind]
-    gateway = Gateway()
+    gateway = KeepingGateway()
     got = plan(OnDevicePlanner(made), view(models=gateway))  # type: ignore[arg-type]
     assert (got.actions, got.thinking) == ((FinalAnswer(content="x"),), "hm")
     assert "".join(p for k, p in gateway.emitted if k == "thinking") == "hm"
@@ -414,66 +430,20 @@ def test_an_answer_that_fails_twice_is_what_the_option_says() -> None:
     assert isinstance(abstained, Abstain)
 
 
-# Plan, then execute -----------------------------------------------------------------------------------------------------------
-
-STEPS = json.dumps({"steps": ["read a", "add", "answer"]})
-
-
-def test_a_list_of_steps_comes_first_and_leads_through_the_run() -> None:
-    """A thought with the list, then one step at a time: what is done, what is now, what is later."""
-    ran: list[Any] = []
-    says = Says(STEPS, call("read_file", path="a"), call("add", a=1, b=2), final("3"))
-    result = Engine(store="ram:", planner=OnDevicePlanner(says, plan_first=True)).run_sync(agent_of(recording_tools(ran)[::2]), "g")
-    assert result.output == "3"
-    assert says.asked[0].schema is not None and "steps" in says.asked[0].schema["properties"]
-    assert "1. read a (now)\n2. add (later)" in says.prompts[1]
-    assert "1. read a (done)\n2. add (now)" in says.prompts[2]
-    assert "Do step 3 now." in says.prompts[3]
-
-
-def test_where_a_run_stands_in_its_list_is_read_from_its_transcript() -> None:
-    """A fresh planner, another process: the same bytes; a failed call is no step done; the list survives trimming."""
-    data = {"on_device": {"steps": ["one", "two"]}}
-    items = [*turn(1, Thought(content="Plan"), data=data), *turn(2, ToolCall(tool="add", args={}), error="timeout")]
-    says = Says(final("x"))
-    plan(OnDevicePlanner(says, plan_first=True), view(*items))
-    assert "1. one (now)" in says.prompts[0]
-    plan(OnDevicePlanner(says, plan_first=True, max_prompt_tokens=900), view(*items, *LONG))
-    assert "All steps are done" in says.prompts[1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [STEPS, '["read a", "add", "answer"]', "1. read a\n2. add\n3. answer", '{"plan": [{"step": "read a"}, {"step": "add"}, "answer"]}'],
-)
-def test_a_list_of_steps_is_read_however_it_is_written(text: str) -> None:
-    """An object, a list, numbered lines."""
-    (thought,) = plan(OnDevicePlanner(Says(text), plan_first=True), view()).actions
-    assert thought == Thought(content="Plan:\n1. read a\n2. add\n3. answer")
-
-
-def test_a_missing_list_is_repaired_and_then_given_up() -> None:
-    """Two repair turns, like for an action."""
-    says = Says("sure")
-    with pytest.raises(MalformedPlan, match="no list of steps"):
-        plan(OnDevicePlanner(says, plan_first=True), view())
-    assert len(says.asked) == 3
-
-
 # Resume -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_resumed_elsewhere_sends_the_same_bytes(tmp_path: Path) -> None:
     """Stopped after any turn and taken on by a fresh engine and a fresh planner, the requests are those of the uninterrupted run."""
-    script = [STEPS, call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path='ü\n"x"'), final("done")]
+    script = [call("read_file", path="a"), "{bad", call("add", a=1.5, b=2), call("read_file", path='ü\n"x"'), final("done")]
     whole = Says(*script)
-    Engine(store="ram:", planner=OnDevicePlanner(whole, plan_first=True)).run_sync(agent_of(recording_tools([])[::2]), "g")
+    Engine(store="ram:", planner=OnDevicePlanner(whole)).run_sync(agent_of(recording_tools([])[::2]), "g")
     for store in (f"sqlite:///{tmp_path}/runs.db", f"file:{tmp_path}/logs"):
         asked: list[Request] = []
         state = "running"
         while state == "running":
             says = Says(*script[len(asked) :])
-            engine = Engine(store=store, planner=OnDevicePlanner(says, plan_first=True))
+            engine = Engine(store=store, planner=OnDevicePlanner(says))
             result = engine.run_sync(agent_of(recording_tools([])[::2]), "g", run_id="r", turns=1)
             asked += says.asked
             state = result.status

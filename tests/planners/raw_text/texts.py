@@ -1,4 +1,4 @@
-"""What tests of raw-text models share: generators that say what they are told to, a gateway that counts, views, a model server."""
+"""What tests of raw-text models share: generators that say what they are told to, views, a model server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from detent.core.agent import AgentSpec
 from detent.core.events import Planned, ToolError
 from detent.core.state import Item
 from detent.planners.raw_text.generation import Generation, Request
-from detent.ports import ModelAnswer, ToolSpec, View
+from detent.ports import ToolSpec, View
 
 
 class Says:
@@ -35,44 +35,6 @@ class Says:
     def prompts(self) -> list[str]:
         """What each request said, with the roles."""
         return ["\n".join(f"[{m.role}] {m.content}" for m in request.messages) for request in self.asked]
-
-
-class Gateway:
-    """A gateway that makes each call once, and keeps what was called and emitted."""
-
-    def __init__(self, *, left: int | None = None) -> None:
-        self.calls: list[dict[str, Any]] = []
-        self.emitted: list[tuple[str, str]] = []
-        self._left = left
-
-    async def call(
-        self,
-        model: str,
-        send: Callable[[int | None], Awaitable[ModelAnswer]],
-        *,
-        provider: str = "",
-        purpose: str = "plan",
-        input_tokens: int = 0,
-        max_output_tokens: int | None = None,
-    ) -> ModelAnswer:
-        """Make the call; its limit is what is asked for, at most what is `left`."""
-        asked = [limit for limit in (max_output_tokens, self._left) if limit is not None]
-        answer = await send(min(asked) if asked else None)
-        self.calls.append(
-            {
-                "model": model,
-                "provider": provider,
-                "purpose": purpose,
-                "input_tokens": input_tokens,
-                "limit": max_output_tokens,
-                "answer": answer,
-            }
-        )
-        return answer
-
-    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """Keep the piece."""
-        self.emitted.append((kind, content))
 
 
 READ = ToolSpec(
@@ -115,9 +77,9 @@ def view(*items: Item, tools: Sequence[ToolSpec] = (READ, ADD), goal: str = "fin
     return View(**{**given, **fields})
 
 
-def turn(iteration: int, action: AnyAction, result: Any = None, *, error: str = "", data: Any = None) -> list[Item]:
+def turn(iteration: int, action: AnyAction, result: Any = None, *, error: str = "") -> list[Item]:
     """Return the items of a turn: the plan, and the observation where the action is a call."""
-    items = [Item(kind="model", iteration=iteration, plan=Planned(actions=(action,), provider_data=data))]
+    items = [Item(kind="model", iteration=iteration, plan=Planned(actions=(action,)))]
     if isinstance(action, ToolCall):
         fields: dict[str, Any] = {"kind": "tool", "iteration": iteration, "tool": action.tool, "arguments": action.args}
         fields["call_id"] = f"main.{iteration}.0"

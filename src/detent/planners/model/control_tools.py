@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
-
 from detent.core import actions as a
 from detent.core.errors import ConfigError, MalformedPlan
-from detent.ports import read_json
+from detent.ports import UNREADABLE, read_json
 
 ANSWER_TOOL = "final_result"
 """The tool through which a typed answer is given."""
@@ -87,7 +85,7 @@ def action_of(name: str, args: Any) -> a.AnyAction:
     if isinstance(args, str):
         try:
             args = read_json(args or "{}")
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        except UNREADABLE as error:
             raise MalformedPlan(f"{name}: its arguments are no JSON ({error})", raw=args) from None
     if not isinstance(args, dict):
         raise MalformedPlan(f"{name}: its arguments must be an object", raw=str(args))

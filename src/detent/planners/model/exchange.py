@@ -16,6 +16,7 @@ from detent.planners.model.failures import failure_of
 from detent.planners.model.typed_answers import as_text
 from detent.planners.providers import no_sdk_retries
 from detent.planners.settings import ModelSettings
+from detent.planners.text.surrogates import whole_text
 from detent.ports import ModelAnswer, Models
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Exchange:
             if models is not None:
                 for kind, text in (("thinking", response.thinking), ("text", response.text)):
                     if text:
-                        models.emit(kind, _whole(text))  # type: ignore[arg-type]
+                        models.emit(kind, whole_text(text))  # type: ignore[arg-type]
             return response
         async with self.model.request_stream(messages, settings, params) as stream:
             async for event in stream:
@@ -162,28 +163,19 @@ def _mend(response: ModelResponse) -> None:
     for field in ("model_name", "provider_response_id"):
         said: Any = getattr(response, field)
         if said is not None:
-            setattr(response, field, _whole(str(said)))
+            setattr(response, field, whole_text(str(said)))
     for part in response.parts:
         match part.part_kind:
             case "text" | "thinking":
-                part.content = _whole(part.content)
+                part.content = whole_text(part.content)
             case "tool-call":
                 call: Any = part
                 args: Any = call.args
-                call.tool_name, call.tool_call_id = _whole(str(call.tool_name)), _whole(str(call.tool_call_id))
+                call.tool_name, call.tool_call_id = whole_text(str(call.tool_name)), whole_text(str(call.tool_call_id))
                 args = args if args is None or isinstance(args, str | dict) else as_text(args)  # pyright: ignore[reportUnknownVariableType]
-                call.args = _whole(args, "surrogatepass") if isinstance(args, str) else args
+                call.args = whole_text(args, "surrogatepass") if isinstance(args, str) else args
             case _:
                 pass
-
-
-def _whole(text: str, lone: str = "replace") -> str:
-    """Return a text with halves of surrogate pairs put together; `lone` is what becomes of others (a way of decoding errors)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", lone)
-    return text
 
 
 def _can_stream(model: Any) -> bool:
@@ -211,7 +203,7 @@ def _emit(models: Models, event: Any) -> None:
         case _:
             return
     if text and part in ("text", "thinking"):
-        models.emit(part, _whole(text))
+        models.emit(part, whole_text(text))
 
 
 def _refusal(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:

@@ -13,19 +13,14 @@ from typing import Any
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.planners.providers import key_hint, near_misses
+from detent.ports.http_failures import kind_of_status
 
-_TIMED_OUT = {408, 504, 524}
-_PLAIN: dict[int, ModelFailureKind] = {401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 429: "rate_limited"}
 _FILTER_CODES = (
     "content_filter",
     "content_policy_violation",
     "responsibleaipolicyviolation",
     "sensitive_words_detected",
     "data_inspection_failed",
-)
-_OVERFLOW = re.compile(
-    r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|input token count|exceeds? .*context",
-    re.IGNORECASE,
 )
 _KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{8,}")
 
@@ -94,17 +89,12 @@ def _kind_of_status(error: Any) -> ModelFailureKind:
     code = f"{error.provider_error_code or ''} {error.provider_error_type or ''} {said[:2000]}".lower()
     if status in (400, 403) and any(word in code for word in _FILTER_CODES):
         return "content_filter"
-    if status == 413 or (status in (400, 422) and _OVERFLOW.search(said)):
-        return "context_overflow"
-    if status in _TIMED_OUT:
-        return "timeout"
+    kind = kind_of_status(status, said)
+    if kind in ("context_overflow", "timeout"):
+        return kind
     if isinstance(error, x.ModelAuthenticationError):
         return "auth"
-    if isinstance(error, x.ModelNotFoundError):
-        return "unknown_model"
-    if status in _PLAIN:
-        return _PLAIN[status]  # a model of somebody else's, which tells the status and no class
-    return "server" if status >= 500 or status in (409, 425) else "bad_request"
+    return "unknown_model" if isinstance(error, x.ModelNotFoundError) else kind
 
 
 def _kind_of_transport(error: BaseException) -> ModelFailureKind:

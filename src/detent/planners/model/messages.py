@@ -21,7 +21,7 @@ from detent.planners.model import control_tools
 from detent.planners.model.attachments import content_of, is_attachment, split_result
 from detent.planners.model.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.model.typed_answers import writable
-from detent.planners.shown import shown_result
+from detent.planners.trimming import observed, shown_result
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
@@ -157,12 +157,8 @@ class Renderer:
 
     async def _observed(self, item: Item, view: View) -> tuple[Any, bool]:
         """Return what a model is told of an outcome (text, or a list with files in it), and whether it is a failure."""
-        error = item.error
-        if error is not None:
-            details = f" {_json(error.details)}" if error.details else ""
-            return f"{error.code}: {error.message}{details}", True
         raw = bytes(item.result)
-        if _MARK in raw or (_TYPE in raw and any(source in raw for source in _SOURCES)):
+        if item.error is None and (_MARK in raw or (_TYPE in raw and any(source in raw for source in _SOURCES))):
             value = await view.full(item) if item.artifact is not None and view.full is not None else msgspec.json.decode(raw)
             rest, files = split_result(value)
             if files:
@@ -171,13 +167,7 @@ class Renderer:
                 for file in files:
                     content += content_of(file, paths=False, urls=trusted)
                 return content, False
-        text = msgspec.json.decode(raw) if raw[:1] == b'"' else raw.decode()
-        whole = cast("str", text)
-        if item.meta:  # what was asked for is shown
-            return whole, False
-        shown = shown_result(whole, self.compression)
-        more = "recall" in view.agent.tools and (shown is not whole or item.artifact is not None)
-        return f'{shown}\n[recall with key "{item.call_id}" gives the rest]' if more else shown, False
+        return observed(item, self.compression, recalls="recall" in view.agent.tools), item.error is not None
 
 
 def _said(done: Rendering, content: list[Any]) -> None:

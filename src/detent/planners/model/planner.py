@@ -1,7 +1,7 @@
 """`ModelPlanner`: a language model proposes what to do next, through pydantic-ai's model classes.
 
 A plan is one answer of the model: its tool calls as a batch, or one control action, or the final answer. Only what the provider marked as a
-call becomes one; text is text, but for models that call no tools (`model_text`). Every request passes the run's gateway, which retries, counts
+call becomes one; text is text, but for models that call no tools (`without_tools`). Every request passes the run's gateway, which retries, counts
 and prices it; what `turn` asks again (an empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
 """
 
@@ -24,7 +24,7 @@ from detent.planners.model.without_tools import check_text, make_writer, writes_
 from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, for_provider, read_settings
-from detent.planners.shown import compression_of, schema_detail_of, temperature_of
+from detent.planners.trimming import compression_of, schema_detail_of, temperature_of
 from detent.ports import Plan, View
 
 _KEPT = 256

@@ -7,6 +7,7 @@ what is left of the budget) stands in the tail, after everything else, and is go
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -15,7 +16,9 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.planners.model import control_tools
 from detent.planners.model.provider_parts import EPOCH
-from detent.planners.shown import shown_schema
+from detent.planners.model.typed_answers import problem_with
+from detent.planners.text.reading import Offer
+from detent.planners.trimming import shown_schema
 from detent.ports import ToolSpec, View
 
 if TYPE_CHECKING:
@@ -86,11 +89,11 @@ def _line(item: Any) -> str:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The stable part of a request: its parameters, the names in it, and its size in characters."""
+    """The stable part of a request: its parameters, the names in it, what may be answered, and its size in characters."""
 
     params: Any
     controls: tuple[str, ...]
-    answer_tool: str
+    offer: Offer
     wrapped: bool
     chars: int
 
@@ -116,7 +119,14 @@ def make_head(view: View, *, detail: str) -> Head:
     )
     declared = [*params.function_tools, *params.output_tools]
     chars = len(instructions) + sum(len(str(t.parameters_json_schema)) + len(t.description or "") + len(t.name) for t in declared)
-    return Head(params=params, controls=controls, answer_tool=answer_tool, wrapped=wrapped, chars=chars)
+    offer = Offer(
+        tools={spec.name: spec for spec in view.tools},
+        output_schema=view.output_schema,
+        answer_problem=partial(problem_with, schema=view.output_schema or {}),
+        native=True,
+        answer_tool=answer_tool,
+    )
+    return Head(params=params, controls=controls, offer=offer, wrapped=wrapped, chars=chars)
 
 
 def _tool(spec: ToolSpec, detail: str) -> Any:

@@ -17,9 +17,10 @@ from detent.planners.model.exchange import Exchange, Reply
 from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
-from detent.planners.model.typed_answers import problem_with, read_arguments, read_text, writable
-from detent.planners.shown import tokens_of
-from detent.planners.think_blocks import split_thinking
+from detent.planners.model.typed_answers import read_arguments, writable
+from detent.planners.text.reading import Reading, read
+from detent.planners.text.surrogates import whole_text
+from detent.planners.trimming import tokens_of
 from detent.ports import Plan, View
 
 RETRIES = 2
@@ -50,10 +51,11 @@ class Turn:
                 self._cut_off(reply)
                 continue
             pieces = take_apart(reply.response)
-            if not pieces.calls and not _said(pieces.text):
+            reading = None if pieces.calls else read(pieces.text, self.head.offer)
+            if reading is not None and a.is_blank(reading.said):
                 self._was_empty()
                 continue
-            plan = self._read(pieces, reply.response)
+            plan = self._read(pieces, reading, reply.response)
             if plan is not None:
                 return plan
 
@@ -89,14 +91,17 @@ class Turn:
             raise ModelCallFailure(told, kind="empty", usage=self._told())
         self._hints = [EMPTY]
 
-    def _read(self, pieces: Pieces, response: Any) -> Plan | None:
-        """Return the plan that an answer is; None when its typed answer does not fit and is to be given again."""
+    def _read(self, pieces: Pieces, reading: Reading | None, response: Any) -> Plan | None:
+        """Return the plan that an answer is; None when its typed answer does not fit and is to be given again.
+
+        `reading` is what its text says, None where it makes calls.
+        """
         actions: list[a.AnyAction] = []
         controls: dict[int, tuple[str, Any]] = {}
         problem = ""
         for number, call in enumerate(pieces.calls):
             args = read_arguments(call.args)
-            if self.head.answer_tool and call.tool_name == self.head.answer_tool:
+            if self.head.offer.answer_tool and call.tool_name == self.head.offer.answer_tool:
                 controls[number] = (call.tool_name, args)
                 answer, problem = self._typed(args)
                 actions.append(a.FinalAnswer(content=answer))
@@ -105,9 +110,9 @@ class Turn:
                 actions.append(self._control(call.tool_name, args))
             else:
                 actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
-        if not actions:
-            content, problem = self._answer(pieces.text)
-            actions.append(a.FinalAnswer(content=content))
+        if reading is not None:
+            problem = reading.problem
+            actions += reading.actions
         if problem:
             self._does_not_fit(problem, pieces, response)
             return None
@@ -131,16 +136,7 @@ class Turn:
         if not isinstance(args, dict):
             return None, "the arguments are no JSON object"
         answer = cast("dict[str, Any]", args).get("answer") if self.head.wrapped else cast("dict[str, Any]", args)
-        return answer, problem_with(answer, self.view.output_schema or {})
-
-    def _answer(self, text: str) -> tuple[Any, str]:
-        """Return the final answer that a text is, and what is wrong with it: where a type is wanted, the text must be JSON of it."""
-        if not self.head.answer_tool:
-            return text, ""
-        is_json, value = read_text(text)
-        if not is_json:
-            return None, f"the answer must be given by calling {self.head.answer_tool}"
-        return value, problem_with(value, self.view.output_schema or {})
+        return answer, self.head.offer.answer_problem(answer)
 
     def _does_not_fit(self, problem: str, pieces: Pieces, response: Any) -> None:
         """Show the model what is wrong with its typed answer; raise `PlannerFailed` after the last try."""
@@ -168,15 +164,10 @@ class Turn:
         return None if self._usage == NOTHING else self._usage
 
 
-def _said(text: str) -> bool:
-    """Whether a text says something beside what a model without a field for it thinks aloud."""
-    return not a.is_blank(split_thinking(text)[1])
-
-
 def _sendable(args: Any) -> Any:
     """Return arguments as they can be sent back: half a surrogate pair cannot."""
     text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
-    whole = text.encode("utf-8", "replace").decode()
-    if whole == text:
+    sound = whole_text(text)
+    if sound == text:
         return args
-    return whole if isinstance(args, str) else json.loads(whole)
+    return sound if isinstance(args, str) else json.loads(sound)

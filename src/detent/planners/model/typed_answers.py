@@ -8,10 +8,8 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.expressions.json_schema import UnusableSchema, misfit
-from detent.ports import nests_too_deep
+from detent.ports import UNREADABLE, nests_too_deep
 
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
-"""What reading a model's text as JSON may raise: no JSON, JSON too deep for any stack, half of a surrogate pair."""
 TOO_DEEP = "(it nests too deep)"
 """What stands for the rest of arguments that no reader can read."""
 _SHOWN = 200
@@ -78,14 +76,3 @@ def _nests_deeper(value: Any, most: int) -> bool:
             return False
         level = inner
     return True
-
-
-def read_text(text: str) -> tuple[bool, Any]:
-    """Return (True, value) when a text is JSON, fenced or not, else (False, None)."""
-    stripped = text.strip()
-    if stripped.startswith("```") and stripped.endswith("```"):
-        stripped = stripped.strip("`").removeprefix("json").strip()
-    try:
-        return True, msgspec.json.decode(stripped)
-    except UNREADABLE:
-        return False, None

@@ -1,7 +1,6 @@
 """Models of a provider that call no tools: they are shown the tools in words, and write what they want as a raw-text model does.
 
-Such a model is one more text generator. What its text asks for is read by `parsing`, and repaired, trimmed and counted by `on_device`: there is
-one reading of text, whoever wrote it.
+Such a model is one more text generator. What its text asks for is read, repaired, trimmed and counted by `OnDevicePlanner`.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.planners.raw_text.generation import Generation, Request, TextGenerator, generate
-from detent.planners.raw_text.step_plans import MARK
-from detent.planners.raw_text.trimming import CountTokens
-from detent.planners.think_blocks import ThinkingSplitter
+from detent.planners.text.think_blocks import ThinkingSplitter
+from detent.planners.trimming import CountTokens
 from detent.ports import ModelAnswer, Plan, View
 
+MARK = "on_device"
+"""Where a plan's `provider_data` holds what the log should know of how it came about."""
 RAISED = 2
 """By how much the limit of an answer is raised, once a plan, when it was cut off."""
 

@@ -10,15 +10,16 @@ user        ... and, at the end of the last one, what counts now         (the dy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import msgspec
 
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
-from detent.planners.raw_text.generation import readable
-from detent.ports import ToolSpec, View
+from detent.planners.text.surrogates import whole_text
+from detent.planners.trimming import clipped, observed
+from detent.ports import ResultCompression, ToolSpec, View
 
 ToolStyle = Literal["names", "names-and-types", "full"]
 
@@ -130,36 +131,16 @@ def plan_text(item: Item) -> str:
     return "\n".join(action_text(action) for action in item.plan.actions) if item.plan is not None else item.text
 
 
-def outcome_text(item: Item, longest: int, *, recalls: bool = False) -> str:
-    """Return what a past item tells the model: an observation, a reply, a note.
-
-    At most `longest` characters of a result; where the model `recalls`, what it was not shown of one is named by its key. What a
-    meta-tool says is what was asked for, whole.
-    """
+def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
+    """Return what a past item tells the model: an observation (see `trimming.observed`), a reply, a note."""
     if item.kind == "user":
         return f"User: {item.text}"
     if item.kind != "tool":
         return f"Note: {item.text}"
-    if not item.ok:
-        said = f"{item.error.code}: {item.error.message}" if item.error is not None else "it failed"
-        return f"Observation ({item.tool} failed): {clipped(said, longest)}"
-    text = _result_text(item)
-    if item.meta:
-        return f"Observation ({item.tool}): {text}"
-    mark = " (a preview; the whole is kept)" if item.artifact is not None else ""
-    if recalls and (mark or len(text) > longest):
-        mark = f' (a preview; recall with key "{item.call_id}" gives the rest)'
-    return f"Observation ({item.tool}){mark}: {clipped(text, longest)}"
-
-
-def _result_text(item: Item) -> str:
-    raw = bytes(item.result)
-    return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
-
-
-def clipped(text: str, longest: int) -> str:
-    """Return `text`, or its beginning and how much is missing."""
-    return text if len(text) <= longest else f"{text[: max(0, longest)]}… ({len(text) - max(0, longest)} more characters)"
+    text = observed(item, compression, recalls=recalls)
+    return (
+        f"Observation ({item.tool}): {text}" if item.ok else f"Observation ({item.tool} failed): {clipped(text, compression.budget_chars)}"
+    )
 
 
 def goal_text(view: View) -> str:
@@ -171,7 +152,7 @@ def goal_text(view: View) -> str:
     if view.variables:
         parts.append(f"Variables: {_canonical(view.variables).decode()}")
     parts += [_attachment(number, value) for number, value in enumerate(view.attachments, 1)]
-    return readable("\n".join(parts))
+    return whole_text("\n".join(parts))
 
 
 def _attachment(number: int, value: Any) -> str:
@@ -187,9 +168,9 @@ def _attachment(number: int, value: Any) -> str:
     return f"Attachment {number} {name}: not text; this model cannot see it"
 
 
-def tail_text(view: View, extra: Iterable[str] = ()) -> str:
+def tail_text(view: View) -> str:
     """Return what counts now and changes from turn to turn; it stands at the very end."""
-    parts = list(extra)
+    parts: list[str] = []
     if view.goals:
         parts.append("Open sub-goals: " + "; ".join(goal for _, goal in view.goals))
     if view.memory:
@@ -201,4 +182,4 @@ def tail_text(view: View, extra: Iterable[str] = ()) -> str:
     left = view.budget_remaining.max_iterations
     if left is not None and left <= 1:
         parts.append("This is the last turn: give the final answer now.")
-    return readable("\n".join(parts))
+    return whole_text("\n".join(parts))

@@ -16,6 +16,7 @@ import msgspec
 
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError
+from detent.planners.text.surrogates import whole_text
 
 Emit = Callable[[Literal["text", "thinking"], str], None]
 
@@ -134,12 +135,7 @@ class _Whole:
 
     def generation(self) -> Generation:
         """Return what has come."""
-        return Generation(text=readable("".join(self._text)), thinking=readable("".join(self._thinking)), **self._said)
-
-
-def readable(text: str) -> str:
-    """Return `text` with what UTF-8 cannot hold (lone surrogates) replaced."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+        return Generation(text=whole_text("".join(self._text)), thinking=whole_text("".join(self._thinking)), **self._said)
 
 
 # Blocking generators ----------------------------------------------------------------------------------------------------------

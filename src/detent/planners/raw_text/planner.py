@@ -18,14 +18,14 @@ import msgspec
 from detent.core.actions import Abstain, AnyAction, FinalAnswer, Thought, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
-from detent.planners.raw_text import step_plans
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
 from detent.planners.raw_text.asking import Asked, Asking, asked_as
-from detent.planners.raw_text.compact_prompt import Example, ToolStyle, clipped, goal_text, system_text, tail_text
+from detent.planners.raw_text.blocks import Renderer, fit
+from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
-from detent.planners.raw_text.parsing import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
-from detent.planners.raw_text.trimming import CountTokens, Renderer, count_by_length, fit
-from detent.planners.raw_text.verifiers import Verifier, verify
+from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
+from detent.planners.trimming import CountTokens, clipped, count_by_length
+from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
 
 log = logging.getLogger("detent")
@@ -60,13 +60,13 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `parsing.ACTIONS`; by default a call, an answer, a thought and what the agent's `actions`
-    list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was wrong;
-    `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
-    generator the action schema. `tool_style`: how much of a tool the prompt says. `plan_first`: the model first writes a list of steps and
-    is then led through it. `verify`: a check of the final answer (`verifiers`); an answer that fails it is asked for once more, and if that
-    fails too, `on_unverified` says: `reject` (no plan), `accept` (marked in the plan's `provider_data`) or `abstain`. `prose`: whether text
-    without an action is the answer. `model`: its name in the log; by default the generator's, else the agent's. `examples`: few-shot examples.
+    `actions`: what the model may answer with, from `text.reading.ACTIONS`; by default a call, an answer, a thought and what the agent's
+    `actions` list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was
+    wrong; `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
+    generator the action schema. `tool_style`: how much of a tool the prompt says. `verify`: a check of the final answer (`verifiers`); an
+    answer that fails it is asked for once more, and if that fails too, `on_unverified` says: `reject` (no plan), `accept` (marked in the
+    plan's `provider_data`) or `abstain`. `prose`: whether text without an action is the answer. `model`: its name in the log; by default
+    the generator's, else the agent's. `examples`: few-shot examples.
 
     Raises `ConfigError` for options that do not fit; `plan` raises `MalformedPlan` when repairs are used up, and `PlannerFailed`
     (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
@@ -85,7 +85,6 @@ class OnDevicePlanner:
         constrain: bool = True,
         tool_style: ToolStyle = "names-and-types",
         max_observation_chars: int = 4000,
-        plan_first: bool = False,
         verify: Verifier | None = None,
         on_unverified: Literal["reject", "accept", "abstain"] = "reject",
         prose: bool = True,
@@ -99,7 +98,7 @@ class OnDevicePlanner:
         self._prompt_tokens, self._output_tokens, self._count = max_prompt_tokens, max_output_tokens, count_tokens
         self._style: ToolStyle = tool_style
         self._constrain, self._prose = constrain, prose
-        self._plan_first, self._verify, self._on_unverified = plan_first, verify, on_unverified
+        self._verify, self._on_unverified = verify, on_unverified
         self._examples, self._on_repair = tuple(examples), on_repair
         self._renderer = Renderer(count=count_tokens, longest=max_observation_chars)
         self._prefix: _Prefix | None = None
@@ -114,15 +113,10 @@ class OnDevicePlanner:
         asking = Asking(
             self._generate, view, model=self.model, count=self._count, limit=self._output_tokens, stop=() if self._constrain else STOP_AT
         )
-        if self._plan_first and "tool_call" in prefix.offer.actions and prefix.tools:
-            now = step_plans.standing(view)
-            if now is None:
-                return await self._first_plan(view, prefix, asking)
-            return await self._next_action(view, prefix, asking, [step_plans.reminder(now)])
-        return await self._next_action(view, prefix, asking, [])
+        return await self._next_action(view, prefix, asking)
 
-    def request(self, view: View, extra: Sequence[str] = (), told: Sequence[Message] = ()) -> Request:
-        """Return what the model is asked for this view, with `extra` lines at its end and the corrections `told` after it.
+    def request(self, view: View, told: Sequence[Message] = ()) -> Request:
+        """Return what the model is asked for this view, with the corrections `told` after it.
 
         A pure function of these. What corrections take is taken from the history.
         """
@@ -134,7 +128,7 @@ class OnDevicePlanner:
             goal_text(view),
             rendered,
             last,
-            tail_text(view, extra),
+            tail_text(view),
             budget=self._prompt_tokens,
             reserved=size,
             count=self._count,
@@ -179,28 +173,12 @@ class OnDevicePlanner:
 
     # One plan ---------------------------------------------------------------------------------------------------------------------
 
-    async def _first_plan(self, view: View, prefix: _Prefix, asking: Asking) -> Plan:
-        """Ask for the list of steps and return it as a thought."""
-        told: list[Message] = []
-        thinking = ""
-        problem = output = ""
-        for attempt in range(self._repairs + 1):
-            request = self.request(view, [step_plans.ASK], told)
-            asked = await asking.ask(msgspec.structs.replace(request, schema=step_plans.SCHEMA if prefix.schema is not None else None))
-            steps, problem, thinking = step_plans.read_steps(asked.text, finish=asked.finish)
-            if steps:
-                return asking.plan((step_plans.thought_of(steps),), thinking=_both(asked.thinking, thinking), note={"steps": list(steps)})
-            output = asked.text
-            if attempt < self._repairs:
-                told += self._correction(asking, problem, asked)
-        raise MalformedPlan(f"the model gave no list of steps: {problem}", raw=output, usage=asking.usage())
-
-    async def _next_action(self, view: View, prefix: _Prefix, asking: Asking, extra: Sequence[str]) -> Plan:
+    async def _next_action(self, view: View, prefix: _Prefix, asking: Asking) -> Plan:
         """Ask for an action, repair what cannot be read, verify an answer."""
         told: list[Message] = []
 
         def request() -> Request:
-            return self.request(view, extra, told)
+            return self.request(view, told)
 
         reading, asked = await self._readable(request, told, prefix, asking)
         unverified = ""

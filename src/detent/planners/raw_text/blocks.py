@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
-from detent.planners.raw_text.compact_prompt import clipped, outcome_text, plan_text
-from detent.planners.raw_text.generation import Message, readable
-from detent.planners.shown import compression_of
-from detent.ports import View
+from detent.planners.raw_text.compact_prompt import outcome_text, plan_text
+from detent.planners.raw_text.generation import Message
+from detent.planners.text.surrogates import whole_text
+from detent.planners.trimming import CountTokens, clipped, compression_of
+from detent.ports import ResultCompression, View
 
 MOST_RUNS = 32
 """Of how many passes the rendering is remembered."""
@@ -26,14 +27,8 @@ MOST_RUNS = 32
 MOST_KEYS = 8
 """How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
 
-CountTokens = Callable[[str], int]
-_How = tuple[int, bool]
-"""How many characters of a result are shown, and whether the agent has `recall`."""
-
-
-def count_by_length(text: str) -> int:
-    """Estimate tokens as a quarter of the characters, rounded up (row K118)."""
-    return -(-len(text) // 4)
+_How = tuple[ResultCompression, bool]
+"""How much of a result is shown, and whether the agent has `recall`."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +63,10 @@ class Renderer:
     def render(self, view: View) -> tuple[Rendered, Block | None]:
         """Return the finished blocks, and the last one, which may still grow."""
         items = view.transcript
-        how = min(self._longest, compression_of(view).budget_chars), "recall" in view.agent.tools
+        shown = compression_of(view)
+        if shown.budget_chars > self._longest:
+            shown = msgspec.structs.replace(shown, budget_chars=self._longest)
+        how = shown, "recall" in view.agent.tools
         known = self._remembered(view, how)
         start = _last_plan(items, known.done)
         if start < 0:
@@ -108,12 +106,11 @@ class Renderer:
 def _block(items: Sequence[Item], how: _How) -> Block:
     keys = [f'"{item.call_id}"' for item in items[1:] if how[1] and item.kind == "tool" and item.ok and not item.meta]
     rest = f"\n[recall with key {' or '.join(keys[-MOST_KEYS:])} gives the rest]" if keys else ""
-    return Block(readable(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
+    return Block(whole_text(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
 
 
 def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
-    longest, recalls = how
-    return [readable(outcome_text(item, longest, recalls=recalls)) for item in items]
+    return [whole_text(outcome_text(item, how[0], recalls=how[1])) for item in items]
 
 
 def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:

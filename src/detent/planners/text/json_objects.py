@@ -12,6 +12,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.ports import UNREADABLE
+
 MOST_OBJECTS = 64
 LONGEST_MENDED = 50_000
 """Characters of a broken object that are still worth mending."""
@@ -167,3 +169,14 @@ def plain_json(value: Any) -> bool:
         return cast("bool", msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False
+
+
+def whole_json(text: str) -> tuple[bool, Any]:
+    """Return (True, value) when a text is JSON and nothing else, fenced or not, else (False, None)."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```"):
+        stripped = stripped.strip("`").removeprefix("json").strip()
+    try:
+        return True, msgspec.json.decode(stripped)
+    except UNREADABLE:
+        return False, None

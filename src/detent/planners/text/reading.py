@@ -28,8 +28,8 @@ from detent.core.actions import (
     snake,
 )
 from detent.expressions.markup import clean
-from detent.planners.raw_text.json_objects import NOISE, Found, objects_in, plain_json
-from detent.planners.think_blocks import split_thinking
+from detent.planners.text.json_objects import NOISE, Found, objects_in, plain_json, whole_json
+from detent.planners.text.think_blocks import split_thinking
 from detent.ports import ToolSpec, read_json
 
 CONTROLS: dict[str, tuple[type[Any], str]] = {
@@ -76,6 +76,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What a model may answer with: the offered tools by name, the control actions, and the schema of the answer where there is one.
 
     `problem_of(args, tool)` returns why arguments do not fit the tool's schema, "" when they do; `answer_problem` the same for an answer.
+    `native`: the model's provider marks its calls, and so its text is its answer; a typed one is given by calling `answer_tool`.
     """
 
     tools: Mapping[str, ToolSpec]
@@ -84,6 +85,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     problem_of: Check = lambda _args, _tool: ""
     answer_problem: Callable[[Any], str] = lambda _answer: ""
     prose: bool = True
+    native: bool = False
+    answer_tool: str = ""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,8 @@ def read(text: str, offer: Offer, *, finish: str = "") -> Reading:
     """Return what `text` asks for. `finish="length"`: it was cut off by a limit."""
     thinking, said = split_thinking(text)
     said = said.strip()
+    if offer.native:
+        return msgspec.structs.replace(_native_answer(text, offer), thinking=thinking, said=said)
     cut = finish == "length"
     if not said:
         problem = "the thinking took all the room, and no action came" if cut else "there was no action"
@@ -117,6 +122,15 @@ def read(text: str, offer: Offer, *, finish: str = "") -> Reading:
     if reading is None:
         reading = _prose(said, offer, cut=cut)
     return msgspec.structs.replace(reading, thinking=thinking, said=said)
+
+
+def _native_answer(text: str, offer: Offer) -> Reading:
+    """Return the answer that the text of a model with native calls is, as it stands: where a type is wanted, the text must be JSON of it."""
+    if offer.output_schema is None:
+        return Reading(actions=(FinalAnswer(content=text),))
+    is_json, value = whole_json(text)
+    problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
+    return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
 
 
 def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:

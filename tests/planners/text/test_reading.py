@@ -9,9 +9,9 @@ import pytest
 
 from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
-from detent.planners.raw_text.json_objects import objects_in
-from detent.planners.raw_text.parsing import ACTIONS, Offer, Reading, read
-from detent.planners.think_blocks import ThinkingSplitter, split_thinking
+from detent.planners.text.json_objects import objects_in
+from detent.planners.text.reading import ACTIONS, Offer, Reading, read
+from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ
 
@@ -290,3 +290,14 @@ def test_thinking_is_told_apart_while_it_streams(size: int) -> None:
 def test_a_great_many_objects_cost_no_more_than_they_are_long() -> None:
     """At most 64 are looked at."""
     assert len(objects_in(json.dumps({"a": 1}) * 5000)) == 64
+
+
+def test_the_text_of_a_model_with_native_calls_is_its_answer() -> None:
+    """As it stands, whatever a raw-text model would have meant by it; where a type is wanted, JSON of it, fenced or not."""
+    for text in ('{"type": "add", "a": 1, "b": 2}', "Answer: 3 ", "<think>hm</think>3"):
+        assert actions(text, native=True) == (FinalAnswer(content=text),)
+    assert reading("<think>hm</think> ", native=True).said == ""
+    typed: dict[str, Any] = {"native": True, "output_schema": {"const": 3}, "answer_tool": "final_result"}
+    assert actions("```json\n3\n```", **typed) == (FinalAnswer(content=3),)
+    assert reading("4", **typed).actions == () and "3 was expected" in reading("4", **typed).problem
+    assert reading("It is 3", **typed).problem == "the answer must be given by calling final_result"

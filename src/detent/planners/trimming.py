@@ -1,4 +1,4 @@
-"""How much of a result and of a schema a model is shown: the context profile of the agent and the compression that goes with it.
+"""How much of a result, a schema or a text a model is shown: the context profile of the agent and the compression that goes with it.
 
 An agent without a profile is shown what its tools give, up to their own caps. With one (`tier`, or single fields of it) results over
 `tool_result_max_chars` are cut to a preview that says what was left out; the whole value stays in the log and with every other reader.
@@ -6,11 +6,15 @@ An agent without a profile is shown what its tools give, up to their own caps. W
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.core.state import Item
 from detent.ports import ResultCompression, View
+
+CountTokens = Callable[[str], int]
 
 WHOLE = ResultCompression(budget_chars=10_000_000)
 """Results are not cut here: what a tool gives over its own cap is a preview already."""
@@ -29,6 +33,28 @@ def schema_detail_of(view: View) -> Literal["names", "names-and-types", "full"]:
 def temperature_of(view: View) -> float | None:
     """Return the temperature that a profile asks for, None where the agent has none: many models take no temperature."""
     return view.profile.temperature if view.agent.profile else None
+
+
+def result_text(item: Item) -> str:
+    """Return the result of a call as text: a text as it is, anything else as JSON."""
+    raw = bytes(item.result)
+    return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
+
+
+def observed(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
+    """Return what a model is told of the outcome of a call: what failed and why, or the result; what a meta-tool says is shown whole.
+
+    Where the model `recalls`, a result that is not shown whole is named by its key.
+    """
+    if item.error is not None:
+        details = f" {msgspec.json.encode(item.error.details).decode()}" if item.error.details else ""
+        return f"{item.error.code}: {item.error.message}{details}"
+    text = result_text(item)
+    if item.meta:  # what was asked for is shown
+        return text
+    shown = shown_result(text, compression)
+    more = recalls and (shown is not text or item.artifact is not None)
+    return f'{shown}\n[recall with key "{item.call_id}" gives the rest]' if more else shown
 
 
 def shown_result(raw: str, compression: ResultCompression) -> str:
@@ -92,6 +118,16 @@ def _without_prose(schema: Any) -> Any:
     return kept
 
 
+def clipped(text: str, longest: int) -> str:
+    """Return `text`, or its beginning and how much is missing."""
+    return text if len(text) <= longest else f"{text[: max(0, longest)]}… ({len(text) - max(0, longest)} more characters)"
+
+
 def tokens_of(chars: int) -> int:
-    """Return an estimate of tokens: four characters each."""
+    """Return an estimate of tokens: four characters each, rounded up (row K118)."""
     return (chars + 3) // 4
+
+
+def count_by_length(text: str) -> int:
+    """Estimate the tokens of a text."""
+    return tokens_of(len(text))

@@ -12,7 +12,7 @@ from detent import ToolCall
 from detent.core.errors import ConfigError
 from detent.core.events import ArtifactRef
 from detent.core.state import Item
-from detent.planners.raw_text.verifiers import (
+from detent.planners.verifiers import (
     Verifier,
     all_verifiers,
     answer_equals_tool_result,

@@ -100,6 +100,7 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     rules: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] = {}
     healing: bool = False
+    budget: Budget = Budget()  # not the object above: a default is left out of the JSON, and the log has always had the budget of an agent
 
     def __post_init__(self) -> None:
         for name in LISTS:

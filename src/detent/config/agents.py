@@ -23,9 +23,9 @@ from detent.tools.mcp.settings import McpServer
 class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
     """The options that programs and agent files have and the recorded `AgentSpec` has not."""
 
-    variables: dict[str, Any] = msgspec.field(default_factory=dict)
+    variables: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """What rules and planners read as `variables`; `--var K=V` gives others."""
-    mcp: dict[str, Any] = msgspec.field(default_factory=dict)
+    mcp: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """MCP servers by name: `NAME__tool` and `NAME__*` in `tools` list their tools."""
 
 
@@ -38,7 +38,7 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
 
     rules: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
-    mcp: dict[str, McpServer] = msgspec.field(default_factory=dict)
+    mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
 
     def __post_init__(self) -> None:
         if not self.name.strip():

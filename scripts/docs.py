@@ -1,4 +1,5 @@
-"""Rewrites the generated parts of the documentation from the code; `--check` only says what is out of date, and exits 1 if anything is.
+"""Rewrites the generated parts of the documentation and the JSON Schemas from the code; `--check` only reports what is out of date, and
+exits 1 if anything is.
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. In tables whose last column is written by hand that column
 is kept, row by row; a row that is new gets an empty one, which the tests refuse.
@@ -8,17 +9,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+SCHEMAS = ROOT / "src" / "detent" / "config" / "schemas"
 PART = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w. -]+) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -62,13 +67,14 @@ def type_of(kind: Any) -> str:
     said = re.sub(r"\w+\.(?=\w)", "", str(kind).replace("<class '", "").replace("'>", ""))
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
     names |= {
+        "Sequence[str]": "list of texts",
         "str | list[dict[str, Any]]": "file name, or list of tables",
         "dict[str, str]": "table of texts",
         "dict[str, int]": "table of numbers",
         "str | dict[str, Any]": "file name, import path, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
-        "tuple[dict[str, Any], ...]": "list of tables",
-        "tuple[dict[str, str], ...]": "list of tables",
+        "Sequence[dict[str, Any]]": "list of tables",
+        "Sequence[dict[str, str]]": "list of tables",
     }
     said = said.removesuffix(" | None")
     if said.startswith("Literal["):
@@ -202,33 +208,54 @@ def config_keys(old: str) -> str:
     rows: list[Sequence[str]] = []
     for field in msgspec.structs.fields(Config):
         default = getattr(DEFAULTS, field.name)
-        if field.name == "budget":
-            rows.append(("`[budget]`", "table", ""))
-        elif isinstance(default, msgspec.Struct):
-            inner = msgspec.structs.fields(type(default))
-            rows += [(f"`{field.name}.{f.name}`", type_of(f.type), value(getattr(default, f.name))) for f in inner]
+        if field.name != "budget" and isinstance(default, msgspec.Struct):
+            rows += _keys(type(default), default, f"{field.name}.")
         else:
-            rows.append((f"`{field.name}`", type_of(field.type), value(default)))
-    return kept(("key", "type", "default", "meaning"), rows, old)
+            rows += [row for row in _keys(Config, DEFAULTS) if row[0] in (f"`{field.name}`", f"`[{field.name}]`")]
+    return kept((*KEY, "see"), rows, old)
 
 
 def agent_keys(old: str) -> str:
     """Every key of an agent file."""
     from detent.config.loading import AgentFile
 
-    blank = AgentFile()
-    rows = [
-        ("`[budget]`", "table", "") if f.name == "budget" else (f"`{f.name}`", type_of(f.type), value(getattr(blank, f.name)))
-        for f in msgspec.structs.fields(AgentFile)
+    return kept((*KEY, "see"), _keys(AgentFile, AgentFile(name="")), old)
+
+
+KEY = ("key", "type", "default", "meaning")
+
+
+def _keys(kind: Any, defaults: Any, prefix: str = "") -> list[Sequence[str]]:
+    """Return a row for each field of a struct, without its last cell."""
+    said = meanings(kind)
+    return [
+        ("`[budget]`", "table", "", said["budget"])
+        if field.name == "budget"
+        else (f"`{prefix}{field.name}`", type_of(field.type), value(getattr(defaults, field.name)), said[field.name])
+        for field in msgspec.structs.fields(kind)
     ]
-    return kept(("key", "type", "default", "meaning"), rows, old)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Return what the line below each field of a class says, or of the class that it derives from; "" where there is none."""
+    said = dict.fromkeys(kind.__struct_fields__, "")
+    for owner in reversed(kind.__mro__):
+        if owner.__module__ in ("builtins", "msgspec") or not issubclass(owner, msgspec.Struct):
+            continue
+        body: list[Any] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+        for line, below in pairwise(body):
+            if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                said[ast.unparse(line.target)] = sentence(str(below.value.value))
+    return said
 
 
 def bounds(old: str) -> str:
     """Every bound of a budget."""
     from detent.core.budget import DEFAULT, Budget
 
-    return kept(("bound", "default", "meaning"), [(f"`{f}`", value(getattr(DEFAULT, f)) or "none") for f in Budget.__struct_fields__], old)
+    said = meanings(Budget)
+    rows = [(f"`{name}`", value(getattr(DEFAULT, name)) or "none", said[name]) for name in Budget.__struct_fields__]
+    return kept(("bound", "default", "meaning", "see"), rows, old)
 
 
 def environment(_: str) -> str:
@@ -288,6 +315,161 @@ PARTS: dict[str, Callable[[str], str]] = {
 }
 
 
+# Schemas ----------------------------------------------------------------------------------------------------------------------
+
+
+def schemas() -> dict[str, Any]:
+    """Return the JSON Schema of each file that people write, by the name of the schema's file."""
+    from detent.config.agents import DEFAULTS, Config
+    from detent.config.loading import AgentFile
+    from detent.planners.rules.files import FORMS
+
+    made = {"agent.json": of_struct(AgentFile), "detent.json": of_struct(Config, DEFAULTS), "rules.json": of_rules(FORMS)}
+    titles = {
+        "agent.json": "An agent of Detent (agent.toml)",
+        "detent.json": "Detent (detent.toml)",
+        "rules.json": "Rules of a Detent agent",
+    }
+    return {name: {"$schema": "http://json-schema.org/draft-07/schema#", "title": titles[name], **made[name]} for name in made}
+
+
+def finer(kind: type, name: str) -> Any:
+    """Return what a key may hold, where its reader accepts less, or another form, than the type of the field says; else None."""
+    from detent.config import agents, loading, mcp_tables
+    from detent.core import budget
+    from detent.planners.model.control_tools import ACTIONS
+    from detent.planners.rules.files import FORMS
+    from detent.planners.settings import ModelSettings
+    from detent.policies import documents
+    from detent.policies.provenance.grants import Grant
+    from detent.ports import ContextProfile
+    from detent.tools.mcp.settings import ToolPins
+
+    text: dict[str, Any] = {"type": "string"}
+
+    def listed(items: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": items}
+
+    def tables(inner: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": inner}
+
+    def either(*options: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": list(options)}
+
+    def texts() -> dict[str, Any]:
+        return tables(either(text, {"type": "object", "properties": {"env": text}, "required": ["env"], "additionalProperties": False}))
+
+    def policy() -> dict[str, Any]:
+        return either(text, listed(_policy_rule(of_struct(documents.Rule))), of_struct(documents.PolicyDocument))
+
+    def deliverable() -> dict[str, Any]:
+        sides = {"file": text, "section": text}
+        return {"type": "object", "properties": sides, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+
+    known: dict[tuple[type, str], Callable[[], dict[str, Any]]] = {
+        (loading.AgentFile, "actions"): lambda: listed({"enum": list(ACTIONS)}),
+        (loading.AgentFile, "model_settings"): lambda: of_struct(ModelSettings),
+        (loading.AgentFile, "profile"): lambda: of_struct(ContextProfile),
+        (loading.AgentFile, "rules"): lambda: either(text, of_rules(FORMS)),
+        (loading.AgentFile, "grants"): lambda: listed(of_struct(Grant)),
+        (loading.AgentFile, "policy"): policy,
+        (loading.AgentFile, "deliverables"): lambda: listed(deliverable()),
+        (loading.AgentFile, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
+        (agents.Config, "store"): lambda: either(text, of_struct(agents.StoreConfig, agents.DEFAULTS.store)),
+        (agents.Config, "workspace"): lambda: either(text, of_struct(agents.WorkspaceConfig, agents.DEFAULTS.workspace)),
+        (agents.Config, "policy"): policy,
+        (agents.Config, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
+        (mcp_tables.McpTable, "env"): texts,
+        (mcp_tables.McpTable, "headers"): texts,
+        (mcp_tables.McpTable, "tools"): lambda: either(listed(text), tables(of_struct(ToolPins))),
+        (documents.PolicyDocument, "rules"): lambda: listed(_policy_rule(of_struct(documents.Rule))),
+        (budget.Budget, "max_calls_of"): lambda: tables({"type": "integer"}),
+    }
+    return known[kind, name]() if (kind, name) in known else None
+
+
+def _policy_rule(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a policy rule as it is written: one tool may stand alone, and `expires` may be a text such as "12h"."""
+    own = rule["properties"]
+    expires = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+    return {**rule, "properties": {**own, "tool": {"anyOf": [{"type": "string"}, own["tool"]]}, "expires": expires}}
+
+
+def of_struct(kind: Any, defaults: Any = None) -> dict[str, Any]:
+    """Return the schema of a table that holds the fields of a struct and no other."""
+    said = meanings(kind)
+    properties: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        inner = default if isinstance(default, msgspec.Struct) and defaults is not None else None
+        own: dict[str, Any] = finer(kind, field.name) or (of_type(field.type) if inner is None else of_struct(type(inner), inner))
+        if said[field.name]:
+            own = {"description": said[field.name], **own}
+        if isinstance(default, str | int | float) and default != "":
+            own["default"] = default
+        properties[field.name] = own
+    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    whole: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**whole, "required": required} if required else whole
+
+
+def of_type(kind: Any) -> dict[str, Any]:
+    """Return the schema of what can be written for a type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return of_type(inner[0])
+    if origin in (Union, UnionType):
+        options = [of_type(option) for option in inner if option is not NoneType]
+        return options[0] if len(options) == 1 else {"anyOf": options}
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin in (tuple, list, Sequence):
+        return {"type": "array", "items": of_type(inner[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": of_type(inner[1])}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return of_struct(kind)
+    names = {str: "string", int: "integer", float: "number", bool: "boolean"}
+    return {"type": names[kind]} if kind in names else {}
+
+
+def of_rules(forms: Any) -> dict[str, Any]:
+    """Return the schema of a rule file: a list of rules, with `values` and `default` beside them."""
+    text: dict[str, Any] = {"type": "string"}
+    count = {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1}]}
+    then = {"enum": ["continue", "stop"]}
+    retry = {"type": "object", "properties": {"retry": {"type": "integer", "minimum": 1}, "then": then}, "required": ["retry"]}
+    taken = {name: _action(form) for name, form in forms.items()}
+    one = {"oneOf": [{"required": [name]} for name in forms]}
+    base = {"name": {**text, "pattern": r"^[A-Za-z][\w-]*$"}, "repeat": count, "why": {}}
+    options = {
+        **base,
+        "when": {"type": ["string", "boolean"]},
+        "for_each": text,
+        "batch": count,
+        "as": text,
+        "on_error": {"anyOf": [{"enum": ["continue", "stop", "retry"]}, {**retry, "additionalProperties": False}]},
+    }
+    rule = {"type": "object", "properties": {**options, **taken}, "required": ["name"], "additionalProperties": False, **one}
+    default = {"type": "object", "properties": {**base, **taken}, "additionalProperties": False, **one}
+    alone = {"values": {"type": "object", "additionalProperties": text}, "default": default}
+    others = [{"type": "object", "properties": {k: v}, "required": [k], "additionalProperties": False} for k, v in alone.items()]
+    return {"type": "array", "minItems": 1, "items": {"anyOf": [rule, *others]}}
+
+
+def _action(form: Any) -> dict[str, Any]:
+    """Return the schema of an action of a rule: a map of its fields, and what else may stand for one of them."""
+    if form.whole:
+        return {}
+    fields = {
+        "type": "object",
+        "properties": {name: {} for name in form.fields},
+        "required": list(form.needs),
+        "additionalProperties": False,
+    }
+    return {"anyOf": [fields, {"not": {"type": "object"}}]} if form.bare else fields
+
+
 # Pages ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -300,15 +482,20 @@ def main(arguments: Sequence[str]) -> int:
     """Rewrite what is out of date, or with `--check` only name it."""
     check = "--check" in arguments
     stale = 0
-    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
-        text = page.read_text(encoding="utf-8")
-        new = renewed(text)
-        if new != text:
+    files = {page: renewed(page.read_text(encoding="utf-8")) for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]}
+    files |= {SCHEMAS / name: as_json(schema) for name, schema in schemas().items()}
+    for file, new in files.items():
+        if not file.exists() or new != file.read_text(encoding="utf-8"):
             stale += 1
-            print(f"{page.relative_to(ROOT)}: {'out of date; run scripts/docs.py' if check else 'rewritten'}")
+            print(f"{file.relative_to(ROOT)}: {'out of date; run scripts/docs.py' if check else 'rewritten'}")
             if not check:
-                page.write_text(new, encoding="utf-8")
+                file.write_text(new, encoding="utf-8")
     return 1 if check and stale else 0
+
+
+def as_json(schema: Any) -> str:
+    """Return a schema as its file has it."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

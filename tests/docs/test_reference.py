@@ -17,9 +17,6 @@ PACKAGE = ROOT / "src" / "detent"
 KEPT = [
     ("errors.md", "errors"),
     ("errors.md", "reasons"),
-    ("configuration.md", "detent.toml"),
-    ("configuration.md", "agent file"),
-    ("configuration.md", "bounds"),
     ("guides/write-a-tool.md", "tool options"),
 ]
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from detent.cli.output import FAILED, Output
+from detent.config.editors import schema_line
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, DetentError
 from detent.core.events import ToolFinished, ToolReconciled, ToolStarted
@@ -138,6 +139,9 @@ def _prepare(directory: Path | None) -> Path:
         raise ConfigError(f"{directory} is not an empty directory; the demo writes into a new or an empty one")
     home = (directory or Path(tempfile.mkdtemp(prefix="detent-demo-"))).resolve()
     shutil.copytree(_example(), home, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".detent", "reports", "*.db*", "__pycache__"))
+    for file in (home / "agent.toml", home / "rules.yaml"):
+        _, text = file.read_text(encoding="utf-8").split("\n", 1)
+        file.write_text(schema_line(file) + text, encoding="utf-8")
     (home / "hold.toml").write_text(HOLD_CONFIG, encoding="utf-8")
     return home
 

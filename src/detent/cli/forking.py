@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
@@ -137,7 +137,7 @@ def _typed(key: str, value: str) -> Any:
         return value
     if kind is bool:
         return parse_text(value, bool, f"--set {key}")
-    if get_origin(kind) is tuple and not value.lstrip().startswith("["):
+    if get_origin(kind) is Sequence and not value.lstrip().startswith("["):
         return [part.strip() for part in value.split(",") if part.strip()]
     return _json_or_text(value)
 

@@ -9,6 +9,7 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.output import Output
+from detent.config.editors import schema_line
 from detent.core.errors import ConfigError
 
 DETENT_TOML = """\
@@ -110,7 +111,7 @@ def init(
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in STARTER.items():
         with (directory / name).open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(schema_line(directory / name) + text)
     output.document({"written": [str(directory / name) for name in STARTER]})
     output.say(f"wrote {', '.join(str(directory / name) for name in STARTER)}")
     place = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "

@@ -2,5 +2,6 @@
 
 Rule: reading makes nothing, assembling reads nothing, and every mistake is a `ConfigError` that names file, key and the nearest right one.
 Start with `agents`: `Agent` and `Config`. `loading` reads `detent.toml` and agent files, `environment` variables and options,
-`imports` loads what an import path names, `assembly` makes an engine's parts, and `planners` picks who plans for an agent.
+`imports` loads what an import path names, `assembly` makes an engine's parts, `planners` picks who plans for an agent, and `editors` names the
+JSON Schemas in `schemas/`. The options of an agent are defined in `core.agent.AgentOptions`.
 """

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from detent.config.profile import sized
-from detent.core.agent import AgentSpec
+from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
 from detent.metering.model_limits import ModelLimits, ModelRetries
@@ -20,52 +20,25 @@ from detent.metering.tenants import TenantBudget
 from detent.tools.mcp.settings import McpServer
 
 
-class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """Who works on a goal. `tools` are names, or tools, which are then registered with the engine that runs the agent.
+class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
+    """The options that programs and agent files have and the recorded `AgentSpec` has not."""
 
-    Only the listed tools are offered. `model` is "provider:name", `small_model` one for titles, critiques and classifications,
-    `model_settings` how they are asked (`planners.settings.ModelSettings`), `planner` "on-device" that they are raw-text models of a server
-    of one's own (`planners.raw_text`); `actions` are the control actions that a model may take: `ask_user`, `stop`, `abstain`, `push_goal`
-    (with `complete_goal`), `schedule`. `strategy` says when and how often the kernel runs (`detent.strategies`), `strategy_options` are its
-    options. `rules` (entries of a rule file) make the agent plan without a model. `wrap_up` grants one turn without tools to answer when a
-    bound of work is reached. `mcp` are MCP servers by name: `NAME__tool` and `NAME__*` list their tools. They stand in no log. `policy` is
-    its own policy as data (rules, or a whole document of `policies.documents`), `guards` the names of its guards (`policies.guards`).
-    `required_tools`: how often which tool must have succeeded before an answer counts; `deliverables`: what the work is to produce, each
-    `{"file": PATH}` or `{"section": HEADING}` of the answer. `profile`: how much a model of a size is shown
-    (`detent.config.profile`). `healing`: whether calls with a wrong name, shape or type are repaired before they are checked (None: for agents
-    with a model).
+    variables: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """What rules and planners read as `variables`; `--var K=V` gives others."""
+    mcp: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """MCP servers by name: `NAME__tool` and `NAME__*` in `tools` list their tools."""
+
+
+class Agent(ProgramOptions, frozen=True, kw_only=True):
+    """Who works on a goal; each option is explained in `core.agent.AgentOptions`.
+
+    `tools` are names, or tools, which are then registered with the engine that runs the agent. `policy` may be its rules, or a whole document
+    of `policies.documents`. The servers of `mcp` are not recorded.
     """
 
-    name: str
-    instructions: str = ""
-    model: str = ""
-    small_model: str = ""
-    planner: Literal["", "on-device"] = ""
-    model_settings: dict[str, Any] = {}
-    actions: Sequence[str] = ()
-    strategy: str = "reactive"
-    strategy_options: dict[str, Any] = {}
-    kernel: str = ""
-    tools: Sequence[Any] = ()
-    capabilities: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
-    budget: Budget = Budget()
-    variables: dict[str, Any] = {}
-    on_deny: Literal["observe", "fail"] = "observe"
-    on_reject: Literal["observe", "stop"] = "observe"
-    on_unknown: Literal["wait", "tell"] = "wait"
-    wrap_up: bool = False
-    profile: dict[str, Any] = {}
-    redact: Sequence[str] = ()
-    grants: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
-    guards: Sequence[str] = ()
-    required_tools: dict[str, int] = {}
-    deliverables: Sequence[dict[str, str]] = ()
-    healing: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    mcp: dict[str, McpServer] = {}
-    meta: dict[str, Any] = {}
+    mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -106,36 +79,10 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
     def spec(self) -> AgentSpec:
         """Return the agent as the data that stands in the log."""
-        return AgentSpec(
-            name=self.name,
-            instructions=self.instructions,
-            model=self.model,
-            small_model=self.small_model,
-            planner=self.planner,
-            model_settings=self.model_settings,
-            actions=tuple(self.actions),
-            strategy=self.strategy,
-            strategy_options=self.strategy_options,
-            kernel=self.kernel,
-            tools=self.tool_names(),
-            capabilities=tuple(self.capabilities),
-            rules=tuple(self.rules),
-            budget=self.budget,
-            on_deny=self.on_deny,
-            on_reject=self.on_reject,
-            on_unknown=self.on_unknown,
-            wrap_up=self.wrap_up,
-            profile=sized(self.profile, self.model),
-            redact=tuple(self.redact),
-            grants=tuple(self.grants),
-            policy=self._policy(),
-            guards=tuple(self.guards),
-            required_tools=self.required_tools,
-            deliverables=tuple(self.deliverables),
-            healing=bool(self.model) if self.healing is None else self.healing,
-            output_schema=self.output_schema,
-            meta=self.meta,
-        )
+        said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
+        said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
+        said["healing"] = bool(self.model) if self.healing is None else self.healing
+        return AgentSpec(**said)
 
 
 def check_ending(agent: Agent) -> None:
@@ -173,115 +120,146 @@ def _check_raw_text(agent: Agent) -> None:
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where runs are kept. The other fields are options of the stores that have them."""
+    """Where runs are kept; the fields besides `url` are options of the stores that have them."""
 
     url: str | None = None
+    """Where runs are kept: `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`."""
     busy_timeout_s: float | None = None
+    """How long to wait for a locked file or database, in seconds; default 30."""
     refused_s: float | None = None
+    """How long a store of PostgreSQL that is opened tries an address where no server listens, in seconds; default 2 for commands,
+    `busy_timeout_s` for programs.
+    """
     lease_s: float | None = None
+    """After how many seconds without a sign of life a worker on another host counts as dead; default 30."""
 
 
 class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The directory whose workspace tools agents may list; `allow_delete` lets apply_patch remove and move files, and makes it destructive.
-
-    `sandbox` says whether exec runs programs in a sandbox: where one can be made ("auto"), or not at all without one ("require"), or never
-    ("off"); the other fields what the sandbox allows: the network, further paths to read, and bounds on memory and processes.
-    """
+    """The directory whose workspace tools agents may list, and what its programs may do."""
 
     root: str | None = None
+    """The directory that workspace tools are confined to; on the command line the current one without it."""
     allow_delete: bool | None = None
+    """Lets `apply_patch` remove and move files, and makes it destructive."""
     sandbox: Literal["auto", "require", "off"] | None = None
+    """Whether `exec` runs programs in a sandbox: where one can be made (the default), not at all without one, never."""
     sandbox_network: bool | None = None
+    """Leaves sandboxed programs this machine's network."""
     sandbox_readable: tuple[str, ...] | None = None
+    """Further paths that sandboxed programs may read."""
     sandbox_memory_bytes: int | None = None
+    """Memory of a sandboxed program with all that it starts; default 1 GiB."""
     sandbox_processes: int | None = None
+    """Processes of a sandboxed program; default 128."""
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where agents that list `fetch` or `http_request` may go: patterns such as "https://api.example.com/*"; nowhere without any.
-
-    `methods` makes the tool http_request, with these methods; `allow_private` are ranges of addresses, such as "127.0.0.1/32", that may be
-    used although they are not public.
-    """
+    """Where agents that list `fetch` or `http_request` may go."""
 
     allow: tuple[str, ...] | None = None
+    """Where `fetch` and `http_request` may go; nowhere without any."""
     allow_private: tuple[str, ...] | None = None
+    """Ranges of addresses that are not public and may be used all the same, such as `10.1.2.3/32`."""
     methods: tuple[Literal["POST", "PUT", "PATCH", "DELETE"], ...] | None = None
+    """Makes the tool `http_request`, with these methods."""
     max_bytes: int | None = None
+    """The largest answer, after decompression; default 5,000,000."""
     timeout_s: float | None = None
+    """For one call with its redirects, in seconds; default 30."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`ceiling`: the most iterations that a budget may ask for; `max_concurrent_runs`: how many runs an engine advances at once.
-
-    `max_concurrent_calls`: how many calls of tools run at once, over all runs of the engine; `max_concurrent_calls_of`: of single tools.
-    """
+    """What an engine does at most."""
 
     ceiling: int | None = None
+    """The most iterations that any budget may ask for."""
     max_concurrent_runs: int | None = None
+    """How many runs an engine advances at once; no limit without it."""
     max_concurrent_calls: int | None = None
+    """How many calls of tools run at once, over all runs; no limit without it."""
     max_concurrent_calls_of: dict[str, int] | None = None
+    """The same of single tools: `[limits.max_concurrent_calls_of]`, tool = number."""
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all model calls of an engine: limits by provider, prices by "provider:name", how failed calls are tried again.
-
-    `titles`: ask the agent's small model what each run is called in lists.
-    """
+    """What holds for all model calls of an engine: limits, prices, retries."""
 
     limits: dict[str, ModelLimits] | None = None
+    """`[models.limits.PROVIDER]`: `concurrent`, `requests_per_minute`, `tokens_per_minute` of all runs together."""
     prices: dict[str, ModelPrice] | None = None
+    """`[models.prices."PROVIDER:MODEL"]`: `input_usd`, `output_usd`, `cached_usd` for a million tokens; they go before the price list."""
     retries: ModelRetries | None = None
+    """How failed model calls are tried again: `retries`, `base_s`, `max_s`, `retry_after_s`, `total_wait_s`."""
     titles: bool | None = None
+    """Whether the agent's `small_model` is asked once what a run is called in lists."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How `detent worker` and `Engine.work` advance runs: `concurrency` of them at once; `poll_s` is how often they look for what is due.
-
-    A run whose attempt failed is tried again after `retry_pause_s`, then after twice as long and so on, and given up after `max_attempts`.
-    """
+    """How `detent worker` and `Engine.work` advance runs."""
 
     concurrency: int | None = None
+    """How many runs a worker advances at once, at most `limits.max_concurrent_runs`; default 4."""
     max_attempts: int | None = None
+    """How often a run is taken up that fails or gets no further, before it is given up; default 5."""
     retry_pause_s: float | None = None
+    """Before the second attempt, in seconds; each later pause is twice as long, at most 300; default 1."""
     poll_s: float | None = None
+    """How often a worker looks for what is due, in seconds; default 0.5."""
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line shows of a run in progress: `verbosity` 0 (a line a call), 1 (its input and output), 2 (every record)."""
+    """What the command line shows of a run in progress."""
 
     verbosity: int | None = None
+    """What is shown of a run in progress: 0 a line a call, 1 input and output too, 2 every record."""
     progress: bool | None = None
+    """Whether anything is shown while a run is in progress."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
 
-    `agent` is an agent file, or a name in `agents` (name -> agent file). `planner`, `policy`, `observers` and `tools` are import paths:
-    "module:attribute" or "./file.py:attribute"; a class is called without arguments. `planner` and `policy` may be the name of a plug-in's
-    (entry points `detent.planners`, `detent.policies`). `policy` may also be the path of a policy file (.toml), or what would stand in it.
-    `mcp` are MCP servers for every agent, by name. `secrets`: name -> "env:VARIABLE" or "file:PATH", what tools that declare the name may
-    be given. `tenants`: what all runs of a tenant may use in a day or a month; "*" for each that is not named.
+    `planner` and `policy` may also be the name of a plug-in's (entry points `detent.planners`, `detent.policies`).
     """
 
     store: StoreConfig = StoreConfig()
+    """Where runs are kept."""
     workspace: WorkspaceConfig = WorkspaceConfig()
+    """The directory of the workspace tools, and what its programs may do."""
     http: HttpConfig = HttpConfig()
+    """Where `fetch` and `http_request` may go."""
     limits: LimitsConfig = LimitsConfig()
+    """What an engine does at most."""
     models: ModelsConfig = ModelsConfig()
+    """Limits, prices and retries of model calls."""
     budget: Budget = Budget()
+    """Limits of every run."""
     worker: WorkerConfig = WorkerConfig()
+    """How a worker advances runs."""
     output: OutputConfig = OutputConfig()
+    """What the command line shows of a run in progress."""
     agent: str | None = None
+    """The agent of `detent run`: a file, or a name in `[agents]`."""
     agents: dict[str, str] | None = None
+    """Names of agent files: `tidy = "agents/tidy.toml"`."""
     tools: tuple[str, ...] | None = None
+    """Tools for every agent, as import paths: `module:attribute` or `./file.py:attribute`."""
     planner: str | None = None
+    """Import path of a planner, for agents without rules; a class is called without arguments."""
     policy: str | dict[str, Any] | None = None
+    """Path of a policy file or import path of a policy; or its rules, as `[[policy]]`; without it the tiers."""
     observers: tuple[str, ...] | None = None
+    """Import paths of observers."""
     mcp: dict[str, McpServer] | None = None
+    """MCP servers, each a table `[mcp.NAME]`."""
     redact: tuple[str, ...] | None = None
+    """Regular expressions of what stays out of every log."""
     secrets: dict[str, str] | None = None
+    """Where secrets are kept: name = `env:VARIABLE` or `file:PATH`."""
     tenants: dict[str, TenantBudget] | None = None
+    """By tenant, what all its runs may use in a window: `window` ("day" or "month"), `max_runs`, `max_model_calls`, `max_tool_calls`,
+    `max_total_tokens`, `max_cost_usd`; `"*"` for each that is not named.
+    """
 
     def over(self, base: Config) -> Config:
         """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""

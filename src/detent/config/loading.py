@@ -6,13 +6,13 @@ Every mistake is a `ConfigError` that names the file, the key, what is wrong wit
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.config.agents import Agent, Config
+from detent.config.agents import Agent, Config, ProgramOptions
 from detent.config.environment import check_budget
 from detent.config.imports import absolute_import, load_skills, load_tool
 from detent.config.mcp_tables import take_servers
@@ -20,7 +20,6 @@ from detent.config.model_tables import take_models, take_tenants
 from detent.config.names import Names
 from detent.config.profile import sized
 from detent.config.tables import check_json, read_toml, take
-from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.secrecy.redact import Redactor
 
@@ -57,46 +56,21 @@ def find_config(directory: str | Path = ".") -> Path | None:
     return path if path.is_file() else None
 
 
-class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of an agent file. `rules`: the path of a rule file, or its entries; `workspace`: a directory; both relative to the file.
+class AgentFile(ProgramOptions, frozen=True, kw_only=True):
+    """The keys of an agent file: the options of an agent, and those that only a file has. Paths are relative to the file."""
 
-    `policy`: the path of a policy file, its rules, or a table like it. `sandbox` says whether exec runs programs in a sandbox; where the
-    engine's configuration says it too, the stricter of the two holds.
-    """
-
-    name: str = ""
-    instructions: str = ""
-    model: str = ""
-    small_model: str = ""
-    planner: Literal["", "on-device"] = ""
-    model_settings: dict[str, Any] = {}
-    actions: tuple[str, ...] = ()
-    strategy: str = "reactive"
-    strategy_options: dict[str, Any] = {}
-    kernel: str = ""
-    tools: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    skills: tuple[str, ...] = ()
+    tools: Sequence[str] = ()
+    """The tools that are offered: names, or import paths: `module:attribute` or `./file.py:attribute`. Nothing else is offered."""
+    skills: Sequence[str] = ()
+    """Skills, or folders of skills, for the tool `activate_skill`, which the agent then has."""
     rules: str | list[dict[str, Any]] = ""
+    """A rule file, or the entries themselves: the agent plans without a model."""
     workspace: str | None = None
+    """The directory that workspace tools are confined to."""
     sandbox: Literal["auto", "require", "off"] | None = None
-    budget: Budget = Budget()
-    variables: dict[str, Any] = {}
-    on_deny: Literal["observe", "fail"] = "observe"
-    on_reject: Literal["observe", "stop"] = "observe"
-    on_unknown: Literal["wait", "tell"] = "wait"
-    wrap_up: bool = False
-    profile: dict[str, Any] = {}
-    redact: tuple[str, ...] = ()
-    grants: tuple[dict[str, Any], ...] = ()
+    """As `workspace.sandbox` of detent.toml; where both are given, the stricter holds."""
     policy: str | list[dict[str, Any]] | dict[str, Any] = ""
-    guards: tuple[str, ...] = ()
-    required_tools: dict[str, int] = {}
-    deliverables: tuple[dict[str, str], ...] = ()
-    healing: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    mcp: dict[str, Any] = {}
-    meta: dict[str, Any] = {}
+    """The agent's own policy: path of a policy file, or its rules as `[[policy]]`; next to a policy of the engine it only tightens."""
 
 
 def load_agent(path: str | Path) -> Agent:
@@ -108,7 +82,7 @@ def load_agent(path: str | Path) -> Agent:
     from detent.policies.guards import GUARDS
 
     file = Path(path)
-    said = take(read_toml(file, "agent file"), AgentFile, str(path))
+    said = take({"name": "", **read_toml(file, "agent file")}, AgentFile, str(path))
     where, home = str(path), file.resolve().parent
     if not said.name.strip():
         raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
@@ -137,17 +111,13 @@ def load_agent(path: str | Path) -> Agent:
         meta["workspace"] = str((home / said.workspace).resolve())
     if said.sandbox is not None:
         meta["sandbox"] = said.sandbox
-    same = {
-        f: getattr(said, f)
-        for f in AgentFile.__struct_fields__
-        if f not in ("tools", "skills", "rules", "workspace", "sandbox", "mcp", "meta")
-    }
-    mcp = take_servers(said.mcp, where, home)
+    same = {name: getattr(said, name) for name in Agent.__struct_fields__}
+    same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
     check_guards(said.guards, where, named=Names("guard", GUARDS).get)
-    rules = _rules(said.rules, home, where)
+    same["rules"] = _rules(said.rules, home, where)
     try:
-        agent = Agent(**same, tools=tools, rules=rules, mcp=mcp, meta=meta)
+        agent = Agent(**same)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     _check_called_tools(agent, where)
@@ -240,12 +210,3 @@ def _shown_path(path: Path) -> Path:
         return path.relative_to(Path.cwd())
     except ValueError:
         return path
-
-
-# Tables -----------------------------------------------------------------------------------------------------------------------
-
-
-# Environment ------------------------------------------------------------------------------------------------------------------
-
-
-# Import paths -----------------------------------------------------------------------------------------------------------------

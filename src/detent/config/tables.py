@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -54,20 +54,20 @@ def _is_part(kind: Any) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint: the known name nearest to `name`, or all of them."""
+    """Return a hint for a message: the known name that is nearest, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def expected(kind: Any) -> str:
-    """Return a type in words, as a person would write it in a file."""
+    """Return in words what a value of this type is."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return " or ".join(expected(k) for k in get_args(kind) if k is not type(None))
     if origin is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(kind))
-    if origin in (tuple, list):
+    if origin in (tuple, list, Sequence):
         inner = get_args(kind)[0]
         return "a list of tables" if get_origin(inner) is dict else "a list of texts"
     if origin is dict:

@@ -27,20 +27,35 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """
 
     max_iterations: int | None = None
+    """Turns of the loop."""
     max_model_calls: int | None = None
+    """Calls of a model."""
     max_tool_calls: int | None = None
+    """Calls of tools; further attempts of a call are not counted again."""
     max_failures: int | None = None
+    """Failed calls in total."""
     max_failed_turns: int | None = None
+    """Failed turns in a row: calls, and none succeeded; or no valid plan."""
     max_non_progress: int | None = None
+    """Turns without a new successful observation, until the planner is told so; each reflection allows as many again."""
     max_reflections: int | None = None
+    """How often the planner is told, until the run stops."""
     max_goal_depth: int | None = None
+    """Sub-goals within each other."""
     max_running_s: float | None = None
+    """Seconds of work, without waiting and downtime."""
     max_total_s: float | None = None
+    """Seconds since the run was started, all included."""
     max_input_tokens: int | None = None
+    """Tokens sent to models."""
     max_output_tokens: int | None = None
+    """Tokens that models answered."""
     max_total_tokens: int | None = None
+    """Both together."""
     max_cost_usd: float | None = None
+    """What models cost, where prices are known."""
     max_calls_of: dict[str, int] | tuple[tuple[str, int], ...] | None = None
+    """Calls of single tools: a table, `max_calls_of = {fetch = 5}`; `--budget max_calls_of.fetch=5`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_calls_of, dict):  # a budget is hashed

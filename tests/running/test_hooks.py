@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Plan, Suspended, Thought, ToolFailed, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import Conflict, MalformedPlan
 from detent.observers import EventBus
@@ -231,7 +232,7 @@ class Stuck:
         hooks = KernelHooks(on_thought=self.hang) if kind == "hook" else noop_hooks
         observers: dict[str, Any] = {"observer": self, "handler": bus}
         observed = (*([observers[kind]] if kind in observers else []), self.Behind(self))
-        self.options: dict[str, Any] = {"hooks": hooks, "observers": observed, "grace_s": 0.01}
+        self.options: dict[str, Any] = {"hooks": hooks, "observers": observed, "bounds": Bounds(grace_s=0.01)}
 
     async def hang(self, *_: Any) -> None:
         self.begun.set()
@@ -284,7 +285,7 @@ def test_a_run_that_has_ended_is_let_go_by_a_cancellation_too(caplog: pytest.Log
             begun.set()
             await asyncio.Event().wait()
 
-        engine = engine_for(Script([END]), store=store, hooks=KernelHooks(on_done=hang), grace_s=0.01)
+        engine = engine_for(Script([END]), store=store, hooks=KernelHooks(on_done=hang), bounds=Bounds(grace_s=0.01))
         running = asyncio.create_task(engine.run(Agent(name="w"), "go", run_id="r"))
         await begun.wait()
         assert (await engine.cancel("r")).status == "completed"
@@ -443,7 +444,9 @@ def test_a_hook_before_a_phase_that_swallows_its_cancellation_holds_no_run(stop:
                     await asyncio.Event().wait()
 
         desk = Desk()
-        engine = engine_for(Script([call("put", n=1), END]), *desk.all, store=store, hooks=KernelHooks(before={"act": deaf}), grace_s=0.01)
+        engine = engine_for(
+            Script([call("put", n=1), END]), *desk.all, store=store, hooks=KernelHooks(before={"act": deaf}), bounds=Bounds(grace_s=0.01)
+        )
         running = asyncio.create_task(engine.run(Agent(name="w", tools=["put"]), "go", run_id="r"))
         await begun.wait()
         if stop == "cancel":

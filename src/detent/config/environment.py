@@ -95,6 +95,7 @@ def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
 
 
 def check_budget(budget: Budget, where: str) -> None:
+    """Raise `BudgetRefused` beginning with `where` for bounds that bound nothing."""
     try:
         checked(budget, ceiling=sys.maxsize)
     except BudgetRefused as error:

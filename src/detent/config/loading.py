@@ -32,7 +32,6 @@ CONFIG_FILE = "detent.toml"
 
 def load_config(path: str | Path, *, without: Iterable[str] = ()) -> Config:
     """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at. Raise `ConfigError`."""
-
     file = Path(path)
     table = {key: value for key, value in read_toml(file, "config file").items() if key not in without}
     if "name" in table and ("instructions" in table or "rules" in table):

@@ -54,12 +54,14 @@ def _is_part(kind: Any) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint: the known name nearest to `name`, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def expected(kind: Any) -> str:
+    """Return a type in words, as a person would write it in a file."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return " or ".join(expected(k) for k in get_args(kind) if k is not type(None))

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.groups import GRACE_S
 from detent.config.names import Names
 from detent.config.planners import NoPlanner
 from detent.config.profile import compression_for, make_profile
@@ -58,7 +59,7 @@ from detent.running.attempts import tries_of
 from detent.running.endings import objection
 from detent.running.healing import heal
 from detent.running.lifecycle_hooks import fire
-from detent.running.live import GRACE_S, MAKING, Control, LiveWorld
+from detent.running.live import MAKING, Control, LiveWorld
 from detent.running.passes import drive
 from detent.running.patience import patience_of
 from detent.running.phase_hooks import apart

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.groups import GRACE_S
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
@@ -55,7 +56,6 @@ from detent.secrecy.vault import Vault
 
 log = logging.getLogger("detent")
 
-GRACE_S = 5.0
 KEY_BLOB = "redaction-key"
 
 

@@ -15,7 +15,7 @@ from detent.core import events as e
 from detent.core.errors import Conflict, MalformedPlan
 from detent.observers import EventBus
 from detent.ports import KernelHooks, Signal, noop_hooks
-from detent.running.live import Control
+from detent.running.control import Control
 from detent.running.patience import patience_of
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async

@@ -28,8 +28,8 @@ from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Parts, bounds_after
 from detent.running.branching import checked_edits, edited_agent
+from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, segments
-from detent.running.live import KEY_BLOB, blob_of
 from detent.running.results import Result, result_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import SnapshotJournal, load_run

@@ -16,8 +16,8 @@ from detent.kernel.journal import Journal, head_of
 from detent.ports import EventStore, RunQuery, give_back
 from detent.running import admission
 from detent.running.advancing import Parts
+from detent.running.control import Control
 from detent.running.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget, preserve
-from detent.running.live import Control
 from detent.running.results import Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run

@@ -32,7 +32,7 @@ from detent.ports import (
     models_asked,
     unstorable,
 )
-from detent.running.live import KEY_BLOB
+from detent.running.hiding import KEY_BLOB
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import Redactor, redacted_start
 

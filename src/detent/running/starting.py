@@ -25,8 +25,8 @@ from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Advancing, digests_of, tools_of
 from detent.running.answering import refuse_reopening
+from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
-from detent.running.live import KEY_BLOB, blob_of
 from detent.running.passes import check_options, version_of
 from detent.running.results import Result, result_of
 from detent.running.runtime import Runtime

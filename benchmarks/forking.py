@@ -75,7 +75,7 @@ async def measure(url: str, records: int, times: int) -> dict[str, Any]:
         await engine.run(Agent(name="worker", tools=["look", "note"]), "work", run_id="parent", budget=bounds, turns=turns)
         head = await store.head("parent")
         assert head is not None
-        parts: Any = engine._parts
+        parts: Any = engine.runtime.parts
         there = await store.read("parent", limit=1)
         found: dict[str, Any] = {"store": url.partition(":")[0], "records": head.records}
         places = {"end": head.records, "middle": next(iter(await boundary(store, head.records // 2)))}

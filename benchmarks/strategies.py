@@ -29,7 +29,8 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.pass_context import make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.policies.tiers import TieredPolicy
-from detent.running.live import Control, LiveWorld
+from detent.running.control import Control
+from detent.running.live import LiveWorld
 from detent.running.passes import drive
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive

@@ -306,7 +306,7 @@ def test_configuration_names_where_secrets_are_and_never_holds_them(tmp_path: Pa
     read = read_secrets({"github": "env:TOKEN_HERE"})
     assert read is not None and read.get("github", Host()) == SECRET and read_secrets({}) is None
     engine = Engine.from_config(tmp_path / "detent.toml")
-    assert engine._all_secrets() == ("github",)  # pyright: ignore[reportPrivateUsage]
+    assert engine.runtime.parts.secrets is not None and tuple(engine.runtime.parts.secrets.names()) == ("github",)
     for said in (SECRET, "env:", "vault:x"):
         with pytest.raises(ConfigError, match=r"secrets\.github") as refused:
             read_secrets({"github": said})

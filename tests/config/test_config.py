@@ -350,10 +350,11 @@ def test_an_agent_made_in_code_needs_no_file() -> None:
 
 def test_the_times_that_are_promised_are_the_defaults() -> None:
     """Signals are seen within 500 ms, a cancelled call has 5 s, a busy store is waited for 30 s, a program runs for 30 s, a claim lasts over renewals."""
-    from detent.running import live, watcher
+    from detent.config.groups import Bounds
+    from detent.running import watcher
     from detent.stores import locks
     from detent.tools.workspace import process
 
     assert watcher.POLL_S <= 0.5
-    assert (live.GRACE_S, locks.BUSY_TIMEOUT_S, process.DEFAULT_TIMEOUT_S) == (5.0, 30.0, 30.0)
+    assert (Bounds().grace_s, locks.BUSY_TIMEOUT_S, process.DEFAULT_TIMEOUT_S) == (5.0, 30.0, 30.0)
     assert 3 * watcher.RENEW_S <= locks.LEASE_S, "a renewal may be late twice"

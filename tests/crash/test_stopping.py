@@ -10,6 +10,7 @@ import pytest
 
 from crash.scenes import every_store, one_call, run_main
 from detent import AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.actions import Schedule
 from laws.checks import check_laws
@@ -19,7 +20,7 @@ from laws.places import Place, agent_of, engine_on
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that does not listen is interrupted after 10 ms."""
-    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "grace_s", 0.01)  # type: ignore[arg-type]
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "bounds", Bounds(grace_s=0.01))  # type: ignore[arg-type]
 
 
 def outcomes(records: Any) -> list[str]:

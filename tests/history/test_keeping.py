@@ -308,7 +308,7 @@ def test_a_signal_reaches_a_run_that_is_being_advanced() -> None:
         engine, outside = engine_for(Script([call("hang"), END]), hang, store=place), engine_for(Script([]), hang, store=place.sibling())
         running = asyncio.create_task(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"))
         await begun.wait()
-        control: Any = engine._parts.watcher.control("r")
+        control: Any = engine.runtime.parts.watcher.control("r")
         control.grace_s = 0.0
         posted = await outside.cancel("r", by="ann", why="enough")
         assert posted.status == "running"

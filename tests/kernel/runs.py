@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from detent import Agent, Budget, Engine, FatalToolError, FinalAnswer, Host, Plan, Result, ToolCall, ToolFailed, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.records import Record
@@ -156,7 +157,7 @@ async def look(engine: Engine, result: Result, planner: Script, *, replays: bool
 def engine_for(planner: Any, *tools: Any, **options: Any) -> Engine:
     """Return an engine with a clock that stands still and names that count; this program answers requests for approval."""
     if "engine_budget" in options:
-        options["budget"] = options.pop("engine_budget")
+        options["bounds"] = Bounds(budget=options.pop("engine_budget"))
     given: dict[str, Any] = {"store": RamStore(), "approver": "caller", "clock": FakeClock(), "ids": SequentialIds(), **options}
     return Engine(planner=planner, tools=tools, **given)
 

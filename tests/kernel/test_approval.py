@@ -109,7 +109,7 @@ def test_an_approval_that_expires_stops_the_run() -> None:
         desk = Desk()
         verdict = Verdict(decision="require_approval", reason="look", expires_s=60)
         engine, first, _planner = await asked([call("put", n=1), END], desk, policy=Decide(lambda c: verdict))
-        clock: Any = engine._parts.clock
+        clock: Any = engine.runtime.parts.clock
         clock.advance(59)
         assert (await engine.resume(first.run_id)).status == "waiting_for_approval"
         clock.advance(1)

@@ -158,7 +158,7 @@ def test_cancel_of_a_call_that_does_not_stop_leaves_an_effect_in_doubt(side_effe
         engine = engine_for(planner, deaf)
         running = asyncio.create_task(engine.run(Agent(name="w", tools=["deaf"]), "go", run_id="r"))
         await begun.wait()
-        control: Any = engine._parts.watcher.control("r")
+        control: Any = engine.runtime.parts.watcher.control("r")
         control.grace_s = 0.0
         await engine.cancel("r", why="enough")
         done = await look(engine, await running, planner)

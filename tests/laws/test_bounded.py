@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.actions import PushGoal, Thought
 from detent.core.budget import DEFAULT, FIELDS
@@ -156,7 +157,7 @@ def test_a_bound_that_is_not_above_zero_is_refused(option: str, value: int) -> N
     """By the run, by the agent, by the engine and by reopen, before anything is recorded."""
     nothing = Budget(**{option: value})
     with pytest.raises(BudgetRefused, match=option):
-        Engine(budget=nothing)
+        Engine(bounds=Bounds(budget=nothing))
 
     async def main() -> None:
         async with engine_on("ram:", thinking) as engine:
@@ -185,7 +186,7 @@ def test_only_the_engine_raises_the_ceiling_of_iterations() -> None:
             with pytest.raises(BudgetRefused, match="ceiling of 1000"):
                 await engine.reopen(result.run_id, budget=much)
         with pytest.raises(BudgetRefused, match="ceiling of 1000"):
-            Engine(budget=much)
+            Engine(bounds=Bounds(budget=much))
         async with engine_on("ram:", lambda _: FinalAnswer(content="done"), ceiling=2000) as engine:
             assert (await engine.run(agent_of(), "go", budget=much)).state.budget.max_iterations == 1001
         async with engine_on("ram:", lambda _: FinalAnswer(content="done"), ceiling=10) as engine:
@@ -199,7 +200,9 @@ def test_budgets_merge_field_by_field_over_the_defaults() -> None:
     """What the run says wins over the agent, that over the engine, and that over the defaults."""
 
     async def main() -> None:
-        async with engine_on("ram:", lambda _: FinalAnswer(content="done"), budget=Budget(max_failures=7, max_tool_calls=7)) as engine:
+        async with engine_on(
+            "ram:", lambda _: FinalAnswer(content="done"), bounds=Bounds(budget=Budget(max_failures=7, max_tool_calls=7))
+        ) as engine:
             agent = Agent(name="a", budget=Budget(max_tool_calls=8, max_model_calls=8))
             budget = (await engine.run(agent, "go", budget=Budget(max_model_calls=9))).state.budget
         assert (budget.max_failures, budget.max_tool_calls, budget.max_model_calls) == (7, 8, 9)

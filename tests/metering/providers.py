@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, ToolCall, Usage, View
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.budget import NOTHING
 from detent.core.codec import read_log
@@ -87,7 +88,9 @@ class Planning:
 
 def engine(planner: Any, *tools: Any, **options: Any) -> Engine:
     """Return an engine that knows what the model costs and tries failed calls again at once."""
-    return engine_for(planner, *tools, **{"model_prices": PRICES, "model_retries": AT_ONCE, **options})
+    said: Models = options.pop("models", Models())
+    models = Models(limits=said.limits, retries=said.retries or AT_ONCE)
+    return engine_for(planner, *tools, models=models, **{"model_prices": PRICES, **options})
 
 
 async def events_of(store: Any, run_id: str) -> list[Any]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent import Agent, Engine
+from detent.config.groups import Models
 from detent.config.loading import load_config
 from detent.core import events as e
 from detent.core.errors import ConfigError
@@ -58,7 +59,7 @@ def test_never_more_calls_are_open_than_allowed_over_all_runs() -> None:
             assert view.models is not None
             return (await view.models.call(MODEL, send)).value
 
-        async with engine(Planning(plan), model_limits={"fake": ModelLimits(concurrent=2)}) as made:
+        async with engine(Planning(plan), models=Models(limits={"fake": ModelLimits(concurrent=2)})) as made:
             results = await asyncio.gather(*(made.run(Agent(name="a"), f"go {n}") for n in range(10)))
         assert [r.status for r in results] == ["completed"] * 10 and most == 2
 
@@ -159,7 +160,7 @@ def test_a_cancel_ends_the_wait_for_a_provider() -> None:
             assert view.models is not None
             return (await view.models.call(MODEL, slow)).value
 
-        async with engine(Planning(plan), store=store, model_limits={"fake": ModelLimits(concurrent=1)}) as made:
+        async with engine(Planning(plan), store=store, models=Models(limits={"fake": ModelLimits(concurrent=1)})) as made:
             first = asyncio.create_task(made.run(Agent(name="a"), "one", run_id="one"))
             await sent.wait()
             second = asyncio.create_task(made.run(Agent(name="a"), "two", run_id="two"))
@@ -179,8 +180,8 @@ def test_a_cancel_ends_the_wait_for_a_provider() -> None:
 def test_engines_may_share_one_object_and_one_engine_may_see_several_loops() -> None:
     """A line belongs to the loop it stands in."""
     shared = ProviderLimits({"fake": ModelLimits(concurrent=1)})
-    engines = [Engine(planner=Caller(Provider(answer())), model_limits=shared) for _ in range(2)]
-    assert all(made._parts.traffic.limits is shared for made in engines)  # type: ignore[union-attr]
+    engines = [Engine(planner=Caller(Provider(answer())), models=Models(limits=shared)) for _ in range(2)]
+    assert all(made.runtime.parts.traffic.limits is shared for made in engines)  # type: ignore[union-attr]
     assert [made.run_sync(Agent(name="a"), "go").status for made in engines] == ["completed"] * 2
 
 
@@ -202,7 +203,7 @@ def test_the_configuration_file_says_the_same(tmp_path: Any) -> None:
     assert config.models.limits == {"openai": ModelLimits(concurrent=8, tokens_per_minute=1000)}
     assert config.models.prices == {"fake:one": ModelPrice(input_usd=1.0, output_usd=2.5)}
     made = Engine.from_config(config, planner=Caller(Provider()))
-    traffic = made._parts.traffic
+    traffic = made.runtime.parts.traffic
     assert traffic is not None and traffic.retries == ModelRetries(retries=2) and traffic.limits.limits == config.models.limits
     assert traffic.prices.cost("fake:one", "", used(1_000_000, 0)) == 1.0
 

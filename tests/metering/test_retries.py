@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent import Agent, Budget
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.errors import ConfigError, ModelCallFailure, Suspended
 from detent.metering.model_limits import ModelRetries
@@ -61,7 +62,7 @@ def test_after_the_last_retry_the_run_fails_and_can_be_opened_again() -> None:
 def test_no_retries_is_a_choice() -> None:
     """Then the first failure ends the call."""
     provider = Provider(failure("server"), answer())
-    result, _ = asyncio.run(run(Caller(provider), model_retries=ModelRetries(retries=0)))
+    result, _ = asyncio.run(run(Caller(provider), models=Models(retries=ModelRetries(retries=0))))
     assert result.status == "failed" and len(provider.limits) == 1
 
 
@@ -86,7 +87,7 @@ def test_the_providers_own_wish_is_kept_up_to_a_cap(asked: float | None, waited:
 def test_a_pause_that_outlasts_the_run_is_not_begun() -> None:
     """The failure is what the run ends with, at once, and not a wait for the end of its time."""
     provider = Provider(failure("rate_limited", retry_after_s=50.0), answer())
-    result, _ = asyncio.run(run(Caller(provider), budget=Budget(max_running_s=20.0), model_retries=PATIENT))
+    result, _ = asyncio.run(run(Caller(provider), budget=Budget(max_running_s=20.0), models=Models(retries=PATIENT)))
     assert (result.status, result.reason) == ("failed", "planner_error") and len(provider.limits) == 1
 
 
@@ -108,7 +109,7 @@ def test_a_cancel_ends_a_pause_at_once() -> None:
             return failure("server")
 
         provider = Provider(fail, answer())
-        async with engine(Caller(provider), store=store, model_retries=PATIENT) as made:
+        async with engine(Caller(provider), store=store, models=Models(retries=PATIENT)) as made:
             running = asyncio.create_task(made.run(Agent(name="a"), "go", run_id="r"))
             await failed.wait()
             await made.cancel("r", by="ann", why="enough")
@@ -156,7 +157,7 @@ def test_a_suspension_leaves_the_run_resumable_and_forgets_no_token(where: str) 
             await asyncio.Event().wait()
 
         provider = Provider(act, answer())
-        async with engine(Caller(provider, input_tokens=7, max_output_tokens=3), store=store, model_retries=PATIENT) as made:
+        async with engine(Caller(provider, input_tokens=7, max_output_tokens=3), store=store, models=Models(retries=PATIENT)) as made:
             running = asyncio.create_task(made.run(Agent(name="a"), "go", run_id="r"))
             await reached.wait()
             assert made.suspend("closing time") == 1

@@ -232,8 +232,8 @@ def test_leaving_a_stream_early_does_not_touch_the_run() -> None:
             await stream.aclose()
             await gated.entered.wait()
             gated.open.set()
-            while engine._advancing:
-                await asyncio.wait(engine._advancing)
+            while engine.runtime.advancing:
+                await asyncio.wait(engine.runtime.advancing)
             state = await engine.load("r")
             assert (state.status, state.in_doubt, gated.ran) == ("completed", (), 1)
 
@@ -250,7 +250,7 @@ def test_a_closing_engine_suspends_a_run_whose_stream_was_left() -> None:
             await anext(stream)
             await stream.aclose()
             await gated.entered.wait()
-        assert not engine._advancing
+        assert not engine.runtime.advancing
         assert gated.ran == 0
         assert len(asyncio.all_tasks()) == 1
 

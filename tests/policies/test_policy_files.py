@@ -265,7 +265,7 @@ def test_detent_toml_names_the_engines_policy_or_holds_it(tmp_path: Path, policy
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     engine = Engine.from_config(load_config(file))
-    assert said(engine._parts.policy, call("put"), state())[0] == "allow"
+    assert said(engine.runtime.parts.policy, call("put"), state())[0] == "allow"
 
 
 def test_a_wrong_policy_of_an_engine_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, View, tool
+from detent.config.groups import Bounds
 from detent.core.errors import ConfigError, RunBusy
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, look, run_async
@@ -123,7 +124,7 @@ def test_an_engine_advances_no_more_runs_at_once_than_it_was_told(limit: int) ->
             now -= 1
             return "ok"
 
-        engine = engine_for(Script([call("work"), END]), work, max_concurrent_runs=limit)
+        engine = engine_for(Script([call("work"), END]), work, bounds=Bounds(max_concurrent_runs=limit))
         results = await asyncio.gather(*(engine.run(Agent(name="w", tools=["work"]), f"go {n}") for n in range(6)))
         assert most == limit and {r.status for r in results} == {"completed"} and len({r.run_id for r in results}) == 6
 
@@ -134,7 +135,7 @@ def test_an_engine_advances_no_more_runs_at_once_than_it_was_told(limit: int) ->
 def test_a_limit_that_lets_nothing_run_is_refused(limit: int) -> None:
     """An explicit 0 is not "no limit"."""
     with pytest.raises(ConfigError, match=f"max_concurrent_runs is {limit}"):
-        Engine(max_concurrent_runs=limit)
+        Engine(bounds=Bounds(max_concurrent_runs=limit))
 
 
 def test_concurrent_runs_share_nothing() -> None:

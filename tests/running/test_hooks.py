@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from detent import Agent, Plan, Suspended, Thought, ToolFailed, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import Conflict, MalformedPlan
 from detent.observers import EventBus
 from detent.ports import KernelHooks, Signal, noop_hooks
-from detent.running.live import Control
+from detent.running.control import Control
 from detent.running.patience import patience_of
 from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Desk, Script, call, engine_for, ran, run_async
@@ -268,7 +269,7 @@ class Stuck:
         hooks = KernelHooks(on_thought=self.hang) if kind == "hook" else noop_hooks
         observers: dict[str, Any] = {"observer": self, "handler": bus}
         observed = (*([observers[kind]] if kind in observers else []), self.Behind(self))
-        self.options: dict[str, Any] = {"hooks": hooks, "observers": observed, "grace_s": 0.01}
+        self.options: dict[str, Any] = {"hooks": hooks, "observers": observed, "bounds": Bounds(grace_s=0.01)}
 
     async def hang(self, *_: Any) -> None:
         self.begun.set()
@@ -321,7 +322,7 @@ def test_a_run_that_has_ended_is_let_go_by_a_cancellation_too(caplog: pytest.Log
             begun.set()
             await asyncio.Event().wait()
 
-        engine = engine_for(Script([END]), store=store, hooks=KernelHooks(on_done=hang), grace_s=0.01)
+        engine = engine_for(Script([END]), store=store, hooks=KernelHooks(on_done=hang), bounds=Bounds(grace_s=0.01))
         running = asyncio.create_task(engine.run(Agent(name="w"), "go", run_id="r"))
         await begun.wait()
         assert (await engine.cancel("r")).status == "completed"
@@ -480,7 +481,9 @@ def test_a_hook_before_a_phase_that_swallows_its_cancellation_holds_no_run(stop:
                     await asyncio.Event().wait()
 
         desk = Desk()
-        engine = engine_for(Script([call("put", n=1), END]), *desk.all, store=store, hooks=KernelHooks(before={"act": deaf}), grace_s=0.01)
+        engine = engine_for(
+            Script([call("put", n=1), END]), *desk.all, store=store, hooks=KernelHooks(before={"act": deaf}), bounds=Bounds(grace_s=0.01)
+        )
         running = asyncio.create_task(engine.run(Agent(name="w", tools=["put"]), "go", run_id="r"))
         await begun.wait()
         if stop == "cancel":

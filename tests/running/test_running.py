@@ -18,7 +18,7 @@ from detent.core.errors import ConfigError, DetentError, RunBusy, RunContextMism
 from detent.core.records import Record
 from detent.ports import Chunk
 from detent.running.admission import new_run_id, slug
-from detent.running.live import Control
+from detent.running.control import Control
 from detent.running.results import Result, result_of
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner

@@ -17,7 +17,7 @@ from detent.config.agents import Config, LimitsConfig
 from detent.core import events as e
 from detent.core.errors import ConfigError, Suspended
 from detent.ports import Job, Signal, Together, ToolSpec
-from detent.running.live import Control
+from detent.running.control import Control
 from detent.running.scheduling import Group
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, Suspended, tool
+from detent.config.groups import Bounds
 from detent.core.errors import StoreFull
 from detent.running import watcher
 from detent.stores.ram import RamStore
@@ -155,7 +156,9 @@ def test_a_suspension_reaches_a_run_that_has_not_begun(waits_for: str) -> None:
             await asyncio.Event().wait()
             return ""
 
-        engine = engine_for(PurePlanner(lambda view: call("hang", who=view.run_id)), hang, store=Slow(), max_concurrent_runs=1)
+        engine = engine_for(
+            PurePlanner(lambda view: call("hang", who=view.run_id)), hang, store=Slow(), bounds=Bounds(max_concurrent_runs=1)
+        )
         agent = Agent(name="w", tools=["hang"])
         running = [asyncio.create_task(engine.run(agent, "go", run_id=name)) for name in ("one", "two")]
         await waiting.wait()

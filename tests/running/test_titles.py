@@ -10,6 +10,7 @@ import pytest
 
 from cli.desk import Desk
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.ports import Branch, ModelAnswer, StrategyRun
@@ -58,7 +59,7 @@ def run(named: Named, agent: Agent = AGENT, *, titles: bool = True, **options: A
 
     async def main() -> tuple[Result, list[Any]]:
         store = RamStore()
-        async with Engine(store=store, planner=named.model, titles=titles) as made:
+        async with Engine(store=store, planner=named.model, models=Models(titles=titles)) as made:
             result = await made.run(agent, GOAL, **options)
             head = await store.head(result.run_id)
             assert head is not None and head.title == result.title
@@ -112,10 +113,10 @@ def test_who_resumes_or_forks_asks_no_second_time() -> None:
 
     async def main() -> None:
         store = RamStore()
-        async with Engine(store=store, planner=Named("first").model, titles=True) as made:
+        async with Engine(store=store, planner=Named("first").model, models=Models(titles=True)) as made:
             run_id = (await made.run(AGENT, GOAL, turns=1)).run_id
         second = Named("second")
-        async with Engine(store=store, planner=second.model, tools=[look], titles=True) as made:
+        async with Engine(store=store, planner=second.model, tools=[look], models=Models(titles=True)) as made:
             assert (await made.resume(run_id)).title == "first"
             assert (await made.fork(run_id)).title == "first"
             assert second.asked == 0
@@ -138,7 +139,7 @@ def test_passes_that_begin_side_by_side_have_one_title_and_replay() -> None:
     named = Named()
 
     async def main() -> None:
-        async with Engine(planner=named.model, titles=True, strategies={"two": two_at_once}) as made:
+        async with Engine(planner=named.model, models=Models(titles=True), strategies={"two": two_at_once}) as made:
             result = await made.run(Agent(name="a", small_model="small:one", tools=[look], strategy="two"), GOAL)
             assert (result.status, result.title, named.asked) == ("completed", "Sweeping the floor", 1)
             assert (await made.replay(result.run_id)).identical
@@ -163,7 +164,7 @@ def test_a_title_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         store = RamStore()
-        async with Engine(store=store, planner=Silent(), titles=True) as made:
+        async with Engine(store=store, planner=Silent(), models=Models(titles=True)) as made:
             result = await made.run(Agent(name="a", small_model="small:one"), GOAL)
             assert (result.status, result.title) == ("completed", "")
             assert (await made.replay(result.run_id)).identical
@@ -197,7 +198,7 @@ def test_a_title_holds_no_secret_not_even_one_that_markup_kept_apart(said: str) 
     """What patterns match is left out of what is left of the answer, before it is cut."""
 
     async def main() -> None:
-        async with Engine(planner=Named(says(said)).model, titles=True, redact=(r"sk-\w{9,}",)) as made:
+        async with Engine(planner=Named(says(said)).model, models=Models(titles=True), redact=(r"sk-\w{9,}",)) as made:
             result = await made.run(AGENT, GOAL)
             assert result.title and "sk-" not in result.title and "secret" not in result.title
             assert (await made.replay(result.run_id)).identical
@@ -214,7 +215,7 @@ def test_a_script_is_not_asked_for_a_title() -> None:
         return FinalAnswer(content="done")
 
     async def main() -> Result:
-        async with Engine(planner=ScriptedPlanner([answer]), titles=True) as engine:
+        async with Engine(planner=ScriptedPlanner([answer]), models=Models(titles=True)) as engine:
             return await engine.run(AGENT, GOAL)
 
     result = asyncio.run(main())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import EffectFailed
@@ -444,7 +445,7 @@ def test_nothing_behind_a_cancelled_act_goes_on_from_calls_that_were_not_begun(b
         options = {"hooks": KernelHooks(after={"act": lambda state: later.append("hook")})}
 
     async def main() -> None:
-        async with engine(Planning(both), slow, then, grace_s=0.01, **options) as made:
+        async with engine(Planning(both), slow, then, bounds=Bounds(grace_s=0.01), **options) as made:
             task = asyncio.create_task(made.run(Agent(name="a", tools=["slow", "then"]), "go", run_id="r"))
             await begun.wait()
             await made.cancel("r", by="ann")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import Divergence, PassFailed, Suspended, UnknownName
@@ -224,7 +225,7 @@ def test_a_run_that_was_cancelled_amid_its_work_and_opened_again_replays(side_by
         replayed = await engine.replay("r")
         assert replayed.identical, replayed.divergence
 
-    engine = engine_with(mine, Slow({"first": "1", "a": "2", "b": "3"}), grace_s=0.01)
+    engine = engine_with(mine, Slow({"first": "1", "a": "2", "b": "3"}), bounds=Bounds(grace_s=0.01))
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
@@ -389,7 +390,7 @@ def test_parallel_passes_are_cancelled_and_suspended_together(how: str) -> None:
         def step(n: int) -> Callable[[View], Any]:
             return lambda view: n if view.results else ToolCall(tool="work", args={"n": n})
 
-        engine = engine_with(wide, Answers({"a": step(1), "b": step(2)}), work, grace_s=0.01)
+        engine = engine_with(wide, Answers({"a": step(1), "b": step(2)}), work, bounds=Bounds(grace_s=0.01))
         task = asyncio.create_task(engine.run(Agent(name="x", strategy="mine", tools=["work"]), "go", run_id="r"))
         await all_in.wait()
         if how == "cancel":

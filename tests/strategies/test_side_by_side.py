@@ -356,7 +356,7 @@ def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_
         if runs[-1].state.passes["b"].status != "failed":
             asyncio.get_running_loop().call_soon(look)
         else:
-            made._parts.watcher.control("r").deliver([Signal(id="s", kind="cancel", payload={"why": "enough"}, by="ann")])
+            made.runtime.parts.watcher.control("r").deliver([Signal(id="s", kind="cancel", payload={"why": "enough"}, by="ann")])
 
     async def plan(view: View) -> Any:
         if view.scope == "a":

@@ -16,6 +16,7 @@ from detent.cli.output import SUSPENDED, USAGE, WAITING, clean, code_of_status
 from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
+from detent.config.groups import Models
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.running.results import Result, result_of
@@ -117,8 +118,8 @@ class Crew:
 
     async def _make(self, key: str) -> Session:
         parts = self._first.engine.hand().parts
-        lent = {"model_limits": parts.traffic.limits, "scheduler": parts.scheduler} if parts.traffic else {}
-        session = self._again(lent)
+        models = Models(limits=parts.traffic.limits, retries=parts.traffic.retries, titles=parts.titles) if parts.traffic else Models()
+        session = self._again({"models": models, "scheduler": parts.scheduler})
         await self._open.enter_async_context(session.engine)
         self._sessions[key] = session
         return session

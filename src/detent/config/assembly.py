@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from detent.config.agents import DEFAULTS, Config, WorkspaceConfig
+from detent.config.groups import Bounds, Models
 from detent.config.imports import load_part, load_tool
 from detent.config.loading import load_config
 from detent.config.names import entry_points, plugged
@@ -27,8 +28,6 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     elif not isinstance(config, Config):
         config = load_config(config)
     config = config.over(DEFAULTS)
-    if "sandbox" in given:
-        config = msgspec.structs.replace(config, workspace=msgspec.structs.replace(config.workspace, sandbox=given["sandbox"]))
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
         try:
@@ -41,19 +40,20 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     if "tools" in given:
         made["tools"] = list(given["tools"])
     made["tools"] = [*made.pop("workspace"), *made["tools"]]
-    limits = config.limits
-    options: dict[str, Any] = {"sandbox": config.workspace.sandbox or "auto"}
-    options |= {"ceiling": limits.ceiling if limits.ceiling is not None else CEILING, "max_concurrent_runs": limits.max_concurrent_runs}
-    models = config.models
-    options |= {
-        "model_limits": models.limits,
+    limits, models = config.limits, config.models
+    made |= {
+        "ceiling": limits.ceiling if limits.ceiling is not None else CEILING,
+        "bounds": Bounds(budget=config.budget, max_concurrent_runs=limits.max_concurrent_runs),
+        "models": Models(limits=models.limits, retries=models.retries, titles=bool(models.titles)),
         "model_prices": models.prices,
-        "model_retries": models.retries,
-        "titles": bool(models.titles),
+        "mcp": config.mcp or {},
+        "tenant_budgets": config.tenants or {},
+        "redact": config.redact or (),
     }
-    options["mcp"] = config.mcp or {}
-    options["tenant_budgets"] = config.tenants or {}
-    return {**made, **options, "budget": config.budget, "redact": config.redact or (), **{k: v for k, v in given.items() if k != "tools"}}
+    said = {name: value for name, value in given.items() if name != "tools"}
+    if isinstance(said.get("workspace"), (str, Path)):
+        said["workspace"] = WorkspaceConfig(root=str(said["workspace"]), sandbox=config.workspace.sandbox)
+    return {**made, **said}
 
 
 def store_at(url: str, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,14 +23,16 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFoun
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
-from detent.ports import EventStore, give_back
+from detent.ports import EventStore, Observer, give_back
 from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Parts, bounds_after
 from detent.running.branching import checked_edits, edited_agent
+from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, segments
-from detent.running.live import KEY_BLOB, blob_of
-from detent.running.snapshots import SnapshotJournal
+from detent.running.results import Result, result_of
+from detent.running.runtime import Runtime
+from detent.running.snapshots import SnapshotJournal, load_run
 from detent.secrecy.redact import Redactor
 
 Effects = Literal["dry_run", "reuse", "redo"]
@@ -70,7 +72,7 @@ class _CallRecord(msgspec.Struct, frozen=True):
 
 
 async def fork(
-    parts: Parts,
+    runtime: Runtime,
     run_id: str,
     *,
     at: int | None = None,
@@ -78,11 +80,35 @@ async def fork(
     effects: Effects = "dry_run",
     child_id: str | None = None,
     host: Host | None = None,
-    ceiling: int,
-    usable: Callable[[AgentSpec], None] = lambda agent: None,
+    resume: bool = True,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Begin a run that goes on from record `at` of another, and take it on unless `resume` is false.
+
+    Without `at`: from the end of a run that is not finished, from before the last turn of one that is. `edits` name what is different:
+    parts of the agent by their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies`
+    ({question id: reply}). `effects` says what becomes of a call that is not read-only: `dry_run` answers it with the outcome that an
+    equal call has on record, else with a stub; `reuse` with that outcome, else it is executed; `redo` executes it. What the parent used
+    is shown (`state.inherited`) and not charged; what it waits for is not inherited. Raises `NotAllowedNow` naming the call where an
+    effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
+    """
+    await runtime.visible(run_id, host)
+    child = await _begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
+    return await runtime.go_on(child, observers=observers) if resume else result_of(await load_run(runtime.store, child))
+
+
+async def _begin(
+    runtime: Runtime,
+    run_id: str,
+    *,
+    at: int | None,
+    edits: Mapping[str, Any] | None,
+    effects: Effects,
+    child_id: str | None,
+    host: Host | None,
 ) -> str:
-    """Write the first record of a fork and return the fork's id; see `Engine.fork`. `usable` raises for an agent that cannot work here."""
-    store = parts.store
+    """Write the first record of a fork and return the fork's id."""
+    parts, store = runtime.parts, runtime.store
     if effects not in EFFECTS:
         raise ConfigError(f"effects={effects!r}: choose one of {', '.join(EFFECTS)}")
     admission.checked_run_id(child_id)
@@ -94,10 +120,10 @@ async def fork(
     if host is not None:
         admission.same_host(run_id, there.host, host)
     plain = checked_edits(edits or {}, there.agent)
-    budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=ceiling)
+    budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=runtime.ceiling)
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
-        usable(edited)
+        runtime.refuse_unusable(edited)
     admission.refuse_bounds_of_unknown(budget, [*edited.tools, *parts.tools.names()])
     parts.affordable(edited, budget.over(there.budget), there.host)
     await _known(store, run_id, at, plain)

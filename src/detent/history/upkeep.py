@@ -7,23 +7,28 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from detent.core.agent import Host
 from detent.core.codec import read_log, tombstone
 from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy
 from detent.core.events import Erased
 from detent.core.state import RunState
 from detent.kernel.journal import Journal, head_of
 from detent.ports import EventStore, RunQuery, give_back
+from detent.running import admission
 from detent.running.advancing import Parts
-from detent.running.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget
-from detent.running.live import Control
+from detent.running.control import Control
+from detent.running.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget, preserve
 from detent.running.results import Verification
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
 
 
-async def verify(store: EventStore, run_id: str, *, head: str) -> Verification:
+async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
     """Check every digest of a log, and that it ends with the digest `head` when one is given."""
+    await runtime.visible(run_id, host)
     sound, digest, erased = 0, "", False
     try:
-        for record in read_log(run_id, await store.read(run_id)):
+        for record in read_log(run_id, await runtime.store.read(run_id)):
             sound, digest, erased = sound + 1, record.digest, erased or record.event is None
     except (CorruptLog, NewerVersion) as error:
         problem = error.why if isinstance(error, CorruptLog) else str(error)
@@ -33,7 +38,34 @@ async def verify(store: EventStore, run_id: str, *, head: str) -> Verification:
     return Verification(run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sequence, problem=problem)
 
 
-async def erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
+async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> None:
+    """Remove a run's content for good and keep its chain of hashes; only a finished or waiting run can be erased."""
+    admission.refuse_what_is_not_json(by=by, why=why)
+    async with _claimed(runtime, run_id, host):
+        await _erase(runtime.parts, await load_run(runtime.store, run_id), by=by, why=why)
+
+
+async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
+    """Remove a run with all that belongs to it; its forks are given what they refer to first."""
+    async with _claimed(runtime, run_id, host):
+        await preserve(runtime.store, run_id)
+        await runtime.store.delete(run_id)
+
+
+async def gc(runtime: Runtime) -> int:
+    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+    await runtime.open()
+    return await _collect(runtime.parts)
+
+
+@contextlib.asynccontextmanager
+async def _claimed(runtime: Runtime, run_id: str, host: Host | None) -> AsyncGenerator[None]:
+    await runtime.visible(run_id, host)
+    async with held(runtime.parts, run_id):
+        yield
+
+
+async def _erase(parts: Parts, state: RunState, *, by: str, why: str) -> None:
     """Replace a run's records by tombstones and remove what goes with them; raise `NotAllowedNow` for a running one."""
     if state.status == "running":
         raise NotAllowedNow(
@@ -67,8 +99,7 @@ async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
         parts.watcher.free(run_id, control)
 
 
-async def collect(parts: Parts) -> int:
-    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+async def _collect(parts: Parts) -> int:
     store, freed = parts.store, 0
     for head in await store.list_runs(RunQuery()):
         keys = [key for key in await store.list_blobs(head.run_id) if len(key) == ARTIFACT_KEY_LENGTH]

@@ -31,7 +31,7 @@ from detent.ports import (
     models_asked,
     unstorable,
 )
-from detent.running.live import KEY_BLOB
+from detent.running.hiding import KEY_BLOB
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import Redactor, redacted_start
 
@@ -76,7 +76,9 @@ def usable(
             elif secret not in there:
                 wrong.append(f"tool {name!r}: no source has the secret {secret!r} (Engine(secrets=...), or [secrets] in detent.toml)")
     if agent.meta.get("sandbox") == "require" and "exec" in tools and not tools["exec"].spec.sandboxed:
-        wrong.append("tool 'exec': it requires a sandbox and has none (Engine(workspace=..., sandbox=\"require\") says why)")
+        wrong.append(
+            "tool 'exec': it requires a sandbox and has none (Engine(workspace=WorkspaceConfig(root=..., sandbox=\"require\")) says why)"
+        )
     if agent.capabilities and capabilities is None:
         wrong.append(f"capabilities {', '.join(agent.capabilities)}: none are known here (give Engine(capabilities=...))")
     found = capabilities.resolve(agent.capabilities, host) if capabilities is not None else Resolution(resolved={})

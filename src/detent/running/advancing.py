@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.groups import GRACE_S
 from detent.config.names import Names
 from detent.config.planners import NoPlanner
 from detent.config.profile import compression_for, make_profile
@@ -55,10 +56,11 @@ from detent.ports import (
 from detent.running import admission
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
+from detent.running.control import Control
 from detent.running.endings import objection
 from detent.running.healing import heal
 from detent.running.lifecycle_hooks import LifecycleHooks
-from detent.running.live import GRACE_S, MAKING, Control, LiveWorld
+from detent.running.live import MAKING, LiveWorld
 from detent.running.passes import drive
 from detent.running.patience import patience_of
 from detent.running.phase_hooks import apart

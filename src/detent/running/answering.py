@@ -1,21 +1,144 @@
-"""What people answer to a run, or do with it: whether that fits how the run stands, before it goes into its inbox or log.
+"""What people answer to a run: whether that fits how the run stands, and then into its inbox.
 
 Each way in which an answer does not fit has a reason code of its own (`NotAllowedNow.reason_code`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, checked, exhausted
-from detent.core.errors import NotAllowedNow
+from detent.core.errors import NotAllowedNow, RunBusy, RunErased
 from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.kernel.inbox import person
-from detent.ports import Signal
+from detent.ports import RunQuery, Signal
+from detent.running import admission
 from detent.running.admission import fitting_reply
+from detent.running.results import Approval, Result, approvals_of, result_of
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+
+
+async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
+    """Return the calls that wait for a person, oldest run first."""
+    if run_id is not None:
+        return approvals_of(await runtime.standing(run_id, host))
+    await runtime.open()
+    heads = await runtime.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=host.tenant if host else None))
+    found: list[Approval] = []
+    for head in reversed(heads):
+        with contextlib.suppress(RunErased):
+            found += approvals_of(await load_run(runtime.store, head.run_id))
+    return found
+
+
+async def approve(
+    runtime: Runtime,
+    run_id: str,
+    call_id: str,
+    *,
+    by: str,
+    args: dict[str, Any] | None = None,
+    digest: str = "",
+    resume: bool = True,
+    host: Host | None = None,
+) -> Result:
+    """Approve exactly the stored call, or the call with other `args`; the run goes on unless `resume` is false.
+
+    The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of the
+    arguments that you saw (`Approval.digest`). Raises `NotAllowedNow` with a reason code of its own for a call that waits for nobody,
+    is unknown, was decided already (also by the same person), has changed, or whose request has expired.
+    """
+    answer: dict[str, Any] = {"decision": "approved"}
+    if args is not None:
+        answer["args"] = args
+    return await _answer_approval(runtime, run_id, call_id, answer, by=by, digest=digest, resume=resume, host=host)
+
+
+async def deny(
+    runtime: Runtime,
+    run_id: str,
+    call_id: str,
+    *,
+    by: str,
+    reason: str = "",
+    digest: str = "",
+    resume: bool = True,
+    host: Host | None = None,
+) -> Result:
+    """Refuse the call; the reason is told to the planner, or the run stops (`on_reject` of the rule, else of the agent)."""
+    answer = {"decision": "denied", "reason": reason}
+    return await _answer_approval(runtime, run_id, call_id, answer, by=by, digest=digest, resume=resume, host=host)
+
+
+async def _answer_approval(
+    runtime: Runtime, run_id: str, call_id: str, answer: dict[str, Any], *, by: str, digest: str, resume: bool, host: Host | None
+) -> Result:
+    state = await runtime.standing(run_id, host)
+    left = (await runtime.store.signals([run_id])).get(run_id, [])
+    payload = approval_payload(state, left, call_id, answer, by=by, digest=digest, now=runtime.parts.clock.now())
+    return await _deliver(runtime, run_id, runtime.signal("approval", payload, by=by), resume=resume)
+
+
+async def reply(
+    runtime: Runtime, run_id: str, reply: Any, *, by: str = "", ask_id: str = "", resume: bool = True, host: Host | None = None
+) -> Result:
+    """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
+    state = await runtime.standing(run_id, host)
+    left = (await runtime.store.signals([run_id])).get(run_id, [])
+    payload = reply_payload(state, left, reply, ask_id, by=by)
+    return await _deliver(runtime, run_id, runtime.signal("reply", payload, by=by), resume=resume)
+
+
+async def reconcile(
+    runtime: Runtime,
+    run_id: str,
+    call_id: str,
+    *,
+    happened: bool,
+    result: Any = None,
+    by: str = "",
+    resume: bool = True,
+    host: Host | None = None,
+) -> Result:
+    """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key)."""
+    payload = reconcile_payload(await runtime.standing(run_id, host), call_id, happened=happened, result=result)
+    return await _deliver(runtime, run_id, runtime.signal("reconcile", payload, by=by), resume=resume)
+
+
+async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
+    """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once."""
+    state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by)
+    if state.terminal:
+        if (control := runtime.parts.watcher.control(run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
+            control.deliver([signal])
+        return result_of(state)
+    return await _deliver(runtime, run_id, signal, resume=True)
+
+
+async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | None = None) -> None:
+    """Put a signal into the run's inbox; whoever advances the run takes it up."""
+    await runtime.visible(run_id, host)
+    admission.refuse_unstorable(**{"signal.id": signal.id})
+    admission.refuse_what_is_not_json(signal=signal)
+    await runtime.store.post(run_id, signal)
+
+
+async def _deliver(runtime: Runtime, run_id: str, signal: Signal, *, resume: bool) -> Result:
+    """Post a signal; take the run on unless somebody else does."""
+    await runtime.store.post(run_id, signal)
+    control = runtime.parts.watcher.control(run_id)
+    if control is not None:
+        control.deliver([signal])
+    elif resume:
+        with contextlib.suppress(RunBusy):
+            return await runtime.go_on(run_id, slot=signal.kind != "cancel")  # ending a run waits for no other
+    return result_of(await load_run(runtime.store, run_id))
 
 
 def approval_payload(

@@ -1,20 +1,14 @@
-"""The live world: a planner that is asked, tools that run, clocks that tick, an inbox that fills.
-
-`Control` is how the outside reaches a run that is being advanced: signals are handed over, and a call in progress is interrupted. A tool
-is first asked to stop (its context's `cancelled` flag), after the grace its task is cancelled, and what it may have done is in doubt.
-"""
+"""The live world: a planner that is asked, tools that run, clocks that tick, an inbox that fills."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
@@ -22,8 +16,8 @@ import msgspec
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
-from detent.core.events import FAILED, ArtifactRef
-from detent.core.state import CallState, Item, RunState
+from detent.core.events import FAILED
+from detent.core.state import CallState, RunState
 from detent.kernel.context import KernelContext
 from detent.kernel.execution import key_of
 from detent.kernel.journal import Journal
@@ -42,22 +36,18 @@ from detent.ports import (
     Tool,
     ToolContext,
     ToolOutcome,
-    ToolSpec,
     View,
-    calls_in,
     json_problem,
     refuse_failed,
     written,
 )
-from detent.running.lineage import Recorded, find_blob, recorded, stub
-from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
+from detent.running.control import Control
+from detent.running.hiding import Values
+from detent.running.lineage import Recorded, recorded, stub
+from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
 
 log = logging.getLogger("detent")
-
-GRACE_S = 5.0
-KEY_BLOB = "redaction-key"
-
 
 _CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
 
@@ -75,110 +65,7 @@ def refuse_inside_effect(what: str) -> None:
         )
 
 
-_NONE: frozenset[str] = frozenset()
-
-
-class Section:
-    """What may be interrupted, in the task that has entered it."""
-
-    __slots__ = ("_control", "grace_s", "task")
-
-    def __init__(self, control: Control, grace_s: float | None) -> None:
-        self._control, self.grace_s = control, grace_s
-
-    def __enter__(self) -> None:
-        self.task = asyncio.current_task()
-        self._control.enter(self)
-
-    def __exit__(self, *_: object) -> None:
-        self._control.sections.remove(self)
-
-
-class Control:
-    """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
-
-    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
-
-    def __init__(self, *, grace_s: float = GRACE_S) -> None:
-        self.cancelled = Cancellation()
-        self.grace_s = grace_s
-        self.stop: str = ""
-        self.sections: list[Section] = []
-        self._signals: dict[str, Signal] = {}
-        self._taken = _NONE
-        self._task: asyncio.Task[Any] | None = None
-        self.told: dict[Callable[[], None], None] = {}
-
-    def attach(self) -> None:
-        """Make the current task the one that a suspension cancels."""
-        self._task = asyncio.current_task()
-
-    def deliver(self, signals: Sequence[Signal]) -> None:
-        """Hand signals over; a cancellation interrupts the calls in progress, and those in `told` are called."""
-        for signal in signals:
-            if signal.id in self._taken:
-                continue
-            self._signals.setdefault(signal.id, signal)
-            if signal.kind == "cancel" and not self.cancelled:
-                self.cancelled.set(signal.payload.get("why") or "cancelled")
-                for section in self.sections:
-                    self._interrupt(section)
-                for tell in tuple(self.told):
-                    tell()
-
-    def drop(self, signals: Sequence[Signal]) -> None:
-        """Never hand these signals over."""
-        self._taken |= {signal.id for signal in signals}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether signals were delivered and not taken yet."""
-        return bool(self._signals)
-
-    def take(self) -> list[Signal]:
-        """Return and forget what was delivered."""
-        if not self._signals:
-            return []
-        taken = list(self._signals.values())
-        self._taken |= self._signals.keys()
-        self._signals.clear()
-        return taken
-
-    def during(self, grace_s: float | None = None) -> Section:
-        """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
-        return Section(self, grace_s)
-
-    def enter(self, section: Section) -> None:
-        """Begin a section; where the run is cancelled already, it is interrupted, too."""
-        self.sections.append(section)
-        if self.cancelled:
-            self._interrupt(section)
-
-    def suspend(self, why: str) -> None:
-        """Stop advancing the run now; nothing is finished."""
-        self.stop = self.stop or why
-        if self._task is not None:
-            self._task.cancel()
-
-    def _interrupt(self, section: Section) -> None:
-        grace_s = self.grace_s if section.grace_s is None else section.grace_s
-        asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
-
-    def _cancel_if_open(self, section: Section) -> None:
-        """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
-        if section.task is not None and section in self.sections:
-            section.task.cancel()
-
-    def interrupted(self) -> bool:
-        """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
-        if not self.cancelled or self.stop:
-            return False
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
-        return True
-
-
-class LiveWorld:
+class LiveWorld(Values):
     """What a live run reaches the world through."""
 
     scheduled: bool = False
@@ -187,18 +74,12 @@ class LiveWorld:
         "_base_ms",
         "_chunk",
         "_clock",
-        "_journal",
-        "_nothing_hidden",
-        "_patterns",
         "_planner",
         "_recorded",
-        "_redactor",
         "_room",
-        "_secrets",
         "_since",
         "_sleep",
         "_source",
-        "_store",
         "_tenants",
         "_traffic",
         "_vault",
@@ -223,20 +104,14 @@ class LiveWorld:
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         self._source = secrets
         self._vault: Vault | None = None
-        self._journal, self._planner, self._store, self._clock = journal, planner, store, clock
+        super().__init__(journal, store, redact)
+        self._planner, self._clock = planner, clock
         self.control, self.cancelled = control, control.cancelled
-        self._patterns = tuple(redact)
         self._chunk = chunk
         self._base_ms = journal.state.running_ms
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
-        self._redactor: Redactor | None = None
-        self._nothing_hidden: dict[str, ToolSpec] | None = None
         self._recorded: Recorded | None = None
-        self._secrets: dict[str, Any] = {}
-
-    def _run(self) -> RunState:
-        return self._journal.state
 
     def proceed(self) -> None:
         """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
@@ -430,106 +305,6 @@ class LiveWorld:
 
         return progress
 
-    # Values that stay out of the log --------------------------------------------------------------------------------------------
-
-    async def full(self, item: Item) -> Any:
-        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
-        if item.artifact is None:
-            return item.content
-        data = await find_blob(self._store, self._run(), item.artifact.key)
-        return item.content if data is None else msgspec.json.decode(data)
-
-    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
-        if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
-            return plan
-        if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
-            self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
-            return plan
-        redactor = await self.redactor()
-        actions: list[Any] = []
-        text = plan.text
-        for action in plan.actions:
-            if isinstance(action, ToolCall):
-                args = redactor.call(action.tool, action.args, specs)
-                actions.append(msgspec.structs.replace(action, args=args, reason=redactor.said(action.reason, specs)))
-                continue
-            if isinstance(action, FinalAnswer):
-                for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
-                    hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
-                    text = text.replace(said, hidden_call)
-            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # calls to come, in an answer or any other words
-            actions.append(msgspec.convert(redactor.data(builtins), type(action)))
-        hidden = msgspec.structs.replace(
-            plan,
-            actions=tuple(actions),
-            text=redactor.said(text, specs),
-            thinking=redactor.said(plan.thinking, specs),
-            provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
-        )
-        await self._keep_secrets(redactor)
-        return hidden
-
-    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
-        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
-
-        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too.
-        """
-        if known and (fields := sensitive_fields(known.values())):
-            value = hidden(value, fields=fields)
-        if not self._patterns and (spec is None or not spec.sensitive):
-            return value
-        redactor = await self.redactor()
-        shown = redactor.data(value) if spec is None else redactor.arguments(value, spec)
-        await self._keep_secrets(redactor)
-        return shown
-
-    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
-        """Redact a result and store it whole where it is over the cap, before the record that names it."""
-        if self._patterns and outcome.kind == "ok":
-            redactor = await self.redactor()
-            shown = msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.result)))
-            whole = None if outcome.full is None else msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.full)))
-            outcome = msgspec.structs.replace(outcome, result=shown, full=whole)
-            await self._keep_secrets(redactor)
-        if self._patterns and outcome.message:
-            redactor = await self.redactor()
-            outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
-            await self._keep_secrets(redactor)
-        if outcome.full is not None:
-            key = sha256(outcome.full).hexdigest()
-            await self._store.put_blob(self._run().run_id, key, outcome.full)
-            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
-        return outcome
-
-    async def redactor(self) -> Redactor:
-        """Return the run's redactor; its key is kept with the run."""
-        if self._redactor is None:
-            run_id = self._run().run_id
-            key = await find_blob(self._store, self._run(), KEY_BLOB)
-            if key is None:
-                key = os.urandom(32)
-                await self._store.put_blob(run_id, KEY_BLOB, key)
-            self._redactor = Redactor(self._patterns, key)
-        return self._redactor
-
-    async def _keep_secrets(self, redactor: Redactor) -> None:
-        for name, value in redactor.found.items():
-            await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(value))
-            self._secrets[name] = value
-        redactor.found.clear()
-
-    async def _resolved(self, args: Any) -> Any:
-        seen: set[str] = set()
-        while fresh := placeholders(args) - seen:  # a value may hold placeholders: a field that was hidden in parts, and then as a whole
-            seen |= fresh
-            for name in fresh - self._secrets.keys():
-                data = await find_blob(self._store, self._run(), blob_of(name))
-                if data is not None:
-                    self._secrets[name] = msgspec.json.decode(data)
-            args = resolve(args, self._secrets)
-        return args
-
 
 def _unsayable(answer: Any) -> str:
     """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
@@ -550,11 +325,6 @@ def _unsayable(answer: Any) -> str:
         if problem:
             return f"{said} is not JSON data: {problem}"
     return ""
-
-
-def blob_of(placeholder: str) -> str:
-    """Return the blob key under which a placeholder's value is kept."""
-    return "secret-" + placeholder[8:-1]
 
 
 def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, content: Any) -> Chunk:

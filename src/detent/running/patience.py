@@ -15,7 +15,7 @@ from types import coroutine
 from typing import Any
 
 from detent.ports.telling import from_inside, named
-from detent.running.live import Control
+from detent.running.control import Control
 
 IMPATIENT = 10
 """By how much less time is given, in a run that is cancelled, after each hook or observer that has used up its time."""

@@ -41,7 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What the run is called in lists, "" without a title (`Engine(titles=True)`)."""
+        """What the run is called in lists, "" without a title (`Engine(models=Models(titles=True))`)."""
         return title_of(self.state)
 
     @property

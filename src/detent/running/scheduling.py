@@ -18,7 +18,8 @@ from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.outside import Begin
 from detent.ports import Job, Scheduler, Tool, ToolOutcome, refuse_failed
-from detent.running.live import Control, LiveWorld
+from detent.running.control import Control
+from detent.running.live import LiveWorld
 
 CANCELLED = "the run was cancelled"
 TIME_UP = "the run's time was up"

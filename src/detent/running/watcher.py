@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 
 from detent.core.errors import DetentError, RunBusy
 from detent.ports import EventStore, wait_for_news
-from detent.running.live import Control
+from detent.running.control import Control
 
 POLL_S = 0.25
 RENEW_S = 5.0

@@ -15,16 +15,31 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import one_of
+from detent.config.agents import Agent
 from detent.config.planners import NoPlanner
 from detent.core import events as e
-from detent.core.errors import CorruptLog, NewerVersion, RunErased, RunError, RunNotFound, StoreBusy, StoreFull, Suspended
+from detent.core.agent import Host
+from detent.core.errors import (
+    ConfigError,
+    CorruptLog,
+    NewerVersion,
+    RunErased,
+    RunError,
+    RunNotFound,
+    StoreBusy,
+    StoreFull,
+    Suspended,
+)
 from detent.core.records import RunHead
 from detent.core.state import WAITING
-from detent.ports import Due, EventStore, RunQuery, Tries, WorkerHost, wait_for_news
+from detent.ports import Due, EventStore, Observer, RunQuery, Tries, wait_for_news
 from detent.ports.working import NOT_HERE
+from detent.running import starting
 from detent.running.advancing import Advancing, Parts
 from detent.running.attempts import tries_of
 from detent.running.results import Result
+from detent.running.runtime import Runtime, Shift
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import hidden
 
@@ -208,32 +223,47 @@ async def _always(hand: Hand, run_id: str) -> Hand:
     return hand
 
 
-class Shift:
-    """One call of `Engine.work`: a host at work on a backlog, until it is idle, or somebody stops it."""
+async def submit(runtime: Runtime, agent: Agent, goal: str, **options: Any) -> str:
+    """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, but observers, turns.
 
-    def __init__(self, host: WorkerHost, backlog: StoreBacklog) -> None:
-        self._host, self._backlog = host, backlog
-        self._task: asyncio.Task[None] | None = None
-        self._stopped = False
+    Its model is asked by the worker alone, which needs the key. With the id of a run that exists, nothing is started. Raises as `run`.
+    """
+    if wrong := options.keys() & {"observers", "turns"}:
+        raise ConfigError(f"submit takes no {' and no '.join(sorted(wrong))}: a worker advances the run; observers are given to `work`")
+    run_id = (await starting.run(runtime, agent, goal, turns=0, **options)).run_id
+    await runtime.worker_host.submit(run_id)
+    return run_id
 
-    async def work(self, *, until_idle: bool) -> Worked:
-        """Work, and return what was done; a cancellation goes through when everything has stopped."""
-        self._task = asyncio.create_task(self._host.work(self._backlog, until_idle=until_idle))
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            if not self._stopped:
-                raise
-        return self._backlog.worked
 
-    async def stop(self) -> None:
-        """Let it end, and wait for that; `work` returns then."""
-        self.end()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+async def work(
+    runtime: Runtime,
+    *,
+    until_idle: bool = False,
+    waiting_only: bool = False,
+    host: Host | None = None,
+    observers: Sequence[Observer] = (),
+    hand_for: Callable[[str], Awaitable[Hand]] | None = None,
+) -> Worked:
+    """Be a worker: advance what is due in the store until cancelled, or (`until_idle`) until nothing can be advanced now.
 
-    def end(self) -> None:
-        """Let it end soon."""
-        self._stopped = True
-        if self._task is not None:
-            self._task.cancel()
+    Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
+    a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With `waiting_only` only waiting runs that can move
+    are due: the time of one has come, its approval has expired, or an answer is there. With a host, runs of that tenant only. `hand_for`
+    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress; it returns what it did
+    when it is idle, or after `suspend`.
+    """
+    await runtime.open()
+    tenant = host.tenant if host else None
+    backlog = StoreBacklog(hand(runtime, observers), hand_for=hand_for, tenant=tenant, waiting_only=waiting_only)
+    shift = Shift()
+    runtime.shifts.add(shift)
+    try:
+        await shift.work(runtime.worker_host.work(backlog, until_idle=until_idle))
+        return backlog.worked
+    finally:
+        runtime.shifts.discard(shift)
+
+
+def hand(runtime: Runtime, observers: Sequence[Observer] = ()) -> Hand:
+    """Return what a worker takes runs on with, told to these observers too; raise `TypeError` for one that is none."""
+    return Hand(parts=runtime.parts, resume=partial(runtime.go_on, observers=one_of(observers), planner_for=runtime.planners.needed))

@@ -96,7 +96,7 @@ def _ends(attempt: Attempt, whole: Attempt) -> list[Finding]:
 
 def _bear(attempt: Attempt) -> str:
     if attempt.fault.kind == "slow_model":
-        return "let failed requests be tried again: Engine(model_retries=ModelRetries(...)), or a FallbackPlanner"
+        return "let failed requests be tried again: Engine(models=Models(retries=ModelRetries(...))), or a FallbackPlanner"
     return "let it bear what it gets here: a failed call has no content, and `item.ok` says so"
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from cli.desk import Done, ended
 from detent import Agent, Engine, tool
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.metering.model_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
@@ -102,7 +103,7 @@ def run(mock: Mock, protocol: str, goal: str, **settings: Any) -> Ran:
 
     async def go() -> tuple[Any, list[Any]]:
         agent = Agent(name="looker", model=MODELS[protocol], model_settings=settings, tools=[look])
-        async with Engine(store="ram:", model_retries=ModelRetries(base_s=0.001)) as engine:
+        async with Engine(store="ram:", models=Models(retries=ModelRetries(base_s=0.001))) as engine:
             result = await engine.run(agent, asked, observers=[heard])
             return result, [record.event for record in await engine.records(result.run_id)]
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, tool
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.metering.model_limits import ModelRetries
 from detent.planners.fallback import FallbackPlanner
@@ -46,7 +47,7 @@ class Ran:
             return x
 
         planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream})
-        async with Engine(store="ram:", planner=planner, model_retries=FAST) as engine:
+        async with Engine(store="ram:", planner=planner, models=Models(retries=FAST)) as engine:
             self.result = await engine.run(Agent(name="a", tools=[put], **agent), "go", budget=budget)
             self.records = await engine.records(self.result.run_id)
             asked = len(server.requests), list(self.done)
@@ -149,7 +150,7 @@ def test_a_run_in_which_models_take_over_from_each_other_replays(*, stream: bool
 
     async def go(first: ChatServer, second: ChatServer) -> Any:
         planners = [ModelPlanner(f"openai:{n}", settings={"base_url": s.url, "stream": stream}) for n, s in (("a", first), ("b", second))]
-        async with Engine(store="ram:", planner=FallbackPlanner(planners), model_retries=FAST) as engine:
+        async with Engine(store="ram:", planner=FallbackPlanner(planners), models=Models(retries=FAST)) as engine:
             result = await engine.run(Agent(name="a"), "go")
             again = await engine.replay(result.run_id)
             assert again.identical, again.divergence

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, tool
+from detent.config.groups import Models
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure
@@ -325,7 +326,7 @@ def run(
 
     async def go(server: ChatServer) -> tuple[Any, list[Any]]:
         made = Agent(name="a", model="openai:served", model_settings={"base_url": server.url}, tools=[put], **(agent or {}))
-        async with Engine(store=store, model_retries=ModelRetries(base_s=0.001), **options) as engine:
+        async with Engine(store=store, models=Models(retries=ModelRetries(base_s=0.001)), **options) as engine:
             result = await engine.run(made, "g")
             events = [record.event for record in await engine.records(result.run_id)]
             return result, [put_calls, *events]

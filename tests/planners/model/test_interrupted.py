@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.metering.model_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
@@ -104,7 +105,7 @@ def test_the_end_of_a_runs_time_hangs_up_on_the_provider(*, stream: bool) -> Non
 
     async def go(listener: Listener) -> Any:
         planner = ModelPlanner("openai:served", settings={"base_url": listener.url, "stream": stream})
-        async with Engine(store="ram:", planner=planner, model_retries=ModelRetries(retries=0)) as engine:
+        async with Engine(store="ram:", planner=planner, models=Models(retries=ModelRetries(retries=0))) as engine:
             result = await engine.run(Agent(name="a"), "go", budget=Budget(max_running_s=0.5))
             assert await asyncio.to_thread(listener.cut.wait, 60)
             again = await engine.replay(result.run_id)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, Result
+from detent.config.groups import Models
 from detent.core.errors import ModelCallFailure
 from detent.embedders.openai_compatible import OpenAICompatibleEmbedder
 from detent.metering.model_limits import ModelRetries
@@ -43,7 +44,9 @@ def everything(home: Path) -> bytes:
 
 async def failed(planner: Any, home: Path) -> Result:
     """Return a run of this planner, which must fail."""
-    async with Engine(store=f"sqlite:///{home}/runs.db", planner=planner, model_retries=ModelRetries(retries=1, base_s=0.0)) as engine:
+    async with Engine(
+        store=f"sqlite:///{home}/runs.db", planner=planner, models=Models(retries=ModelRetries(retries=1, base_s=0.0))
+    ) as engine:
         result = await engine.run(Agent(name="a"), "go")
         assert (await engine.replay(result.run_id)).identical
     assert result.status == "failed"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, Result, tool
+from detent.config.groups import Models
 from detent.core.errors import ConfigError, MalformedPlan
 from detent.metering.model_limits import ModelRetries
 from detent.metering.pricing import ModelPrice
@@ -57,7 +58,7 @@ def run(
         planner = ModelPlanner("openai:served", settings={"base_url": url, "stream": stream, **agent.pop("settings", {})})
         retries = ModelRetries(retries=1, base_s=0.0)
         prices = {"openai:served": ModelPrice(input_usd=1.0, output_usd=10.0)}
-        async with Engine(store="ram:", planner=planner, model_retries=retries, model_prices=prices) as engine:
+        async with Engine(store="ram:", planner=planner, models=Models(retries=retries), model_prices=prices) as engine:
             result = await engine.run(Agent(name="a", tools=[look, *more], **agent), "go", budget=budget, observers=observers)
             again = await engine.replay(result.run_id)
             assert again.identical, again.divergence

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, tool
+from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.budget import NOTHING
 from detent.metering.model_limits import ModelLimits, ModelRetries
@@ -99,7 +100,7 @@ def test_limits_of_a_provider_hold_for_all_runs_of_an_engine() -> None:
     async def go(server: ChatServer) -> Any:
         planner = ModelPlanner("vllm:served", settings={"base_url": server.url})
         limits, retries = {server.url.split("/")[2]: ModelLimits(concurrent=2)}, ModelRetries(retries=20, base_s=0.0)
-        async with Engine(store="ram:", planner=planner, model_limits=limits, model_retries=retries) as engine:
+        async with Engine(store="ram:", planner=planner, models=Models(limits=limits, retries=retries)) as engine:
             results = await asyncio.gather(*(engine.run(Agent(name="a"), "go") for _ in range(12)))
         await planner.close()
         return results
@@ -163,7 +164,9 @@ def test_passes_side_by_side_never_pass_a_bound_together(budget: Budget, flaky: 
     async def go(server: ChatServer) -> Any:
         planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream, "max_tokens": 400})
         retries = ModelRetries(base_s=0.0)
-        async with Engine(store="ram:", planner=planner, strategies={"three": three}, model_prices=PRICES, model_retries=retries) as engine:
+        async with Engine(
+            store="ram:", planner=planner, strategies={"three": three}, model_prices=PRICES, models=Models(retries=retries)
+        ) as engine:
             result = await engine.run(Agent(name="a", strategy="three", tools=[think]), "go", budget=budget)
             again = await engine.replay(result.run_id)
             assert again.identical, again.divergence

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, McpServer, ToolPins
+from detent.config.groups import Bounds
 from detent.core.errors import ConfigError
 from detent.ports import Chunk
 from tools.mcp.desks import TOKEN, call, effects, engine_of, error, one, ran, received, rude, until, within
@@ -195,7 +196,7 @@ def test_cancelling_a_run_tells_the_server_at_once(tmp_path: Path, tool: str, in
     """The call is given up long before the grace ends; an effect is listed as in doubt."""
 
     async def work() -> None:
-        async with engine_of({"it": rude(tmp_path)}, call(tool), grace_s=50) as engine:
+        async with engine_of({"it": rude(tmp_path)}, call(tool), bounds=Bounds(grace_s=50)) as engine:
             going = asyncio.create_task(engine.run(Agent(name="tester", tools=["it__*"]), "do it", run_id="r"))
             await until(lambda: effects(tmp_path))
             await engine.cancel("r", why="enough")

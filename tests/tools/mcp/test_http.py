@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, McpServer, ToolPins
+from detent.config.groups import Bounds
 from detent.core.errors import ConfigError
 from tools.mcp.desks import TOKEN, call, effects, engine_of, error, first_then, listening, one, ran, until, within
 from tools.mcp.odd_http import Answer, OddHttp
@@ -62,7 +63,7 @@ def test_a_cancelled_run_ends_the_call_on_the_server(tmp_path: Path, protocol: A
 
     async def work(port: int) -> None:
         settings = McpServer(url=f"http://127.0.0.1:{port}/mcp", protocol=protocol)
-        async with engine_of({"it": settings}, call("hang"), grace_s=50) as engine:
+        async with engine_of({"it": settings}, call("hang"), bounds=Bounds(grace_s=50)) as engine:
             going = asyncio.create_task(engine.run(ALL, "do it", run_id="r"))
             await until(lambda: "hang begins" in effects(tmp_path))
             await engine.cancel("r")

@@ -76,10 +76,10 @@ def test_require_makes_no_tools_where_no_sandbox_can_be_made(without_sandbox: st
     config = Config(workspace=WorkspaceConfig(root=str(tmp_path), sandbox="require"))
     for make in (
         lambda: workspace_tools(tmp_path, sandbox_mode="require"),
-        lambda: Engine(workspace=tmp_path, sandbox="require"),
+        lambda: Engine(workspace=WorkspaceConfig(root=str(tmp_path), sandbox="require")),
         lambda: Engine.from_config(config, store="ram:"),
         lambda: Engine.from_config(config, store="ram:", workspace=tmp_path),
-        lambda: Engine.from_config(Config(workspace=WorkspaceConfig(root=str(tmp_path))), store="ram:", sandbox="require"),
+        lambda: Engine.from_config(Config(), store="ram:", workspace=WorkspaceConfig(root=str(tmp_path), sandbox="require")),
     ):
         with pytest.raises(ConfigError, match=without_sandbox):
             make()
@@ -185,7 +185,8 @@ def test_an_agent_that_requires_a_sandbox_does_not_start_without_one(tmp_path: P
     assert agent.meta["sandbox"] == "require"
 
     async def main() -> None:
-        async with Engine(store=f"sqlite:///{tmp_path}/runs.db", workspace=tmp_path, sandbox="off", planner=ScriptedPlanner([])) as engine:
+        bare = WorkspaceConfig(root=str(tmp_path), sandbox="off")
+        async with Engine(store=f"sqlite:///{tmp_path}/runs.db", workspace=bare, planner=ScriptedPlanner([])) as engine:
             with pytest.raises(ConfigError, match="requires a sandbox"):
                 await engine.run(agent, "go", run_id="r")
             assert await engine.list_runs() == []
@@ -218,7 +219,8 @@ def test_exec_waits_for_approval_unless_a_policy_allows_it(tmp_path: Path) -> No
     async def main(mode: Any, policy: Any, store: str) -> tuple[str, bool]:
         planner = ScriptedPlanner([plan[0], ToolCall(tool="done", args={"answer": "done"})])
         (work := tmp_path / store).mkdir()
-        async with Engine(store=f"sqlite:///{tmp_path}/{store}.db", planner=planner, workspace=work, sandbox=mode, policy=policy) as engine:
+        there = WorkspaceConfig(root=str(work), sandbox=mode)
+        async with Engine(store=f"sqlite:///{tmp_path}/{store}.db", planner=planner, workspace=there, policy=policy) as engine:
             result = await engine.run(Agent(name="a", tools=["exec", "done"]), "go")
             return result.status, (work / "made").exists()
 

@@ -1,0 +1,41 @@
+"""What `Engine` takes together: plain settings that belong to one thing. What is plugged in has a parameter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError
+from detent.metering.model_limits import ModelLimits, ModelRetries, ProviderLimits
+
+GRACE_S = 5.0
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """How the models of an engine are asked.
+
+    `limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by provider); `retries`: how failed calls are
+    tried again; `titles`: whether an agent's small model is asked once what its run is called in lists.
+    """
+
+    limits: Mapping[str, ModelLimits] | ProviderLimits | None = None
+    retries: ModelRetries | None = None
+    titles: bool = False
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for every run of an engine.
+
+    `budget`: what a run may use where neither its start nor its agent says; `max_concurrent_runs`: how many are advanced at once (None: as many
+    as there are); `grace_s`: how long a running call may take to stop once its run is cancelled.
+    """
+
+    budget: Budget = Budget()
+    max_concurrent_runs: int | None = None
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent_runs is not None and self.max_concurrent_runs < 1:
+            raise ConfigError(f"max_concurrent_runs is {self.max_concurrent_runs}; give at least 1, or leave it out")

@@ -1,0 +1,136 @@
+"""Looking at runs: what a program asks an engine about them. Nothing here records anything, or calls a planner or a tool."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.config.adapters import governing, policy_at
+from detent.core.agent import Host
+from detent.core.budget import Budget
+from detent.core.errors import DetentError, RunErased
+from detent.core.records import Record, RunHead
+from detent.core.state import RunState
+from detent.history import backtest as backtesting
+from detent.history import comparing, replaying, upgrading
+from detent.history.backtest import Backtest
+from detent.history.comparing import Diff, Parting
+from detent.history.replaying import Answer
+from detent.history.upgrading import Upgrade, Upgraded
+from detent.ports import Policy, RunQuery, View
+from detent.running import advancing
+from detent.running.lineage import history
+from detent.running.results import Replay
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+
+
+async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> RunState:
+    """Return the state of a run; raise `RunNotFound`, `RunErased`, `CorruptLog`."""
+    return await runtime.standing(run_id, host)
+
+
+async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Record]:
+    """Return the verified records of a run."""
+    await runtime.visible(run_id, host)
+    return await advancing.load(runtime.store, run_id)
+
+
+async def list_runs(runtime: Runtime, query: RunQuery | None = None, *, host: Host | None = None, **filters: Any) -> list[RunHead]:
+    """Return runs, newest first; filters as in `RunQuery`: status, tenant, goal_id, agent, since, until, limit, after."""
+    await runtime.open()
+    query = query or RunQuery(**filters)
+    return await runtime.store.list_runs(msgspec.structs.replace(query, tenant=host.tenant) if host else query)
+
+
+async def replay(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Replay:
+    """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called."""
+    return await replaying.replay(await _executable(runtime, run_id, host), runtime.parts)
+
+
+async def plans(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[tuple[View, Answer]]:
+    """Return each view that the run's planner had, in order, with the plan (or the `MalformedPlan`) that it answered.
+
+    As a re-execution of its log gives them; raises `Divergence` where this code does not come to the same.
+    """
+    return await replaying.plans_of(await _executable(runtime, run_id, host), runtime.parts)
+
+
+async def _executable(runtime: Runtime, run_id: str, host: Host | None) -> list[Record]:
+    """Return the records of a run, once the MCP servers whose tools it lists are connected."""
+    found = await records(runtime, run_id, host=host)
+    await _prepare(runtime, run_id)
+    return found
+
+
+async def _prepare(runtime: Runtime, run_id: str) -> None:
+    if runtime.servers:
+        await runtime.servers.prepare((await load_run(runtime.store, run_id)).agent.tools, resuming=True)
+
+
+async def backtest(
+    runtime: Runtime,
+    policy: Policy | str | Path | None = None,
+    *,
+    budget: Budget | None = None,
+    query: RunQuery | None = None,
+    only: Callable[[str], bool] = lambda run_id: True,
+    host: Host | None = None,
+) -> Backtest:
+    """Ask a candidate policy (or policy file; None: this engine's policy) and budget about every recorded decision; nothing is executed.
+
+    It is combined with each run's own agent's policy, as an engine with that policy would. `query` and `only` (of an id) say which
+    runs.
+    """
+    await runtime.open()
+    candidate = policy_at(policy)
+    wanted = query or RunQuery()
+    return await backtesting.backtest(
+        runtime.store,
+        runtime.parts.policy_of if candidate is None else governing(candidate),
+        version=(candidate or runtime.parts.policy).version,
+        tools={spec.name: spec for spec in runtime.tools.list()},
+        budget=budget,
+        query=msgspec.structs.replace(wanted, tenant=host.tenant) if host else wanted,
+        only=only,
+    )
+
+
+async def diff(runtime: Runtime, a: str, b: str, *, host: Host | None = None) -> Diff:
+    """Return what differs between two runs, side by side by pass and iteration; nothing for runs that did the same."""
+    one, other = [(await _history(runtime, run_id, host), await load_run(runtime.store, run_id)) for run_id in (a, b)]
+    return comparing.diff(one[0], other[0], one[1], other[1])
+
+
+async def bisect(runtime: Runtime, a: str, b: str, *, host: Host | None = None) -> Parting | None:
+    """Return the first step from which two runs part; None where they do the same all the way."""
+    return comparing.bisect(await _history(runtime, a, host), await _history(runtime, b, host))
+
+
+async def _history(runtime: Runtime, run_id: str, host: Host | None) -> list[Record]:
+    await runtime.visible(run_id, host)
+    records = await history(runtime.store, run_id)
+    if any(record.event is None for record in records):
+        raise RunErased(run_id)
+    return records
+
+
+async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Host | None = None) -> Upgrade:
+    """Fold and re-execute every run that is not finished (or this one) with the code at hand, and say which would not go on.
+
+    Nothing is recorded, and no planner or tool is called.
+    """
+    await runtime.open()
+    if run_id is not None:
+        await runtime.visible(run_id, host)
+    wanted = [run_id] if run_id is not None else await upgrading.open_runs(runtime.store, tenant=host.tenant if host else None)
+    found: list[Upgraded] = []
+    for name in wanted:
+        with contextlib.suppress(DetentError):  # what cannot be read or reached is said by the check
+            await _prepare(runtime, name)
+        found.append(await upgrading.check_run(runtime.parts, name))
+    return Upgrade(runs=tuple(found))

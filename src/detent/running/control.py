@@ -1,0 +1,115 @@
+"""How the outside reaches a run that is being advanced: signals are handed over, and a call in progress is interrupted.
+
+A tool is first asked to stop (its context's `cancelled` flag), after the grace its task is cancelled, and what it may have done is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from detent.config.groups import GRACE_S
+from detent.ports import Cancellation, Signal
+
+_NONE: frozenset[str] = frozenset()
+
+
+class Section:
+    """What may be interrupted, in the task that has entered it."""
+
+    __slots__ = ("_control", "grace_s", "task")
+
+    def __init__(self, control: Control, grace_s: float | None) -> None:
+        self._control, self.grace_s = control, grace_s
+
+    def __enter__(self) -> None:
+        self.task = asyncio.current_task()
+        self._control.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._control.sections.remove(self)
+
+
+class Control:
+    """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
+
+    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        self.cancelled = Cancellation()
+        self.grace_s = grace_s
+        self.stop: str = ""
+        self.sections: list[Section] = []
+        self._signals: dict[str, Signal] = {}
+        self._taken = _NONE
+        self._task: asyncio.Task[Any] | None = None
+        self.told: dict[Callable[[], None], None] = {}
+
+    def attach(self) -> None:
+        """Make the current task the one that a suspension cancels."""
+        self._task = asyncio.current_task()
+
+    def deliver(self, signals: Sequence[Signal]) -> None:
+        """Hand signals over; a cancellation interrupts the calls in progress, and those in `told` are called."""
+        for signal in signals:
+            if signal.id in self._taken:
+                continue
+            self._signals.setdefault(signal.id, signal)
+            if signal.kind == "cancel" and not self.cancelled:
+                self.cancelled.set(signal.payload.get("why") or "cancelled")
+                for section in self.sections:
+                    self._interrupt(section)
+                for tell in tuple(self.told):
+                    tell()
+
+    def drop(self, signals: Sequence[Signal]) -> None:
+        """Never hand these signals over."""
+        self._taken |= {signal.id for signal in signals}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether signals were delivered and not taken yet."""
+        return bool(self._signals)
+
+    def take(self) -> list[Signal]:
+        """Return and forget what was delivered."""
+        if not self._signals:
+            return []
+        taken = list(self._signals.values())
+        self._taken |= self._signals.keys()
+        self._signals.clear()
+        return taken
+
+    def during(self, grace_s: float | None = None) -> Section:
+        """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
+        return Section(self, grace_s)
+
+    def enter(self, section: Section) -> None:
+        """Begin a section; where the run is cancelled already, it is interrupted, too."""
+        self.sections.append(section)
+        if self.cancelled:
+            self._interrupt(section)
+
+    def suspend(self, why: str) -> None:
+        """Stop advancing the run now; nothing is finished."""
+        self.stop = self.stop or why
+        if self._task is not None:
+            self._task.cancel()
+
+    def _interrupt(self, section: Section) -> None:
+        grace_s = self.grace_s if section.grace_s is None else section.grace_s
+        asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
+
+    def _cancel_if_open(self, section: Section) -> None:
+        """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
+        if section.task is not None and section in self.sections:
+            section.task.cancel()
+
+    def interrupted(self) -> bool:
+        """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
+        if not self.cancelled or self.stop:
+            return False
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return True

@@ -1,0 +1,144 @@
+"""What of a run's values stays out of its log: what is sensitive, and what is too large for a record. Both are kept beside it as blobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.events import ArtifactRef
+from detent.core.state import Item, RunState
+from detent.kernel.journal import Journal
+from detent.ports import (
+    EventStore,
+    Plan,
+    ToolOutcome,
+    ToolSpec,
+    calls_in,
+)
+from detent.running.lineage import find_blob
+from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
+
+KEY_BLOB = "redaction-key"
+
+
+def blob_of(placeholder: str) -> str:
+    """Return the blob key under which a placeholder's value is kept."""
+    return "secret-" + placeholder[8:-1]
+
+
+class Values:
+    """The values of one run, on their way into its log and out again."""
+
+    __slots__ = ("_journal", "_nothing_hidden", "_patterns", "_redactor", "_secrets", "_store")
+
+    def __init__(self, journal: Journal, store: EventStore, redact: Sequence[str]) -> None:
+        self._journal, self._store, self._patterns = journal, store, tuple(redact)
+        self._redactor: Redactor | None = None
+        self._nothing_hidden: dict[str, ToolSpec] | None = None
+        self._secrets: dict[str, Any] = {}
+
+    def _run(self) -> RunState:
+        return self._journal.state
+
+    async def full(self, item: Item) -> Any:
+        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
+        if item.artifact is None:
+            return item.content
+        data = await find_blob(self._store, self._run(), item.artifact.key)
+        return item.content if data is None else msgspec.json.decode(data)
+
+    async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
+        """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
+        if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
+            return plan
+        if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
+            self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
+            return plan
+        redactor = await self.redactor()
+        actions: list[Any] = []
+        text = plan.text
+        for action in plan.actions:
+            if isinstance(action, ToolCall):
+                args = redactor.call(action.tool, action.args, specs)
+                actions.append(msgspec.structs.replace(action, args=args, reason=redactor.said(action.reason, specs)))
+                continue
+            if isinstance(action, FinalAnswer):
+                for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
+                    hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
+                    text = text.replace(said, hidden_call)
+            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # calls to come, in an answer or any other words
+            actions.append(msgspec.convert(redactor.data(builtins), type(action)))
+        hidden = msgspec.structs.replace(
+            plan,
+            actions=tuple(actions),
+            text=redactor.said(text, specs),
+            thinking=redactor.said(plan.thinking, specs),
+            provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
+        )
+        await self._keep_secrets(redactor)
+        return hidden
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
+
+        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too.
+        """
+        if known and (fields := sensitive_fields(known.values())):
+            value = hidden(value, fields=fields)
+        if not self._patterns and (spec is None or not spec.sensitive):
+            return value
+        redactor = await self.redactor()
+        shown = redactor.data(value) if spec is None else redactor.arguments(value, spec)
+        await self._keep_secrets(redactor)
+        return shown
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """Redact a result and store it whole where it is over the cap, before the record that names it."""
+        if self._patterns and outcome.kind == "ok":
+            redactor = await self.redactor()
+            shown = msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.result)))
+            whole = None if outcome.full is None else msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.full)))
+            outcome = msgspec.structs.replace(outcome, result=shown, full=whole)
+            await self._keep_secrets(redactor)
+        if self._patterns and outcome.message:
+            redactor = await self.redactor()
+            outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
+            await self._keep_secrets(redactor)
+        if outcome.full is not None:
+            key = sha256(outcome.full).hexdigest()
+            await self._store.put_blob(self._run().run_id, key, outcome.full)
+            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
+        return outcome
+
+    async def redactor(self) -> Redactor:
+        """Return the run's redactor; its key is kept with the run."""
+        if self._redactor is None:
+            run_id = self._run().run_id
+            key = await find_blob(self._store, self._run(), KEY_BLOB)
+            if key is None:
+                key = os.urandom(32)
+                await self._store.put_blob(run_id, KEY_BLOB, key)
+            self._redactor = Redactor(self._patterns, key)
+        return self._redactor
+
+    async def _keep_secrets(self, redactor: Redactor) -> None:
+        for name, value in redactor.found.items():
+            await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(value))
+            self._secrets[name] = value
+        redactor.found.clear()
+
+    async def _resolved(self, args: Any) -> Any:
+        seen: set[str] = set()
+        while fresh := placeholders(args) - seen:  # a value may hold placeholders: a field that was hidden in parts, and then as a whole
+            seen |= fresh
+            for name in fresh - self._secrets.keys():
+                data = await find_blob(self._store, self._run(), blob_of(name))
+                if data is not None:
+                    self._secrets[name] = msgspec.json.decode(data)
+            args = resolve(args, self._secrets)
+        return args

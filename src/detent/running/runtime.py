@@ -1,0 +1,287 @@
+"""What an engine has at hand for all its runs, and how it takes one of them on.
+
+`Engine` is the door: its methods are functions of `starting`, `answering`, `working` and the room `history`, which are given this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from detent.config.adapters import fan_out, one_of
+from detent.config.groups import Bounds
+from detent.config.planners import Planners
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget
+from detent.core.errors import RunBusy, RunNotFound, UnknownName
+from detent.core.state import RunState
+from detent.kernel.journal import Journal, Sink
+from detent.metering.pricing import Prices
+from detent.metering.tenants import Tenants
+from detent.ports import Observer, Planner, Signal, WorkerHost, unstorable
+from detent.running import admission
+from detent.running.advancing import Advancing, Parts, due
+from detent.running.results import Approval, Result, approvals_of, result_of
+from detent.running.snapshots import load_run
+
+if TYPE_CHECKING:
+    from detent.config.adapters import Registry, Servers
+
+log = logging.getLogger("detent")
+
+Approver = Callable[[Approval], Any]
+Begin = Callable[[Advancing], Coroutine[Any, Any, Journal | RunState]]
+"""What is done first with a run under its claim; returns the journal to take it on with, or the state that it has come to."""
+UNLIMITED = contextlib.nullcontext()
+
+
+class Shift:
+    """One call of `work`: a worker, until it is idle, or somebody stops it."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def work(self, working: Coroutine[Any, Any, None]) -> None:
+        """Work; a cancellation goes through when everything has stopped."""
+        self._task = asyncio.create_task(working)
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+
+    async def stop(self) -> None:
+        """Let it end, and wait for that; `work` returns then."""
+        self.end()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def end(self) -> None:
+        """Let it end soon."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Runtime:
+    """What the runs of one engine share; it holds no state of a run, but the tasks in which some are advanced now."""
+
+    def __init__(
+        self,
+        *,
+        tools: Registry,
+        servers: Servers,
+        planners: Planners,
+        approver: Literal["caller"] | Approver | None,
+        ceiling: int,
+        budget: Budget,
+        bounds: Bounds,
+        observers: Sequence[Observer],
+        prices: Prices,
+        tenants: Tenants,
+        worker_host: WorkerHost,
+        owns_store: bool,
+        **shared: Any,
+    ) -> None:
+        """`shared` is what `Parts` has beside what is said here."""
+        self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
+        self.approver: Literal["caller"] | Approver | None = approver
+        self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
+        self.parts = Parts(tools=tools, tenants=tenants, grace_s=bounds.grace_s, affordable=self.refuse_unpriced, **shared)
+        self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
+        self._observers = one_of(observers)
+        self._limit = asyncio.Semaphore(bounds.max_concurrent_runs) if bounds.max_concurrent_runs else None
+        self.shifts: set[Shift] = set()
+        self.advancing: set[asyncio.Task[Any]] = set()
+        self._queued: set[Advancing] = set()
+
+    # Life -----------------------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Make the store usable."""
+        if not self._opened:
+            await self.store.open()
+            self._opened = True
+
+    async def close(self) -> None:
+        """Stop watching and close the store; workers are stopped and runs in progress suspended first."""
+        await asyncio.gather(*(shift.stop() for shift in self.shifts))
+        self.suspend("the engine is closing")
+        await asyncio.gather(*self.advancing, return_exceptions=True)
+        await self.parts.watcher.close()
+        await self.servers.close()
+        await self.planners.close()
+        if self._opened:
+            self._opened = False
+            if self.owns_store:
+                await self.store.close()
+
+    def suspend(self, why: str) -> int:
+        """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`.
+
+        Workers end: `work` returns. Returns how many runs and workers that were.
+        """
+        for shift in self.shifts:
+            shift.end()
+        for advancing in self._queued:
+            advancing.control.stop = f"{why}; it waited for its turn"
+        return len(self.shifts) + len(self._queued) + self.parts.watcher.suspend(why)
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until it is done; closing the engine waits for it."""
+        self.advancing.add(task)
+        task.add_done_callback(self.advancing.discard)
+
+    # Taking a run on ------------------------------------------------------------------------------------------------------------
+
+    async def go_on(
+        self,
+        run_id: str,
+        *events: Any,
+        turns: int | None = None,
+        advance: bool = True,
+        slot: bool = True,
+        observers: Sequence[Observer] = (),
+        planner_for: Callable[[AgentSpec], Planner] | None = None,
+    ) -> Result:
+        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say."""
+        if self.servers and advance:
+            await self._reach_servers(run_id, news=bool(events))
+
+        def begin(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
+            return advancing.resume(*events, turns=turns, advance=advance)
+
+        observers = one_of(observers)
+        task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
+        return await self.answered(task, observers, turns=turns)
+
+    def take_on(
+        self,
+        run_id: str,
+        begin: Begin,
+        observers: Sequence[Observer],
+        *,
+        turns: int | None = None,
+        slot: bool = True,
+        planner_for: Callable[[AgentSpec], Planner] | None = None,
+    ) -> asyncio.Task[RunState]:
+        """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; `answered` awaits it."""
+        if self.parts.watcher.control(run_id) is not None:
+            raise RunBusy(run_id, "this engine")
+        told = fan_out((*self._observers, *observers)) if observers or self._observers else None
+        sinks: list[Sink] = [told.on_record] if told else []
+        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=told.on_chunk if told else None)
+        task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
+        self.advancing.add(task)
+        return task
+
+    async def _under_claim(
+        self, advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
+    ) -> RunState:
+        self._queued.add(advancing)  # a suspension reaches it while it waits for its turn
+        try:
+            async with limit:
+                self._queued.discard(advancing)
+                async with advancing:
+                    begun = await begin(advancing)
+                    del begin  # it holds what the run was made of
+                    return begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
+        finally:
+            self._queued.discard(advancing)
+
+    async def answered(self, task: asyncio.Task[RunState], observers: Sequence[Observer], *, turns: int | None) -> Result:
+        """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
+        try:
+            state = await task
+        finally:
+            self.advancing.discard(task)
+        if callable(self.approver) and state.status == "waiting_for_approval":
+            return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
+        return result_of(state)
+
+    async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer], *, turns: int | None) -> Result:
+        answered = False
+        for request in approvals_of(state):
+            try:
+                answer = approver(request)
+                approved = bool(await answer if inspect.isawaitable(answer) else answer)
+            except Exception:  # foreign code: an approver that fails has not decided
+                log.exception("the approver failed on call %s of run %s; the call still waits", request.call_id, state.run_id)
+                return result_of(state)
+            if approved and "approver" in request.approved_by:
+                continue  # it has approved already: somebody else must, too
+            answered = True
+            payload = {"call": request.call_id, "decision": "approved" if approved else "denied", "digest": request.digest}
+            await self.store.post(state.run_id, self.signal("approval", payload, by="approver"))
+        if not answered:
+            return result_of(state)
+        return await self.go_on(state.run_id, turns=turns, observers=observers)
+
+    def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
+        """Return a new signal; raise `ConfigError` for what no JSON can say."""
+        admission.refuse_what_is_not_json(**payload, by=by)
+        return Signal(id=self.parts.ids.token(16), kind=kind, payload=payload, by=by)
+
+    # Checks ---------------------------------------------------------------------------------------------------------------------
+
+    async def visible(self, run_id: str, host: Host | None) -> None:
+        """Raise `RunNotFound` for an unknown run, and for another tenant's when a host asks (DESIGN 8)."""
+        await self.open()
+        head = None if unstorable(run_id) else await self.store.head(run_id)
+        if head is None or (host is not None and head.tenant != host.tenant):
+            raise RunNotFound(run_id, self.store.url)
+
+    async def same_host(self, run_id: str, host: Host | None) -> None:
+        """Raise as `visible`, and `RunContextMismatch` when a host asks that did not start the run (row K8)."""
+        await self.visible(run_id, host)
+        if host is not None:
+            admission.same_host(run_id, (await load_run(self.store, run_id)).host, host)
+
+    async def standing(self, run_id: str, host: Host | None) -> RunState:
+        """Return the state of a run that is visible; raise `RunErased`, `CorruptLog`."""
+        await self.visible(run_id, host)
+        return await load_run(self.store, run_id)
+
+    def refuse_unusable(self, spec: AgentSpec) -> None:
+        """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""
+        kernel = self.parts.kernels.get(spec.kernel) if spec.kernel else self.parts.kernel
+        self.parts.strategies.get(spec.strategy)
+        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
+        for name in spec.tools:
+            if name not in known and not self.servers.claims(name):
+                raise UnknownName("tool", name, known)
+        self.parts.policy_of(spec)
+        self.parts.guards_of(spec, (), {})
+        self.planners.of(spec)
+
+    def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host) -> None:
+        """Raise `ConfigError` where the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
+        tenant = self.tenants.budget_of(host.tenant)
+        if budget.max_cost_usd is not None:
+            bounded = f"agent {spec.name!r}"
+        elif tenant is not None and tenant.max_cost_usd is not None:
+            bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
+        else:
+            return
+        admission.refuse_unpriced(spec, self.planners.of(spec, check=False), self.prices, bounded=bounded)
+
+    async def _reach_servers(self, run_id: str, *, news: bool) -> None:
+        """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""
+        state = await load_run(self.store, run_id)
+        left = (await self.store.signals([run_id])).get(run_id, [])
+        if any(signal.kind == "cancel" for signal in left):
+            return
+        if news or left or state.status == "running" or due(state, self.parts.clock):
+            await self.servers.prepare(state.agent.tools, resuming=True)
+
+    def wrap(self, *, planner: Callable[[Planner], Planner] | None, **others: Any) -> None:
+        """Put something around every planner, and other `Parts` in the place of those that are there."""
+        self.planners.around = planner or self.planners.around
+        self.parts = msgspec.structs.replace(self.parts, **others)

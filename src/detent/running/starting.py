@@ -1,0 +1,264 @@
+"""Starting a run, and taking one on again: what is checked before anything is recorded, and what is recorded first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from detent.config.adapters import inlined, one_of
+from detent.config.agents import Agent
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget, checked
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, UnknownName
+from detent.core.events import BudgetChanged, RunReopened, RunStarted
+from detent.core.state import RunState
+from detent.kernel.journal import Journal
+from detent.ports import Observer, SecretSource
+from detent.running import admission
+from detent.running.admission import new_run_id
+from detent.running.advancing import Advancing, digests_of, tools_of
+from detent.running.answering import refuse_reopening
+from detent.running.hiding import KEY_BLOB, blob_of
+from detent.running.interrupts import on_signals
+from detent.running.passes import check_options, version_of
+from detent.running.results import Result, result_of
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+from detent.secrecy.redact import Redactor, redacted_start
+
+T = TypeVar("T")
+
+
+async def run(
+    runtime: Runtime,
+    agent: Agent,
+    goal: str,
+    *,
+    host: Host | None = None,
+    run_id: str | None = None,
+    budget: Budget | None = None,
+    variables: dict[str, Any] | None = None,
+    seed_memory: Sequence[Any] = (),
+    attachments: Sequence[Any] = (),
+    output_schema: dict[str, Any] | None = None,
+    strategy: str | None = None,
+    observers: Sequence[Observer] = (),
+    turns: int | None = None,
+) -> Result:
+    """Work on `goal` until the run finishes or waits, and return how it stands.
+
+    With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. `turns`: at most so many
+    turns now; with 0 it is started, durably, and not taken on. Raises `ConfigError` and `BudgetRefused` before anything is recorded,
+    `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+    """
+    agent = await _with_servers(runtime, agent)
+    spec = _admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    started = RunStarted(
+        goal=goal,
+        agent=spec,
+        budget=admission.merged_budget(budget, spec.budget, runtime.budget, ceiling=runtime.ceiling),
+        host=host or Host(credential_refs=_all_secrets(runtime.parts.secrets)),
+        variables={**agent.variables, **(variables or {})},
+        seed_memory=tuple(seed_memory),
+        attachments=tuple(inlined(one) for one in attachments),
+        output_schema=output_schema or spec.output_schema,
+        strategy=spec.strategy,
+        strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
+    )
+    runtime.refuse_unpriced(spec, started.budget, started.host)
+    admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *runtime.tools.names()])
+    admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
+    admission.refuse_what_is_not_json(
+        goal=goal,
+        agent=spec,
+        host=started.host,
+        variables=started.variables,
+        seed_memory=started.seed_memory,
+        attachments=started.attachments,
+        output_schema=started.output_schema,
+    )
+    runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
+    admission.checked_run_id(run_id)
+    await runtime.open()  # makes the store: nothing is left behind by what is refused
+    if run_id is not None and await runtime.store.head(run_id) is not None:
+        await admission.same_context(runtime.store, run_id, started, (*runtime.parts.redact, *spec.redact))
+        if turns == 0:
+            return result_of(await load_run(runtime.store, run_id))
+        return await runtime.go_on(run_id, turns=turns, observers=observers)
+    await runtime.tenants.refuse_start(started.host.tenant)
+    hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
+    run_id = run_id or new_run_id(hidden, runtime.parts.clock.now(), runtime.parts.ids.token(6))
+    observers = one_of(observers)
+    task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
+    del agent, spec, started  # a run in progress needs its state, not what it was made of
+    return await runtime.answered(task, observers, turns=turns)
+
+
+async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
+    """Record `started`; return the journal to take the run on with, or its state where it is not to be taken on."""
+    patterns = (*runtime.parts.redact, *started.agent.redact)
+    tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
+    usable = admission.usable(started.agent, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
+    journal = advancing.journal(RunState(run_id=advancing.run_id))
+    async with runtime.tenants.starting(started.host.tenant) as counted:
+        if patterns:
+            started = await _redacted(runtime, started, advancing.run_id, patterns)
+        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable)))
+        if counted:
+            await journal.commit()
+    if turns != 0:
+        return journal
+    await journal.commit(durable=True)
+    return journal.state
+
+
+async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
+    there = await runtime.store.head(run_id)
+    if there is not None:  # somebody started it since we looked; its key is not ours to replace
+        raise Conflict(run_id, 0, there.records)
+    key = os.urandom(32)
+    await runtime.store.put_blob(run_id, KEY_BLOB, key)
+    redactor = Redactor(patterns, key)
+    hidden = redacted_start(started, redactor)
+    for name, value in redactor.found.items():
+        await runtime.store.put_blob(run_id, blob_of(name), msgspec.json.encode(value))
+    return hidden
+
+
+def _admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
+    """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
+    runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
+    strategy = runtime.parts.strategies.get(agent.strategy)
+    meta = [tool.spec.name for tool in kernel.meta_tools]
+    for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
+        with contextlib.suppress(UnknownName):  # said below, with everything that is there
+            runtime.tools.get(name)  # a plug-in package may have it
+    spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
+    check_options(strategy, spec)
+    policy = runtime.parts.policy_of(spec)
+    runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
+    if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
+        admission.refuse_unanswerable(spec, runtime.tools, policy)
+    return spec
+
+
+def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:
+    """Return what a run that is started without a host is given: it is the operator's."""
+    return tuple(secrets.names()) if secrets is not None else ()
+
+
+async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
+    """Return the agent with the tools of its MCP servers by name, these connected; raise `ConfigError`."""
+    runtime.servers.add(agent.mcp)
+    if not runtime.servers:
+        return agent
+    own = [tool for tool in agent.tools if not isinstance(tool, str)]
+    named = await runtime.servers.prepare([tool for tool in agent.tools if isinstance(tool, str)])
+    return msgspec.structs.replace(agent, tools=(*named, *own))
+
+
+async def step(
+    runtime: Runtime,
+    agent: Agent | None = None,
+    goal: str | None = None,
+    *,
+    run_id: str | None = None,
+    host: Host | None = None,
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> Result:
+    """Do one turn: of a new run of `agent` on `goal` (`options` as for `run`), or of the run `run_id`."""
+    if agent is not None and goal is not None:
+        return await run(runtime, agent, goal, run_id=run_id, host=host, observers=observers, turns=1, **options)
+    if run_id is None or options:
+        raise ConfigError(f"step needs an agent and a goal, or the id of a run and nothing else (got {', '.join(options) or 'neither'})")
+    await runtime.same_host(run_id, host)
+    return await runtime.go_on(run_id, turns=1, observers=observers)
+
+
+async def resume(
+    runtime: Runtime,
+    run_id: str,
+    *,
+    budget: Budget | None = None,
+    by: str = "",
+    host: Host | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
+
+    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody; what was used stays used. Raises
+    `NotAllowedNow` for a run that has finished (`reopen` takes a budget).
+
+    With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
+    workspace or principal.
+    """
+    await runtime.same_host(run_id, host)
+    admission.refuse_what_is_not_json(by=by)
+    if budget is None:
+        return await runtime.go_on(run_id, observers=observers)
+    bounds = checked(budget, ceiling=runtime.ceiling)
+    if (state := await load_run(runtime.store, run_id)).terminal:
+        why = f"run {run_id!r} is {state.status}: its bounds change when it is opened again, `detent reopen {run_id} --budget ...`"
+        raise NotAllowedNow(run_id, why, reason_code="run_finished")
+    admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *runtime.tools.names()])
+    return await runtime.go_on(run_id, BudgetChanged(budget=bounds, by=by), observers=observers)
+
+
+async def reopen(
+    runtime: Runtime,
+    run_id: str,
+    *,
+    by: str = "",
+    why: str = "",
+    budget: Budget | None = None,
+    resume: bool = True,
+    host: Host | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Open a failed, stopped or given up (`waiting_for_operator`) run again.
+
+    Refused while a bound is still exhausted; the message names the option that raises it.
+    """
+    await runtime.same_host(run_id, host)
+    admission.refuse_what_is_not_json(by=by, why=why)
+    state = await load_run(runtime.store, run_id)
+    refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
+    admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
+    event = RunReopened(by=by, why=why, budget=budget)
+    return await runtime.go_on(run_id, event, advance=resume, observers=observers)
+
+
+def run_sync(runtime: Runtime, agent: Agent, goal: str, **options: Any) -> Result:
+    """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
+    return call_sync(runtime, lambda: run(runtime, agent, goal, **options))
+
+
+def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
+
+    async def main() -> T:
+        task = asyncio.current_task()
+
+        def stop(name: str) -> None:
+            if not runtime.suspend(name) and task is not None:
+                task.cancel()
+
+        with on_signals(stop):
+            try:
+                return await call()
+            finally:
+                await runtime.close()
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # a signal came before or after the run, when there was nothing to suspend

@@ -28,8 +28,8 @@ from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
 from detent.kernel.runner import Turns, run_kernel
 from detent.policies.tiers import TieredPolicy
+from detent.running.driving import drive
 from detent.running.live import Control, LiveWorld
-from detent.running.passes import drive
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry

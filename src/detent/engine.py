@@ -81,10 +81,10 @@ from detent.running.answering import approval_payload, reconcile_payload, refuse
 from detent.running.interrupts import on_signals
 from detent.running.lineage import history, preserve
 from detent.running.live import GRACE_S, KEY_BLOB, blob_of
-from detent.running.passes import check_options, version_of
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Approval, Replay, Result, Verification, approvals_of, result_of
 from detent.running.snapshots import load_run
+from detent.running.strategy_options import check_options, version_of
 from detent.running.watcher import Watcher
 from detent.running.working import Hand, Shift, StoreBacklog, Wakeups, Worked
 from detent.secrecy.redact import Redactor, redacted_start

@@ -148,5 +148,5 @@ def _nothing_fetched() -> Any:
     return REGISTRY
 
 
-def _short(text: str, longest: int = 160) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else text[:159] + "…"

@@ -30,8 +30,8 @@ from detent.kernel.pass_context import make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.policies.tiers import TieredPolicy
 from detent.running.control import Control
+from detent.running.driving import drive
 from detent.running.live import LiveWorld
-from detent.running.passes import drive
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry

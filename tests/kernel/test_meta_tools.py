@@ -11,7 +11,7 @@ from detent.core.events import MetaToolAnswered, ToolFinished
 from detent.core.state import KernelState
 from detent.kernel.kernel import make_kernel
 from detent.kernel.meta_tools import Answer, MetaTool
-from detent.policies.tiers import TierPolicy
+from detent.policies.tiers import TieredPolicy
 from detent.ports import Block, Call, ToolSpec, Verdict
 from detent.testing import ScriptedPlanner
 
@@ -71,7 +71,7 @@ def test_a_meta_tool_passes_guards_and_policy_like_any_call() -> None:
     def no_brief(call: Call, state: Any, run: Any) -> Block | None:
         return Block("not now") if call.tool.name == "brief" else None
 
-    class NoBrief(TierPolicy):
+    class NoBrief(TieredPolicy):
         def decide(self, call: Call, state: Any) -> Verdict:
             return Verdict(decision="deny", rule="r", reason="no") if call.tool.name == "brief" else super().decide(call, state)
 

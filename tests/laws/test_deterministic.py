@@ -18,7 +18,7 @@ from detent.core.settle import settle
 from detent.kernel.act import act as act_phase
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
-from detent.policies.tiers import TierPolicy
+from detent.policies.tiers import TieredPolicy
 from detent.testing import ScriptedPlanner
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws
@@ -140,7 +140,7 @@ def test_what_ran_replays(case: str, steps: bool, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-class Changed(TierPolicy):
+class Changed(TieredPolicy):
     """Another policy than the run had."""
 
     version = "changed-1"

@@ -14,7 +14,7 @@ from detent.kernel.act import act as act_phase
 from detent.kernel.guards import default_guards
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
-from detent.policies.tiers import TierPolicy
+from detent.policies.tiers import TieredPolicy
 from detent.ports import Block, Call
 from detent.testing import ScriptedPlanner
 from laws.checks import check_laws
@@ -27,7 +27,7 @@ class Seen:
     def __init__(self) -> None:
         self.policy: list[tuple[str, Any]] = []
         self.guard: list[tuple[str, Any]] = []
-        self.tier = TierPolicy()
+        self.tier = TieredPolicy()
         self.version = self.tier.version
         self.may_ask = self.tier.may_ask
 
@@ -136,7 +136,7 @@ def test_a_denied_call_never_ran_and_is_not_among_the_tools_used(tmp_path: Path)
     """It is an observation with its code; state, log and result agree that nothing was executed."""
     ran: list[Any] = []
 
-    class Denies(TierPolicy):
+    class Denies(TieredPolicy):
         """Denies putting."""
 
         def decide(self, call: Call, state: Any) -> Any:

@@ -15,7 +15,7 @@ from detent import Agent, Budget, Engine, Plan, Tool, ToolCall, Usage, tool
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
 from detent.core.errors import FatalToolError, MalformedPlan, NotExecuted, ToolFailed
 from detent.core.state import RunState
-from detent.policies.tiers import TierPolicy
+from detent.policies.tiers import TieredPolicy
 from detent.ports import Call, ToolContext, ToolSpec, Verdict
 from detent.testing import ScriptedPlanner
 from detent.testing.clocks import FakeClock
@@ -23,7 +23,7 @@ from detent.testing.clocks import FakeClock
 ENDS = ("ok", "ok", "ok", "failed", "not_executed", "untyped", "fatal", "never", "says_no", "big", "surrogate", "blank")
 
 
-class CautiousPolicy(TierPolicy):
+class CautiousPolicy(TieredPolicy):
     """The tiers, with rules by argument: n = 13 is denied, n = 17 stops the run, n = 19 is asked for."""
 
     version = "cautious-1"

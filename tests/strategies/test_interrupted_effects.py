@@ -387,6 +387,62 @@ def test_an_effect_whose_failure_nobody_catches_ends_the_run_and_is_asked_for_ag
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("again", ["reopen", "fork"])
+@pytest.mark.parametrize("raises", ["itself", "another"])
+def test_a_failure_that_ended_a_run_is_recorded_at_once_and_made_again_when_the_run_is_opened_again(raises: str, again: str) -> None:
+    """A crash does not repeat it; whoever reopens or forks the failed run asks for it again, whatever the strategy raised because of it."""
+    flaky = Flaky()
+
+    async def mine(run: StrategyRun) -> Any:
+        try:
+            return await run.effect("ask", flaky)
+        except EffectFailed as error:
+            raise (error if raises == "itself" else ValueError("no answer")) from None
+
+    async def main() -> None:
+        async with engine(Planning(never), strategies={"mine": mine}) as made:
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert result.reason == "kernel_error" and flaky.asked == 1
+            log = await made.records("r")
+            assert [type(record.event) for record in log[-2:]] == [e.EffectRecorded, e.RunFinished]
+            assert (await made.replay("r")).identical
+            if again == "reopen":
+                assert (await made.reopen("r", by="ann")).output == "an answer"
+            else:
+                assert (await made.fork("r", at=len(log), child_id="f")).output == "an answer"
+            assert flaky.asked == 2
+            assert (await made.replay("r" if again == "reopen" else "f")).identical
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("again", ["reopen", "fork"])
+def test_a_failure_that_was_caught_stays_recorded_when_the_run_ended_for_another_reason(again: str) -> None:
+    """A run that is given a larger budget takes the way that it took, and asks for nothing again."""
+    flaky = Flaky()
+
+    async def mine(run: StrategyRun) -> Any:
+        with contextlib.suppress(EffectFailed):
+            return await run.effect("ask", flaky)
+        first, second = await run.kernel("first"), await run.kernel("second")
+        return [first.output, second.output]
+
+    async def main() -> None:
+        async with engine(Planning(answers), strategies={"mine": mine}) as made:
+            budget, larger = Budget(max_iterations=1), Budget(max_iterations=5)
+            result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=budget)
+            assert result.reason in ("max_iterations", "budget_exhausted"), result
+            if again == "reopen":
+                result = await made.reopen("r", by="ann", budget=larger)
+            else:
+                at = len(await made.records("r"))
+                result = await made.fork("r", at=at, edits={"budget": {"max_iterations": 5}}, child_id="f")
+            assert result.output == ["an answer", "an answer"] and flaky.asked == 1
+            assert (await made.replay(result.run_id)).identical
+
+    asyncio.run(main())
+
+
 # Passes side by side, and phases behind a cancellation ---------------------------------------------------------------------------
 
 

@@ -75,11 +75,6 @@ decode_event = _events.decode
 """An event from the JSON bytes of a record's body."""
 
 
-def canonical(value: Any) -> bytes:
-    """Return JSON bytes that are the same for equal values, whatever the order of keys and sets."""
-    return _sorted.encode(value)
-
-
 def digest_of(value: Any) -> str:
     """Return the digest of plain data: 32 hex digits of SHA-256 over its canonical JSON."""
     return sha256(_sorted.encode(value)).hexdigest()[:32]

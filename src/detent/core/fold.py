@@ -345,9 +345,10 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             since_progress=0,
             reflections=0,
         )
+    effects = state.effects.only(lambda _, value: state.reason != "kernel_error" or e.failure_of(value) is None)
     budget = event.budget.over(state.budget) if event.budget else state.budget
     cleared = move(state, "running", reason="", dimension="", limit=None, used=None, output=None, partial="", error="")
-    return replace(cleared, passes=passes, budget=budget, cancel=None, dead_letter="", openings=state.openings + 1)
+    return replace(cleared, passes=passes, effects=effects, budget=budget, cancel=None, dead_letter="", openings=state.openings + 1)
 
 
 def _wake(state: RunState) -> RunState:

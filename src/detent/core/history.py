@@ -7,7 +7,7 @@ views behave as immutable values and a step costs the same at 100,000 as at 100 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 _new: Any = object.__new__
@@ -96,6 +96,14 @@ class Map(Mapping[K, V], Generic[K, V]):
         larger: Map[K, V] = _new(Map)
         larger._index, larger._values, larger._length = index, values, length + 1
         return larger
+
+    def only(self, keep: Callable[[K, V], bool]) -> Map[K, V]:
+        """Return a mapping of the entries for which `keep(key, value)` is true."""
+        kept: Map[K, V] = Map()
+        for key, value in self.items():
+            if keep(key, value):
+                kept = kept.put(key, value)
+        return kept
 
     def __getitem__(self, key: K) -> V:
         at = self._index.get(key)

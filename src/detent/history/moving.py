@@ -17,7 +17,7 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -39,10 +39,6 @@ OF_ONE_RUN = (NotAllowedNow, RunBusy, RunNotFound, CorruptLog, NewerVersion)
 """Why one run cannot be moved while others can."""
 
 replace = msgspec.structs.replace
-
-
-Preserve = Callable[[EventStore, str], Awaitable[None]]
-"""Called before a run is removed from its store: gives to its forks what they refer to in it."""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +166,7 @@ async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
 # From store to store --------------------------------------------------------------------------------------------------------------------
 
 
-async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False, preserve: Preserve = lineage.preserve) -> Moved:
+async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False) -> Moved:
     """Copy a run into another store; with `move`, remove it from the first once the other has been checked.
 
     Raise `NotAllowedNow` for an unfinished run that is not moved, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
@@ -189,7 +185,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         moved = await put(target, held)
         if not move:
             return moved
-        await preserve(source, run_id)
+        await lineage.preserve(source, run_id)
         await source.delete(run_id)
         return replace(moved, removed=True)
 
@@ -202,7 +198,7 @@ def archive_path(directory: Path, run_id: str) -> Path:
     return directory / f"{quote(run_id, safe='')}{SUFFIX}"
 
 
-async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: Preserve = lineage.preserve) -> Moved:
+async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
     """Write a finished run into an archive in `directory`, check the file, and remove the run from the store.
 
     An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
@@ -214,7 +210,7 @@ async def archive(store: EventStore, directory: Path, run_id: str, *, preserve: 
             raise NotAllowedNow(
                 run_id, f"run {run_id!r} is {held.head.status}; only a finished run is archived", reason_code="not_finished"
             )
-        await preserve(store, run_id)
+        await lineage.preserve(store, run_id)
         path = archive_path(directory, run_id)
         if path.exists():
             _check_beginning(path, held)
@@ -243,7 +239,7 @@ def _check_beginning(path: Path, held: Held) -> None:
 
 
 async def archive_before(
-    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None, preserve: Preserve = lineage.preserve
+    store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None
 ) -> AsyncGenerator[Moved | DetentError]:
     """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
 
@@ -251,7 +247,7 @@ async def archive_before(
     """
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
-            yield await archive(store, directory, head.run_id, preserve=preserve)
+            yield await archive(store, directory, head.run_id)
         except OF_ONE_RUN as error:
             yield error
 

@@ -13,8 +13,8 @@ from detent.kernel.outside import BRANCH
 from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
 from detent.ports import Plan, View
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
+from detent.running.driving import drive
 from detent.running.lineage import find_blob
-from detent.running.passes import drive
 from detent.running.phase_hooks import missing_hooks
 from detent.running.results import Difference, Replay
 from detent.running.snapshots import base_of

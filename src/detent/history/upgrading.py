@@ -22,9 +22,9 @@ from detent.history.replaying import replay
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
 from detent.running.advancing import Parts, digests_of, kernel_of, load, tools_of, ways_of
 from detent.running.lineage import history
-from detent.running.passes import version_of
 from detent.running.results import Difference
 from detent.running.snapshots import load_run
+from detent.running.strategy_options import version_of
 
 OPEN = ("running", *WAITING)
 

@@ -90,6 +90,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         for event in events:
             self.journal.put(event, scope)
 
+    async def effect(
+        self, scope: str, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0, phase: int = -1, commit: bool = False
+    ) -> Any:
+        """Return the value recorded under scope ("": of the run), phase, label and occurrence, or make and record it now.
+
+        A failure is a value, too: `outside.made` raises it. `World.effect` makes values; in a replay it reads them from the log. `commit`:
+        what came before is committed first, and then the value.
+        """
+        key = f"{phase}:{label}:{occurrence}"
+        if key not in (self.state.passes[scope] if scope else self.state).effects:
+            if commit:
+                await self.journal.commit()
+            value = await self.world.effect(make, label, occurrence, phase)
+            self.record(scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
+            if commit:
+                await self.journal.commit()
+        return (self.state.passes[scope] if scope else self.state).effects[key]
+
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass works with, and what its phases may do. `specs` are the tools that are offered, `known` all that exist.
@@ -180,11 +198,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""
-        key = f"{phase}:{label}:{occurrence}"
-        if key not in self.state.effects:
-            value = await self.run.world.effect(make, label, occurrence, phase)
-            self.run.record(self.scope, EffectRecorded(label=label, occurrence=occurrence, phase=phase, value=value))
-        return made(self.state.effects[key])
+        return made(await self.run.effect(self.scope, label, make, occurrence=occurrence, phase=phase))
 
     def shown(self, state: KernelState) -> tuple[ToolSpec, ...]:
         """Return the tools that the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""

@@ -51,7 +51,7 @@ _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 class Traffic:
     """What the model calls of all runs of an engine share: prices, limits by provider, how failures are tried again."""
 
-    __slots__ = ("chance", "limits", "prices", "retries")
+    __slots__ = ("limits", "prices", "retries")
 
     def __init__(
         self,
@@ -59,10 +59,8 @@ class Traffic:
         prices: Prices | None = None,
         limits: ProviderLimits | None = None,
         retries: ModelRetries | None = None,
-        chance: Callable[[], float] | None = None,
     ) -> None:
         self.prices, self.limits, self.retries = prices or Prices(), limits or ProviderLimits(), retries or ModelRetries()
-        self.chance = chance or random.Random().random
 
 
 class Room:
@@ -326,7 +324,7 @@ class Gateway:
 
     def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:
         """Return how long to wait before the next attempt; None where there is none, also because the run's time would be over."""
-        pause = self._traffic.retries.pause(failure, attempt, waited, self._traffic.chance)
+        pause = self._traffic.retries.pause(failure, attempt, waited, random.random)
         left = self._context.time_left()
         return None if pause is None or (left is not None and pause >= left) else pause
 

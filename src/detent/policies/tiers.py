@@ -52,9 +52,6 @@ class TieredPolicy:
         return self._of(tool).decision in ("allow", "require_approval")
 
 
-TierPolicy = TieredPolicy
-
-
 def _verdict(level: str, decision: Decision) -> Verdict:
     if decision == "require_approval":
         return Verdict(decision=decision, rule=f"tier:{level}", reason=f"{level} tools need approval")

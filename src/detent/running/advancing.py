@@ -57,11 +57,11 @@ from detent.running import admission
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.control import Control
+from detent.running.driving import drive
 from detent.running.endings import objection
 from detent.running.healing import heal
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
-from detent.running.passes import drive
 from detent.running.patience import patience_of
 from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld

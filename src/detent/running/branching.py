@@ -18,9 +18,9 @@ from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
-from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied
+from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
 from detent.core.fold import evolve
-from detent.core.history import Map, Seq
+from detent.core.history import Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
 from detent.ports import json_problem
@@ -45,7 +45,8 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
     Raise `IllegalEvent` for edits that do not fit it.
     """
     reopened = state.status in ("failed", "stopped")
-    again = [timer for timer in state.timers if f"-1:{timer}:0" in state.effects]
+    again = {f"-1:{timer}:0" for timer in state.timers} | ({TITLE} if "goal" in forked.edits else set[str]())
+    failed = state.reason == "kernel_error"  # and what failed then is made again
     state = _outcomes(replace(state, status="running", budget=_budget(state, forked)), forked)
     passes = {scope: _branched(known, state, reopened=reopened) for scope, known in state.passes.items()}
     if (
@@ -75,7 +76,7 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         asks={},
         timers={},
         children={},
-        effects=_without(state.effects, {f"-1:{timer}:0" for timer in again} | ({TITLE} if "goal" in forked.edits else set())),
+        effects=state.effects.only(lambda key, value: key not in again and not (failed and failure_of(value) is not None)),
         cancel=None,
         dead_letter="",
         reason="",
@@ -93,16 +94,6 @@ def _used(state: RunState) -> Usage:
     """Return what the parent has used, without the readings that had begun and have no outcome: the fork makes them, and counts them."""
     begun = sum(call.status == "started" for known in state.passes.values() for call in known.calls.values())
     return replace(state.usage, tool_calls=state.usage.tool_calls - begun) if begun else state.usage
-
-
-def _without(values: Map[str, Any], keys: set[str]) -> Map[str, Any]:
-    if not keys:
-        return values
-    kept: Map[str, Any] = Map()
-    for key, value in values.items():
-        if key not in keys:
-            kept = kept.put(key, value)
-    return kept
 
 
 def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelState:

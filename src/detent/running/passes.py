@@ -1,17 +1,21 @@
-"""How a strategy runs: passes that are memoised by scope, label and occurrence, and the one loop that drives a run to its end or its wait.
+"""What a strategy works with: passes and values, each recorded once under its label and occurrence. `driving` runs the strategy.
 
-Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from the top: a pass
-that has ended returns at once what the log has, the open one continues from its fold, and so the function comes to where it was. What
-cannot return to the function leaves it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`).
+Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from its top: what
+the log has returns at once, an open pass continues from its fold, and so the function comes to where it was. What cannot return to the
+function leaves it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`). A pass ends the run only with what
+is about the run: cancellation, its bounds, what governance stops, a fatal tool. With anything else it returns to the strategy.
 
-A pass ends the run only with what is about the run: cancellation, its bounds, what governance stops, a fatal tool. With anything else it
-returns to the strategy, which decides what that means.
+Effects have one implementation, `kernel.context.Run.effect`: it looks the value up in the fold, else lets the world make it, and records it.
+Phases, hooks and strategies use it; a live world makes the value, a replay reads it from the log. A failure is a value: it is recorded at
+once and raised (`EffectFailed`) whenever it is asked for. Only when a run that ended as `kernel_error` is opened again or forked are its
+failures dropped, and made again. A cancellation ends what is being made: nothing is recorded of it, and the run ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from types import CoroutineType
@@ -24,10 +28,9 @@ from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining, shared
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
-from detent.core.settle import REASONS, Settled, Wait, finish
+from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
+from detent.core.settle import REASONS, Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState
-from detent.expressions.markup import clean
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.inbox import absorb
@@ -36,10 +39,11 @@ from detent.kernel.outside import BRANCH, Interrupted, made
 from detent.kernel.pass_context import Pass, make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
-from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec, json_problem, offered
+from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
 from detent.running.phase_hooks import hooked
+from detent.running.strategy_options import options_of
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -64,66 +68,7 @@ class TurnsUsed(BaseException):
     """The turns that were asked for are done."""
 
 
-async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
-    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
-    get = kernels if callable(kernels) else kernels.__getitem__
-    await absorb(run, fresh=True)
-    if run.state.terminal:
-        await run.journal.commit()
-    left = Turns(turns)
-    while not run.state.terminal:
-        try:
-            settled = await _settled(run, strategy, StrategyPasses(run, get, left))
-        except TurnsUsed:
-            await run.journal.commit()
-            return
-        except Ends as end:
-            settled = end.settled
-        except Waits as wait:
-            if run.state.cancel is None:
-                if run.state.status != wait.status:
-                    run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
-                await run.journal.commit(durable=True)
-                if not await absorb(run, fresh=True):
-                    return
-                continue
-            settled = Settled(reason="cancelled", error=run.state.cancel)
-        _close(run, settled)
-        await run.journal.commit(durable=True)
-
-
-async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
-    """Run the strategy from its top; return what its end means for the run."""
-    try:
-        returned = await strategy(passes)
-        passes.all_asked_for("the end of the strategy")
-        passes.went_on()
-    except PassFailed as failed:
-        return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
-    except (StoreError, Divergence):
-        raise
-    except Exception as error:  # foreign code: a strategy may raise anything
-        if isinstance(error, RunError) and error.code == "suspended":
-            raise
-        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-        return Settled(reason="kernel_error", error=await run.world.scrub(said))
-    if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
-        return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
-    if isinstance(returned, Passed):
-        return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
-    return Settled(reason="final_answer", output=returned)
-
-
-def _close(run: Run, settled: Settled) -> None:
-    """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
-    settled = honest(run.state, settled)
-    event = finish(run.state, settled)
-    for scope in run.state.passes:
-        _end_pass(run, scope, settled)
-    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))
-
-
-def _end_pass(run: Run, scope: str, settled: Settled) -> None:
+def end_pass(run: Run, scope: str, settled: Settled) -> None:
     """Record that an open pass ends with its run; a pass that has ended stays as it is."""
     state = run.state.passes[scope]
     for call in state.calls.values():
@@ -136,15 +81,14 @@ def _end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_bound", "_failed", "_kernel_of", "_parent", "_run", "_seen", "_turns", "_unasked")
+    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked")
 
-    def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns, *, parent: str = "") -> None:
-        self._run, self._kernel_of, self._turns, self._parent = run, kernel_of, turns, parent
-        self._seen: dict[str, int] = {}
+    def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
+        self._run, self._kernel_of, self._turns = run, kernel_of, turns
+        self._seen = Counter[str]()
         self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
         known = run.state.passes if self._bound and not run.state.ancestors else {}
         self._unasked = {scope: None for scope, state in known.items() if state.digest}
-        self._failed: e.EffectRecorded | None = None
 
     # What is known --------------------------------------------------------------------------------------------------------------
 
@@ -175,7 +119,7 @@ class StrategyPasses:
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
-        return _options(self.agent, kind)
+        return options_of(self.agent, kind)
 
     @property
     def budget_remaining(self) -> Budget:
@@ -253,7 +197,7 @@ class StrategyPasses:
             return passed(run.state.passes[scope], branch.label)
         self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
-        context = make_context(run, scope, _given(branch))
+        context = make_context(run, scope, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
         verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
@@ -262,7 +206,7 @@ class StrategyPasses:
         assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
         verdict = honest(run.state, verdict, only=None if answers_goal(context) else ())
         if verdict.ends_run:
-            _end_pass(run, scope, verdict)
+            end_pass(run, scope, verdict)
             raise Ends(verdict)
         if context.state.status not in CLOSED:
             run.record(scope, _finished(verdict))
@@ -275,7 +219,6 @@ class StrategyPasses:
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")
-        self.went_on()
         digest = self._digest(branch, kernel)
         self._run.record(
             scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
@@ -303,48 +246,36 @@ class StrategyPasses:
         return digest_of([kernel.name, kernel.version, self.goal, msgspec.to_builtins(branch)])
 
     def _scope(self, label: str) -> str:
-        """Return the key of the next pass under this label: parent scope, label, occurrence. Raise `ValueError` for a label that is no key."""
+        """Return the key of the next pass under this label: label, occurrence. Raise `ValueError` for a label that is no key."""
         refuse_inside_effect(f"the pass {label!r}")
         if not label.strip() or "#" in label:
             raise ValueError(
                 f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"
             )
-        self._seen[label] = count = self._seen.get(label, 0) + 1
-        scope = (f"{self._parent}/" if self._parent else "") + (label if count == 1 else f"{label}#{count}")
+        before = self._before(label)
+        scope = f"{label}#{before + 1}" if before else label
         self._unasked.pop(scope, None)
         return scope
 
     # Values ---------------------------------------------------------------------------------------------------------------------
 
+    def _before(self, label: str) -> int:
+        """Return how often the strategy has asked for this label before; count this time, too."""
+        self._seen[label] += 1
+        return self._seen[label] - 1
+
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
         """Return the JSON value recorded under the label and its occurrence, or make and record it now; raise `EffectFailed`."""
-        run, count = self._run, self._seen.get(f"effect {label}", 0)
-        self._seen[f"effect {label}"] = count + 1
-        key = f"-1:{label}:{count}"
-        if key not in run.state.effects:
-            self.went_on()
-            value = await self._made(make, label, count)
-            self.went_on()  # one that was made beside this one may have failed meanwhile
-            self._failed = e.EffectRecorded(label=label, occurrence=count, value=value)
-            made(value)
-            self.went_on()
-            await run.journal.commit()
-        return made(run.state.effects[key])
+        return made(await self._value(label, make, self._before(f"effect {label}"), commit=True))
 
-    def went_on(self) -> None:
-        """Record the last effect where that is still to be done: it failed, which a strategy that asks for something else has caught."""
-        if self._failed is not None:
-            self._run.journal.record(self._failed)
-            self._failed = None
-
-    async def _made(self, make: Callable[[], Awaitable[Any]], label: str, count: int) -> Any:
-        """Return what was made; the run is known before, and where a cancellation ended it, no strategy goes on."""
-        await self._run.journal.commit()
+    async def _value(self, label: str, make: Callable[[], Awaitable[Any]], occurrence: int = 0, *, commit: bool = False) -> Any:
+        """Return the value of an effect of the run (`Run.effect`); where a cancellation ends it, the strategy does not continue."""
+        run = self._run
         try:
-            return await self._run.world.effect(make, label, count, -1)
+            return await run.effect("", label, make, occurrence=occurrence, commit=commit)
         except Interrupted:
-            await absorb(self._run, fresh=False)
-            raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
+            await absorb(run, fresh=False)
+            raise Ends(Settled(reason="cancelled", error=run.state.cancel or "cancelled")) from None
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
@@ -371,13 +302,10 @@ class StrategyPasses:
 
     async def sleep(self, seconds: float) -> None:
         """Wait that long, in no memory and in any process."""
-        run, count = self._run, self._seen.get("sleep", 0)
-        self._seen["sleep"] = count + 1
-        timer = f"sleep#{count + 1}"
-        if f"-1:{timer}:0" not in run.state.effects:
-            self.went_on()
-            due = await self._made(lambda: self._due(seconds), timer, 0)
-            run.journal.record(e.EffectRecorded(label=timer, value=due))
+        run, timer = self._run, f"sleep#{self._before('sleep') + 1}"
+        begins = f"-1:{timer}:0" not in run.state.effects
+        due = await self._value(timer, lambda: self._due(seconds))
+        if begins:
             run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
         if timer in run.state.timers:
             raise Waits("waiting_for_schedule")
@@ -387,12 +315,10 @@ class StrategyPasses:
 
     async def switch(self, name: str, why: str = "") -> None:
         """Put on record that the strategy `name` takes over, once; what runs after a restart is still the strategy that the run began with."""
-        run, count = self._run, self._seen.get("switch", 0)
-        self._seen["switch"] = count + 1
-        if f"-1:switch:{count}" not in run.state.effects:
-            self.went_on()
+        run, before = self._run, self._before("switch")
+        if f"-1:switch:{before}" not in run.state.effects:
             run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
-            run.journal.record(e.EffectRecorded(label="switch", occurrence=count, value=name))
+            run.journal.record(e.EffectRecorded(label="switch", occurrence=before, value=name))
 
 
 def _lightness(raised: BaseException) -> int:
@@ -410,19 +336,6 @@ def _lightness(raised: BaseException) -> int:
             return 5 + WAITING.index(status)
         case _:
             return 2
-
-
-def _given(branch: Branch) -> Pass:
-    """Return what the context of a pass is made of."""
-    return Pass(
-        task=branch.task,
-        instructions=branch.instructions,
-        tools=branch.tools,
-        guards=branch.guards,
-        guidance=branch.guidance,
-        output_schema=branch.output_schema,
-        small=branch.small,
-    )
 
 
 def _finished(settled: Settled) -> e.PassFinished:
@@ -482,27 +395,3 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
         return context.state
 
     return make_kernel(phases=(plan, act, conclude), name="calls")
-
-
-def check_options(strategy: Strategy, agent: AgentSpec) -> None:
-    """Raise `ConfigError` for an option that the strategy does not have, a value that does not fit it, an agent that it cannot serve."""
-    kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
-    if kind is not None:
-        check: Callable[[AgentSpec], None] = getattr(_options(agent, kind), "check", lambda agent: None)
-        check(agent)
-    elif agent.strategy_options:
-        raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
-
-
-def _options(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:
-    from detent.config.tables import take
-
-    try:
-        return take(agent.strategy_options, kind, f"agent {agent.name!r}: strategy_options")
-    except ValueError as error:
-        raise ConfigError(f"agent {agent.name!r}: strategy_options: {error}") from None
-
-
-def version_of(strategy: Strategy) -> int:
-    """Return the version of a strategy: its attribute `version`, 1 without one."""
-    return int(getattr(strategy, "version", 1))

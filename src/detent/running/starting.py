@@ -27,10 +27,10 @@ from detent.running.advancing import Advancing, digests_of, tools_of
 from detent.running.answering import refuse_reopening
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
-from detent.running.passes import check_options, version_of
 from detent.running.results import Result, result_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.running.strategy_options import check_options, version_of
 from detent.secrecy.redact import Redactor, redacted_start
 
 T = TypeVar("T")

@@ -186,7 +186,7 @@ class FakeModel:
         if turn.failure:
             kind = cast("ModelFailureKind", turn.failure)
             raise ModelCallFailure(f"model {self.name!r}: {turn.failure} (fake)", kind=kind, retry_after_s=turn.retry_after_s)
-        return _response(turn, f"{view.scope}.{view.iteration}", info)
+        return _response(turn, f"{view.scope}.{view.iteration}")
 
     def _next(self, view: View) -> Turn:
         """Return the turn that is due: the place is in the transcript, what gave no plan is counted here."""
@@ -234,7 +234,7 @@ def _steps(turns: Iterable[Turn]) -> tuple[tuple[Turn, ...], ...]:
 # Quirks -------------------------------------------------------------------------------------------------------------------------
 
 
-def _response(turn: Turn, where: str, info: Any) -> Any:
+def _response(turn: Turn, where: str) -> Any:
     """Return the turn as pydantic-ai's response, with its quirk."""
     from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
     from pydantic_ai.usage import RequestUsage

@@ -10,7 +10,7 @@ import pytest
 from detent import Agent, Engine, McpServer, ToolPins, tool
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import RunResumed
-from detent.policies.tiers import TierPolicy
+from detent.policies.tiers import TieredPolicy
 from detent.tools.mcp.levels import level_of
 from detent.tools.mcp.offered import full_name
 from tools.mcp.desks import END, call, effects, engine_of, first_then, one, ran, received, rude, until, within
@@ -232,7 +232,7 @@ def test_a_run_that_could_need_approval_that_nobody_gives_is_refused(tmp_path: P
 def test_a_policy_decides_on_calls_of_servers(tmp_path: Path) -> None:
     """A denied call never reaches the server."""
 
-    class NoEcho(TierPolicy):
+    class NoEcho(TieredPolicy):
         def decide(self, call: Any, state: Any) -> Any:
             verdict = super().decide(call, state)
             import msgspec

@@ -75,11 +75,6 @@ def definition(name: str) -> tuple[str, dict[str, Any]]:
     return _TOOLS[name]
 
 
-def is_control(name: str) -> bool:
-    """Whether a name is that of a control tool."""
-    return name in _TOOLS
-
-
 def action_of(name: str, args: Any) -> a.AnyAction:
     """Return the action that a call of a control tool asks for; raise `MalformedPlan` for arguments that do not fit."""
     if isinstance(args, str):

@@ -87,7 +87,7 @@ def take_apart(response: ModelResponse) -> Pieces:
             calls.append(part)
         else:
             plain = False
-            parts.append(["other", _dumped(response, part)])
+            parts.append(["other", _dumped(part)])
     return Pieces(text, thinking, tuple(calls), tuple(parts), plain, {} if plain else _response(response))
 
 
@@ -136,7 +136,7 @@ def _adapter() -> Any:
     return ModelMessagesTypeAdapter
 
 
-def _dumped(response: Any, part: Any) -> Any:
+def _dumped(part: Any) -> Any:
     from pydantic_ai.messages import ModelResponse
 
     return _adapter().dump_python([ModelResponse(parts=[part], timestamp=EPOCH)], mode="json")[0]["parts"][0]

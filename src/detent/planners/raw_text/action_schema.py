@@ -135,5 +135,5 @@ def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[
     return check
 
 
-def _short(text: str, longest: int = 160) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else text[:159] + "…"

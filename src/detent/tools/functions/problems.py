@@ -39,10 +39,10 @@ def of_pydantic_result(error: Any) -> str:
     return listed(found)
 
 
-def of_exception(error: BaseException, *, longest: int = 1000) -> str:
+def of_exception(error: BaseException) -> str:
     """Return type and message of an exception, for people and models; a plain `ValueError`'s message alone."""
     text = str(error)
-    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    text = text if len(text) <= 1000 else text[:999] + "…"
     if not text:
         return type(error).__name__
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"

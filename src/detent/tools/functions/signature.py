@@ -48,7 +48,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any], *, tool: str, options: Options) -> None:
         """Raise `ConfigError` for parameters that a JSON object cannot fill."""
-        self._function, self._tool, self._sensitive = function, tool, options.sensitive
+        self._function, self._tool = function, tool
         self.unbound = _is_method_in_a_class(function)
         self._inner, fixed = _unwrap(function)
         try:

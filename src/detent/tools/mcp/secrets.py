@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from typing import Any, cast
 
 from detent.core.codec import walk
@@ -53,8 +52,8 @@ class Secrets:
 class Resolved:
     """A server's settings with every reference replaced by its value; raise `ConfigError` naming a variable that is not set."""
 
-    def __init__(self, name: str, server: McpServer, environment: Mapping[str, str] | None = None) -> None:
-        self._name, self._environment = name, os.environ if environment is None else environment
+    def __init__(self, name: str, server: McpServer) -> None:
+        self._name = name
         self.secrets = Secrets()
         self.args = [self._value(arg, f"args[{i}]") for i, arg in enumerate(server.args)]
         self.env = {key: self._value(value, f"env.{key}", secret=bool(_SECRET_NAME.search(key))) for key, value in server.env.items()}
@@ -63,7 +62,7 @@ class Resolved:
 
     def _value(self, said: str, key: str, *, secret: bool = False) -> str:
         def value_of(match: re.Match[str]) -> str:
-            value = self._environment.get(match[1])
+            value = os.environ.get(match[1])
             if value is None:
                 raise ConfigError(
                     f"MCP server {self._name!r}: {key} refers to the environment variable {match[1]}, which is not set; "

@@ -33,11 +33,10 @@ class Server:
         *,
         workspace: Path | None,
         relisted: Callable[[Server], None],
-        delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self.name, self.settings = name, settings
         self.offer = Offer(tools={}, problems={})
-        self.workspace, self._relisted, self._delays_s = workspace, relisted, tuple(delays_s)
+        self.workspace, self._relisted, self._delays_s = workspace, relisted, DELAYS_S
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._resting: tuple[float, str] | None = None

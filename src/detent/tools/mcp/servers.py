@@ -15,7 +15,7 @@ from pathlib import Path
 from detent.core.errors import ConfigError, UnknownName
 from detent.tools.functions.schema import schema_digest
 from detent.tools.mcp.offered import ServerTool, gone_tool
-from detent.tools.mcp.server import DELAYS_S, Server
+from detent.tools.mcp.server import Server
 from detent.tools.mcp.settings import EVERY, SEPARATOR, McpServer, checked_servers
 from detent.tools.registry import Registry
 
@@ -31,11 +31,10 @@ class Servers:
         servers: Mapping[str, McpServer] | None = None,
         *,
         workspace: str | Path | None = None,
-        delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
-        """`workspace` is what servers that ask for roots are told; `delays_s` are the waits between attempts to reach a server again."""
+        """`workspace` is what servers that ask for roots are told."""
         self.workspace = Path(workspace).expanduser().resolve() if workspace is not None else None
-        self._registry, self._delays_s = registry, delays_s
+        self._registry = registry
         self._servers: dict[str, Server] = {}
         self._owned: dict[str, str] = {}
         self._registered: set[str] = set()
@@ -59,7 +58,7 @@ class Servers:
                 continue
             if there is not None and (not over or there.connected or there.offer.tools):
                 raise ConfigError(f"an MCP server named {name!r} with other settings is there already; give one of them another name")
-            self._servers[name] = Server(name, settings, workspace=self.workspace, relisted=self._take_up, delays_s=self._delays_s)
+            self._servers[name] = Server(name, settings, workspace=self.workspace, relisted=self._take_up)
 
     def work_in(self, workspace: str | Path) -> None:
         """Tell servers that ask for roots this directory; those that are connected keep what they were told."""

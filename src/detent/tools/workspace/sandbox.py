@@ -278,7 +278,7 @@ async def start(
         for descriptor in (said, told, held, *rules):
             os.close(descriptor)
     try:
-        return Boxed(process, sandbox.limits, line, await _released(process, line, release, sandbox.limits))
+        return Boxed(process, sandbox.limits, line, await _released(line, release, sandbox.limits))
     except BaseException:
         line.close()
         with contextlib.suppress(ProcessLookupError):
@@ -306,7 +306,7 @@ def _in_memory(data: bytes) -> int:
     return descriptor
 
 
-async def _released(process: Process, status: FileIO, release: int, limits: SandboxLimits) -> int:
+async def _released(status: FileIO, release: int, limits: SandboxLimits) -> int:
     """Set the limits on bwrap's blocked child and let it go on; return its process id, 0 when bwrap has given up."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()

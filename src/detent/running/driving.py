@@ -1,0 +1,77 @@
+"""The one loop that drives a run to its end or its wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.errors import DetentError, Divergence, PassFailed, RunError, StoreError
+from detent.core.settle import Settled, finish
+from detent.expressions.markup import clean
+from detent.kernel.context import Run
+from detent.kernel.inbox import absorb
+from detent.kernel.kernel import Kernel
+from detent.kernel.runner import Turns
+from detent.ports import Passed, Strategy, json_problem
+from detent.running.endings import honest
+from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
+
+
+async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
+    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
+    get = kernels if callable(kernels) else kernels.__getitem__
+    await absorb(run, fresh=True)
+    if run.state.terminal:
+        await run.journal.commit()
+    left = Turns(turns)
+    while not run.state.terminal:
+        try:
+            settled = await _settled(run, strategy, StrategyPasses(run, get, left))
+        except TurnsUsed:
+            await run.journal.commit()
+            return
+        except Ends as end:
+            settled = end.settled
+        except Waits as wait:
+            if run.state.cancel is None:
+                if run.state.status != wait.status:
+                    run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
+                await run.journal.commit(durable=True)
+                if not await absorb(run, fresh=True):
+                    return
+                continue
+            settled = Settled(reason="cancelled", error=run.state.cancel)
+        _close(run, settled)
+        await run.journal.commit(durable=True)
+
+
+async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
+    """Run the strategy from its top; return what its end means for the run."""
+    try:
+        returned = await strategy(passes)
+        passes.all_asked_for("the end of the strategy")
+    except PassFailed as failed:
+        return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
+    except (StoreError, Divergence):
+        raise
+    except Exception as error:  # foreign code: a strategy may raise anything
+        if isinstance(error, RunError) and error.code == "suspended":
+            raise
+        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+        return Settled(reason="kernel_error", error=await run.world.scrub(said))
+    if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
+        return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
+    if isinstance(returned, Passed):
+        return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
+    return Settled(reason="final_answer", output=returned)
+
+
+def _close(run: Run, settled: Settled) -> None:
+    """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    settled = honest(run.state, settled)
+    event = finish(run.state, settled)
+    for scope in run.state.passes:
+        end_pass(run, scope, settled)
+    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))

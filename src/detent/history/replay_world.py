@@ -15,9 +15,10 @@ from detent.core.budget import Exhausted
 from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
-from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
-from detent.kernel.replay import GATEWAY, STUCK, ReplayJournal, from_kernel
+from detent.history.replay_journal import GATEWAY, STUCK, ReplayJournal, from_kernel
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.ports.outside import BRANCH, Begin, BoundReached, Interrupted
+from detent.secrecy.redact import PLACEHOLDER
 
 
 class ReplayWorld:
@@ -98,6 +99,10 @@ class ReplayWorld:
                 break
             taken.append(self._journal.accept())
         return taken
+
+    async def absorb(self, run: Any, *, fresh: bool) -> bool:
+        """Take the inputs that the log has here; say whether there were any."""
+        return bool(await self.signals(fresh=fresh))
 
     def models(self, context: Any) -> None:
         """A re-execution calls no model."""

@@ -8,10 +8,10 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
+from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.history.replay_world import ReplayWorld
-from detent.kernel.outside import BRANCH
-from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
 from detent.ports import Plan, View
+from detent.ports.outside import BRANCH
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.lineage import find_blob
 from detent.running.passes import drive

@@ -20,7 +20,6 @@ from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRec
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
 from detent.kernel.journal import Journal
-from detent.kernel.outside import BoundReached, World, made
 from detent.ports import (
     ContextProfile,
     Guard,
@@ -34,6 +33,7 @@ from detent.ports import (
     json_problem,
 )
 from detent.ports.gates import Gate
+from detent.ports.outside import BoundReached, World, made
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""

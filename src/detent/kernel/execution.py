@@ -23,8 +23,8 @@ from detent.core.state import CallState, RunState
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import guard_name, in_doubt_guard
 from detent.kernel.meta_tools import MetaTool, answer
-from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.ports.outside import BoundReached, Interrupted
 
 LONGEST_S = 10 * 365 * 86_400
 """How long a request for approval may stand, in seconds."""

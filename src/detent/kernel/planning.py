@@ -15,8 +15,8 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.context import KernelContext
-from detent.kernel.outside import BoundReached, Interrupted
 from detent.ports import MetaTool, Plan, calls_in, written
+from detent.ports.outside import BoundReached, Interrupted
 
 ATTEMPTS = 3
 _CALLS = {ToolCall}

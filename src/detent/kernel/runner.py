@@ -15,9 +15,8 @@ from detent.core.settle import Reflect, Settled, Verdict, WrapUp, reached, settl
 from detent.core.state import CLOSED, KernelState, RunState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
-from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
-from detent.kernel.outside import BRANCH, BoundReached, Interrupted
+from detent.ports.outside import BRANCH, BoundReached, Interrupted
 
 log = logging.getLogger("detent")
 
@@ -57,7 +56,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     while True:
         run.world.proceed()
         if not run.world.quiet:
-            await absorb(run, fresh=False)
+            await run.world.absorb(run, fresh=False)
             await run.world.weigh(context)
         now = run.journal.state
         total_s = 0.0 if turn_over else now.total_s  # of an open turn that is taken up again; a new one has a reading of its own

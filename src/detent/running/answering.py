@@ -13,9 +13,9 @@ from detent.core.budget import Budget, Exhausted, checked, exhausted
 from detent.core.errors import NotAllowedNow
 from detent.core.fold import away_ms
 from detent.core.state import RunState
-from detent.kernel.inbox import person
 from detent.ports import Signal
 from detent.running.admission import fitting_reply
+from detent.running.inbox import person
 
 
 def approval_payload(

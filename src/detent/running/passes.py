@@ -30,15 +30,14 @@ from detent.core.state import CLOSED, WAITING, Item, KernelState
 from detent.expressions.markup import clean
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
-from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.outside import BRANCH, Interrupted, made
-from detent.kernel.pass_context import Pass, make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, ToolSpec, json_problem, offered
+from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
+from detent.running.pass_context import Pass, make_context
 from detent.running.phase_hooks import hooked
 
 ASK = make_kernel(phases=(think, act), name="ask")
@@ -67,7 +66,7 @@ class TurnsUsed(BaseException):
 async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
     """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
     get = kernels if callable(kernels) else kernels.__getitem__
-    await absorb(run, fresh=True)
+    await run.world.absorb(run, fresh=True)
     if run.state.terminal:
         await run.journal.commit()
     left = Turns(turns)
@@ -84,7 +83,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
                 if run.state.status != wait.status:
                     run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
                 await run.journal.commit(durable=True)
-                if not await absorb(run, fresh=True):
+                if not await run.world.absorb(run, fresh=True):
                     return
                 continue
             settled = Settled(reason="cancelled", error=run.state.cancel)
@@ -216,7 +215,9 @@ class StrategyPasses:
         self._refuse_late([scope for _, scope in pairs])
         ended = await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True)
         if self._run.world.cancelled:
-            await absorb(self._run, fresh=False)  # here, and not where it came while the last passes ended: a replay finds it here, too
+            await self._run.world.absorb(
+                self._run, fresh=False
+            )  # here, and not where it came while the last passes ended: a replay finds it here, too
         return self._together(ended)
 
     def _refuse_late(self, scopes: Sequence[str]) -> None:
@@ -343,7 +344,7 @@ class StrategyPasses:
         try:
             return await self._run.world.effect(make, label, count, -1)
         except Interrupted:
-            await absorb(self._run, fresh=False)
+            await self._run.world.absorb(self._run, fresh=False)
             raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
 
     async def offered(self) -> tuple[ToolSpec, ...]:

@@ -21,7 +21,7 @@ from detent.core.errors import Divergence
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import CLOSED, RunState
-from detent.kernel.outside import BRANCH
+from detent.ports.outside import BRANCH
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
 """Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""

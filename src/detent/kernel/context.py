@@ -15,7 +15,7 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Exhausted, Usage, remaining
-from detent.core.errors import UnknownName, UnrecordedChange
+from detent.core.errors import UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
@@ -51,16 +51,6 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
     small: bool = False
 
 
-def no_guard(name: str) -> Guard:
-    """Raise `UnknownName`: a run that was given no guards by name knows none."""
-    raise UnknownName("guard", name, ())
-
-
-def unopposed(action: Any, context: Any) -> str:
-    """Accept every answer."""
-    return ""
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
@@ -72,13 +62,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     tools: dict[str, Tool]
     policy: Policy
-    guards: tuple[Guard, ...] = ()
-    hooks: KernelHooks = KernelHooks()
-    profile: ContextProfile = ContextProfile()
-    compression: ResultCompression = ResultCompression()
-    guard_named: Callable[[str], Guard] = no_guard
-    objection: Callable[[Any, Any], str] = unopposed
-    heal: Callable[[Any, Any], CallHealed | None] | None = None
+    guards: tuple[Guard, ...]
+    hooks: KernelHooks
+    profile: ContextProfile
+    compression: ResultCompression
+    guard_named: Callable[[str], Guard]
+    objection: Callable[[Any, Any], str]
+    heal: Callable[[Any, Any], CallHealed | None] | None
 
     @property
     def state(self) -> RunState:
@@ -87,8 +77,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, scope: str, *events: AnyEvent) -> None:
         """Put events on the log of the pass `scope`."""
-        for event in events:
-            self.journal.put(event, scope)
+        self.journal.record(*events, scope=scope)
 
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,10 +149,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `BoundReached` when the tool has been called as often as it may be; those of `begun` with a digest are not counted yet."""
         state = self.run.journal.state
         limit = state.budget.calls_of(tool)
-        if (
-            limit is not None
-            and (used := state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)) >= limit
-        ):
+        used = state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)
+        if limit is not None and used >= limit:
             raise BoundReached(Exhausted(f"tool_calls:{tool}", limit, used))
 
     def time_left(self) -> float | None:

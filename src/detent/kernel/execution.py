@@ -19,15 +19,13 @@ from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall, is_blank
 from detent.core.codec import digest_of
 from detent.core.errors import Conflict, InvalidArguments
-from detent.core.state import CallState, RunState
+from detent.core.state import CallState
 from detent.kernel.context import KernelContext
-from detent.kernel.guards import guard_name, in_doubt_guard
-from detent.kernel.meta_tools import MetaTool, answer
-from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.kernel.guards import in_doubt_guard
+from detent.kernel.meta_tools import answer
+from detent.ports import UNREADABLE, Call, MetaTool, Tool, ToolOutcome, ToolSpec, Verdict
+from detent.ports.governance import blocked, guard_name, verdict_on
 from detent.ports.outside import BoundReached, Interrupted
-
-LONGEST_S = 10 * 365 * 86_400
-"""How long a request for approval may stand, in seconds."""
 
 RETRY_CODES = ("timeout", "handler_error")
 
@@ -73,11 +71,8 @@ def _decide(call: CallState, context: KernelContext) -> str:
         _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
         return frozen.digest
     for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
-        if (block := _guarded(guard, frozen, context)) is not None:
-            context.run.record(
-                context.scope,
-                e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason),
-            )
+        if (block := blocked(guard, frozen, context.state, context.run.state)) is not None:
+            context.run.record(context.scope, e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason))
             _refuse(call, context, "guard_blocked", block.reason)
             return frozen.digest
     run = context.run
@@ -128,53 +123,6 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
         context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
     return args
-
-
-def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
-    try:
-        run = context.run.journal.state
-        said = guard(call, run.passes[context.scope], run)
-    except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
-        return Block(f"guard failed: {type(error).__name__}: {error}")
-    if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return said
-    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
-
-
-def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
-    """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
-    try:
-        verdict = policy.decide(frozen, state)
-    except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
-    if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
-    if not _plain(verdict):
-        try:
-            verdict = checked(verdict)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return Verdict(decision="deny", rule="policy_error", reason=f"the policy's verdict cannot be used: {error}")
-    if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
-        verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
-    same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
-    if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
-        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)
-    return verdict
-
-
-def _plain(verdict: Verdict) -> bool:
-    """Whether it is an allowance with nothing in it that would have to be looked at; this is asked for every call."""
-    return verdict.decision == "allow" and type(verdict.rule) is type(verdict.reason) is str and not (verdict.facts or verdict.sources)
-
-
-def checked(verdict: Verdict) -> Verdict:
-    """Return the verdict of foreign code as data of its own; raise `ValueError` or `TypeError` for one that holds what it may not."""
-    verdict = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
-    if verdict.decision == "require_approval" and verdict.approvers < 1:
-        raise ValueError(f"approvers is {verdict.approvers}; at least 1")
-    if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
-        raise ValueError(f"expires_s is {verdict.expires_s:g}; above 0, and at most ten years")
-    return verdict
 
 
 def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
@@ -420,15 +368,17 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
 
 def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
     """Return the record of an outcome that is known."""
-    latency_ms = round(outcome.latency_ms, 3)
-    if outcome.kind != "ok":
-        error, fatal = _error(outcome), outcome.kind == "fatal"
-        return e.ToolFinished(
-            call=call_id, digest=digest, trust=trust, error=error, fatal=fatal, source=outcome.source, latency_ms=latency_ms
-        )
-    result, artifact = msgspec.Raw(outcome.result), outcome.artifact
+    ok = outcome.kind == "ok"
     return e.ToolFinished(
-        call=call_id, digest=digest, trust=trust, result=result, artifact=artifact, source=outcome.source, latency_ms=latency_ms
+        call=call_id,
+        digest=digest,
+        trust=trust,
+        result=msgspec.Raw(outcome.result) if ok else e.NO_RESULT,
+        error=None if ok else _error(outcome),
+        artifact=outcome.artifact if ok else None,
+        fatal=outcome.kind == "fatal",
+        source=outcome.source,
+        latency_ms=round(outcome.latency_ms, 3),
     )
 
 

@@ -19,9 +19,8 @@ from detent.core.state import KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
-from detent.kernel.meta_tools import MetaTool
 from detent.kernel.think import think
-from detent.ports import Guard, json_problem
+from detent.ports import Guard, MetaTool, json_problem
 
 Phase = Callable[[KernelState, KernelContext], Awaitable[KernelState]]
 

@@ -22,7 +22,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, Usage, exhausted, remaining, shared
+from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, PassFailed, RunError, StoreError, UnknownName
 from detent.core.settle import REASONS, Settled, Wait, finish
@@ -37,7 +37,7 @@ from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, Strategy, Too
 from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context
+from detent.running.pass_context import Pass, make_context, shared
 from detent.running.phase_hooks import hooked
 
 ASK = make_kernel(phases=(think, act), name="ask")

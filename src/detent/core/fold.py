@@ -712,9 +712,7 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
         if item.error.code == "policy_denied" and state.agent.on_deny == "fail":
             return {"ended": "policy_denied", "error": item.error.message, "output": None}
     elif call.ends_turn:
-        answer: Any = item.content
-        output = cast("dict[str, Any]", answer).get("answer", answer) if isinstance(answer, dict) else answer
-        return {"ended": "done_tool", "output": output, "error": ""}
+        return {"ended": "done_tool", "output": answer_in(item.content), "error": ""}
     elif call.provenance == "text":
         return {"ended": "final_answer", "output": item.content, "error": ""}
     return {}
@@ -729,6 +727,11 @@ def _meta_tool_answered(state: RunState, scope: str, event: e.MetaToolAnswered) 
     before = replace(before, meta={**before.meta, "meta_tools": kept}) if event.notes else before
     state = _with(state, _observed(before, call, item, ok=event.success))
     return state if event.action is None else _concluded(state, scope, event.action)
+
+
+def answer_in(result: Any) -> Any:
+    """Return the answer that the result of a call which ends the turn holds: under `answer`, or the whole."""
+    return cast("dict[str, Any]", result).get("answer", result) if isinstance(result, dict) else result
 
 
 def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool) -> KernelState:

@@ -158,12 +158,9 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         state = self.run.journal.state
         if state.budget.max_running_s is None and state.budget.max_total_s is None:
             return None
-        left: list[float] = []
-        if state.budget.max_running_s is not None:
-            left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
-        if state.budget.max_total_s is not None:
-            left.append(state.budget.max_total_s - (self.run.world.running_ms() + state.away_ms) / 1000)
-        return max(0.001, min(left) + 0.001)
+        running_ms = self.run.world.running_ms()
+        bounds = ((state.budget.max_running_s, running_ms), (state.budget.max_total_s, running_ms + state.away_ms))
+        return max(0.001, min(bound - used_ms / 1000 for bound, used_ms in bounds if bound is not None) + 0.001)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""

@@ -140,13 +140,9 @@ class Journal:
 
     async def _tell(self) -> None:
         async with self._telling:
-            await self._tell_in_order()
-
-    async def _tell_in_order(self) -> None:
-        told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
-        self._told = self._told[len(told) :]
-        for record, state in told:
-            for sink in self._sinks:
+            told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
+            self._told = self._told[len(told) :]
+            for sink, (record, state) in ((sink, pair) for pair in told for sink in self._sinks):
                 try:
                     answer = sink(record, state)
                     if inspect.isawaitable(answer):

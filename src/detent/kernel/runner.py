@@ -12,7 +12,7 @@ import logging
 from detent.core import events as e
 from detent.core.errors import DetentError, Divergence, RunError, StoreError
 from detent.core.settle import Reflect, Settled, Verdict, WrapUp, reached, settle, waits, wraps_up
-from detent.core.state import CLOSED, KernelState, RunState
+from detent.core.state import CLOSED, KernelState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
 from detent.kernel.kernel import Kernel
@@ -105,7 +105,7 @@ def _turn_over(kernel: Kernel, context: KernelContext, before: int) -> bool:
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     """One turn; what a phase raises ends the pass as `kernel_error` and never escapes (row S0-2)."""
     try:
-        await kernel.turn(context, _moved)
+        await kernel.turn(context)
     except BoundReached as reached_bound:
         bound = reached_bound.bound
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)
@@ -124,10 +124,6 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
 
 def _failed(why: str) -> e.PassFinished:
     return e.PassFinished(status="failed", reason="kernel_error", error=why)
-
-
-def _moved(state: RunState) -> bool:
-    return state.cancel is not None or state.terminal
 
 
 def _time(run: Run, state: KernelState) -> Settled | None:

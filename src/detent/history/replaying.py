@@ -78,8 +78,8 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     try:
         while journal.next is not None:
             before = journal.cursor
-            await world.signals(fresh=True)
-            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `signals` moved the cursor
+            await world.absorb(None, fresh=True)
+            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `absorb` moved the cursor
                 break
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")

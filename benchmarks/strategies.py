@@ -26,12 +26,12 @@ from detent.core.state import RunState
 from detent.kernel.context import Run
 from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
-from detent.kernel.pass_context import make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.policies.tiers import TieredPolicy
 from detent.running.control import Control
 from detent.running.driving import drive
 from detent.running.live import LiveWorld
+from detent.running.pass_context import make_context
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry

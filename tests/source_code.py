@@ -92,15 +92,6 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def statements(path: Path) -> int:
-    """Return how many statements a module holds; docstrings and the declared fields of classes are not counted."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = sum(1 for node in nodes if isinstance(node, documented) and ast.get_docstring(node, clean=False))
-    fields = sum(isinstance(part, ast.AnnAssign) for node in nodes if isinstance(node, ast.ClassDef) for part in node.body)
-    return sum(isinstance(node, ast.stmt) for node in nodes) - docstrings - fields
-
-
 def comment(path: Path, line: int) -> str:
     """Return the comment at the end of line `line` (from 1), without its sign; empty where there is none."""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):

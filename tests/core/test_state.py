@@ -24,7 +24,6 @@ from detent.core.state import (
     RunState,
     RunStatus,
     describe,
-    initial_kernel_state,
     move,
     transition,
 )
@@ -88,7 +87,7 @@ def test_waits_stand_in_the_order_of_precedence() -> None:
 
 def test_a_state_cannot_be_changed() -> None:
     """Row S0-3: mutation raises, and the old state is as before after a transition."""
-    state = initial_kernel_state(meta={"a": 1})
+    state = KernelState(meta={"a": 1})
     with pytest.raises(AttributeError):
         state.iteration = 5  # type: ignore[misc]
     later = transition(state, status="acting", iteration=1, meta={"b": 2})
@@ -101,13 +100,13 @@ def test_the_seed_fields_of_a_state_are_there() -> None:
     names = (
         "task_id", "strategy", "kernel_type", "steps", "tools_used", "scratchpad", "iteration", "tokens", "cost", "status", "output", "error", "meta",
     )  # fmt: skip
-    state = initial_kernel_state()
+    state = KernelState()
     assert [name for name in names if not hasattr(state, name)] == []
 
 
 def test_an_initial_state_thinks_and_holds_nothing() -> None:
     """Rows S0-6 and 1.3: status thinking, iteration 0, output None, collections empty; the options are taken over."""
-    state = initial_kernel_state(strategy="plan", kernel_type="own", task_id="t", scope="s", meta={"limit": 3})
+    state = KernelState(strategy="plan", kernel_type="own", task_id="t", scope="s", meta={"limit": 3})
     assert (state.status, state.iteration, state.output, state.error, state.usage) == ("thinking", 0, None, "", NOTHING)
     assert (list(state.steps), state.tools_used, state.scratchpad, state.calls, state.tokens, state.cost) == ([], frozenset(), {}, {}, 0, 0)
     assert (state.strategy, state.kernel_type, state.task_id, state.scope, state.meta) == ("plan", "own", "t", "s", {"limit": 3})
@@ -115,14 +114,14 @@ def test_an_initial_state_thinks_and_holds_nothing() -> None:
 
 def test_what_a_transition_does_not_name_is_carried_over() -> None:
     """Row 1.3: steps, scratchpad and tools used stay, by identity."""
-    state = initial_kernel_state(steps=Seq([Item(kind="note", text="n")]), scratchpad={"k": "v"}, tools_used=frozenset({"look"}))
+    state = KernelState(steps=Seq([Item(kind="note", text="n")]), scratchpad={"k": "v"}, tools_used=frozenset({"look"}))
     later = transition(state, status="acting")
     assert later.steps is state.steps and later.scratchpad is state.scratchpad and later.tools_used is state.tools_used
 
 
 def test_a_failed_pass_has_no_output_unless_one_is_given() -> None:
     """Row 1.3: no leak of a rejected draft."""
-    draft = initial_kernel_state(output="draft")
+    draft = KernelState(output="draft")
     assert transition(draft, status="failed").output is None
     assert transition(draft, status="failed", output="said so").output == "said so"
     assert transition(draft, status="done").output == "draft"

@@ -10,9 +10,8 @@ from detent.core.codec import encode_event
 from detent.core.events import MetaToolAnswered, ToolFinished
 from detent.core.state import KernelState
 from detent.kernel.kernel import make_kernel
-from detent.kernel.meta_tools import Answer, MetaTool
 from detent.policies.tiers import TieredPolicy
-from detent.ports import Block, Call, ToolSpec, Verdict
+from detent.ports import Answer, Block, Call, MetaTool, ToolSpec, Verdict
 from detent.testing import ScriptedPlanner
 
 SPEC = ToolSpec(name="brief", description="Say where the run stands.", side_effect="none")

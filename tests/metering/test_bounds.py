@@ -20,11 +20,11 @@ from detent.core.state import RunState
 from detent.kernel.act import act
 from detent.kernel.journal import head_of
 from detent.kernel.kernel import make_kernel
-from detent.kernel.outside import BoundReached
 from detent.kernel.think import think
 from detent.metering.pricing import ModelPrice, Prices
 from detent.metering.reserving import USUAL_OUTPUT, Asked, allowed
 from detent.ports import RunQuery
+from detent.ports.outside import BoundReached
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH
 from metering.providers import END, MODEL, PRICES, Caller, Planning, Provider, answer, check, engine, events_of, failure, of, run, used

@@ -274,15 +274,6 @@ def exhausted(
     return None
 
 
-def shared(budget: Budget, parts: int) -> Budget:
-    """Return the share of `budget` that one of `parts` passes side by side gets; time passes for all of them alike."""
-    countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
-    shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
-    if budget.max_cost_usd is not None:
-        shares["max_cost_usd"] = budget.max_cost_usd / parts or 1e-9
-    return Budget(**shares)  # pyright: ignore[reportArgumentType] - each field gets a number of its own kind
-
-
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
     left: dict[str, float] = {}

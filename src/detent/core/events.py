@@ -7,7 +7,7 @@ what the kernel decides or observes. Fields ending in `_ms` are measurements: re
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import msgspec
 
@@ -176,6 +176,7 @@ class StrategySwitched(Event, frozen=True, kw_only=True):
     why: str = ""
 
 
+@final
 class TurnStarted(Event, frozen=True, kw_only=True):
     """A turn of the kernel began; the only clock reading that bounds use. `wrap_up`: why it is the last, in which no work is done."""
 
@@ -289,6 +290,7 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
     latency_ms: float = 0.0
 
 
+@final
 class Planned(Event, frozen=True, kw_only=True):
     """The planner answered with one control action or with a batch of tool calls.
 
@@ -346,6 +348,7 @@ class GuardBlocked(Event, frozen=True, kw_only=True):
     reason: str
 
 
+@final
 class PolicyDecided(Event, frozen=True, kw_only=True):
     """The policy decided on the call; recorded for every call that reaches it."""
 
@@ -405,6 +408,7 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
     signal: str = ""
 
 
+@final
 class ToolStarted(Event, frozen=True, kw_only=True):
     """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
 
@@ -430,6 +434,7 @@ class ToolStarted(Event, frozen=True, kw_only=True):
     untold: bool = False
 
 
+@final
 class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has an outcome: a result, or an error.
 

@@ -8,7 +8,7 @@ completion: an outcome waits in its `CallState` until all calls before it have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
@@ -21,7 +21,7 @@ from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall, snake
 from detent.core.budget import NOTHING, UNBOUNDED, Exhausted, Usage
 from detent.core.errors import IllegalEvent, RunErased
 from detent.core.history import Seq
-from detent.core.records import Record
+from detent.core.records import Envelope, Record
 from detent.core.state import (
     LEGAL_PASS,
     NOT_MEASURED,
@@ -63,8 +63,7 @@ def evolve(state: RunState, record: Record) -> RunState:
         raise IllegalEvent(
             state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
         )
-    often = _OFTEN.get(type(event))
-    after = _apply(state, event, record) if often is None else often(state, event, record)
+    after = _apply(state, event, envelope)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
     if after is state:
@@ -88,44 +87,53 @@ def _intervention(event: Any, seq: int) -> Intervention:
     return Intervention(kind=kind, by=event.by, about=about, seq=seq)
 
 
-def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
-    scope = record.envelope.scope
+def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
+    """Return what `event` makes of the run. The events of every turn come first, compared by type: a `case` that does not fit costs more."""
+    scope = envelope.scope
+    if type(event) is e.ToolFinished:
+        return _tool_finished(state, scope, event)
+    if type(event) is e.PolicyDecided:
+        return _decided(state, scope, event)
+    if type(event) is e.Planned:
+        return _planned(state, scope, event)
+    if type(event) is e.TurnStarted:
+        return _turn_started(state, scope, event, envelope.at)
+    if type(event) is e.ToolStarted:
+        return _tool_started(state, scope, event)
     match event:
-        case e.GuardBlocked(call=call):
-            return _call(state, call, refused="guard_blocked", why=event.reason)
-        case e.StateChanged():
-            before = _pass(state, scope)
-            pad = {k: v for k, v in before.scratchpad.items() if k not in event.removed_scratchpad} | event.scratchpad
-            meta = {k: v for k, v in before.meta.items() if k not in event.removed_meta} | event.meta
-            guidance = before.guidance if event.guidance is None else event.guidance
-            done = before.phases_done | {event.phase}
-            return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
+        case e.RunStarted():
+            return _run_started(state, event, envelope)
+        case e.PassStarted():
+            return _pass_started(state, event)
+        case e.PassFinished():
+            return _pass_finished(state, scope, event)
+        case e.RunFinished():
+            return _finished(state, event)
+        case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
+            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
             state = replace(_use(state, scope, Usage(model_calls=1)), reserved={**state.reserved, call: reserved})
             return _with(state, replace(_pass(state, scope), metered=True)) if call and event.purpose == "plan" else state
-        case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
-            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+        case e.StateChanged():
+            return _state_changed(state, scope, event)
+        case e.EffectRecorded():
+            return _effect(state, scope, event)
+        case e.TenantBalance():
+            return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
+        case e.GuardBlocked(call=call):
+            return _call(state, call, refused="guard_blocked", why=event.reason)
         case e.PlanRejected():
             return _plan_rejected(state, scope, event)
         case e.CallHealed(call=call):
             return _call(state, call, tool=event.tool, args=event.args)
-        case e.MetaToolAnswered(call=call, content=content, success=success):
-            now, before = _call_state(state, call), _pass(state, scope)
-            error = None if success else e.ToolError(code=event.code or "handler_error", message=content)
-            result = msgspec.Raw(msgspec.json.encode(content)) if success else e.NO_RESULT
-            item = item_of(now, before.iteration, result=result, error=error, meta=True)
-            kept: dict[str, Any] = {k: v for k, v in (before.meta.get("meta_tools", {}) | event.notes).items() if v is not None}
-            before = replace(before, meta={**before.meta, "meta_tools": kept}) if event.notes else before
-            state = _with(state, _observed(before, now, item, ok=success))
-            return state if event.action is None else _concluded(state, scope, event.action)
-        case e.EffectRecorded():
-            return _effect(state, scope, event)
+        case e.MetaToolAnswered():
+            return _meta_tool_answered(state, scope, event)
         case e.Reflected(message=message):
+            state = _with_item(state, scope, Item(kind="note", text=message))
             before = _pass(state, scope)
-            note = Item(kind="note", iteration=before.iteration, text=message)
-            return _with(state, replace(before, reflections=before.reflections + 1, steps=before.steps.append(note), guidance=(message,)))
+            return _with(state, replace(before, reflections=before.reflections + 1, guidance=(message,)))
         case e.NoteWritten(text=text):
             state = _note(state, scope, text)
             return _acted(state, scope) if event.author == "control" else state
@@ -141,53 +149,34 @@ def _apply(state: RunState, event: e.AnyEvent, record: Record) -> RunState:
             return replace(asked, approvals={**state.approvals, call: event})
         case e.ApprovalResolved():
             return _approval_resolved(_wake(state), scope, event)
-        case e.ApprovalEdited(call=call, args=args):
-            return _call(
-                _wake(_approval_closed(state, call)),
-                call,
-                status="planned",
-                approved_by=(event.by,),
-                edited=True,
-                args=args,
-                digest=event.digest,
-                why=f"edited by {event.by}",
+        case e.ApprovalEdited(args=args, digest=digest, by=person):
+            return _approval_closed(
+                state, event.call, approved_by=(person,), edited=True, args=args, digest=digest, why=f"edited by {person}"
             )
         case e.ApprovalExpired(call=call):
-            state = _call(
-                _wake(_approval_closed(state, call)), call, status="planned", refused="approval_expired", why="nobody decided in time"
-            )
+            state = _approval_closed(state, call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
         case e.MemoryRecalled(items=items):
             return _with(state, replace(_pass(state, scope), memory=items, recalled=bool(items) or _pass(state, scope).recalled))
         case e.ContextCompacted(items=items, summary=summary):
             return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
-        case _:
-            return _apply_rare(state, event, record)
-
-
-def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
-    scope = record.envelope.scope
-    checked: e.AnyEvent = event
-    match checked:
-        case e.TenantBalance():
-            return _with(state, replace(_pass(state, scope), balance=event, balance_at=state.usage))
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
-            opened = replace(_charge_open_calls(state), running_ms=max(ms, state.running_ms), away_ms=away_ms(state, record.envelope.at))
-            return replace(opened, read_at=record.envelope.at, passes={s: replace(p, balance=None) for s, p in opened.passes.items()})
+            opened = replace(_charge_open_calls(state), running_ms=max(ms, state.running_ms), away_ms=away_ms(state, envelope.at))
+            return replace(opened, read_at=envelope.at, passes={s: replace(p, balance=None) for s, p in opened.passes.items()})
         case e.RunReopened():
-            return replace(_reopened(state, event), away_ms=away_ms(state, record.envelope.at), read_at=record.envelope.at)
+            return replace(_reopened(state, event), away_ms=away_ms(state, envelope.at), read_at=envelope.at)
         case e.RunWaiting(status=status, running_ms=ms):
             if status not in WAITING:
                 raise IllegalEvent(state.run_id, f"{status!r} is not a waiting status")
-            return move(state, status, running_ms=ms, read_at=record.envelope.at)  # type: ignore[arg-type]
+            return move(state, status, running_ms=ms, read_at=envelope.at)  # type: ignore[arg-type]
         case e.DeadLettered(why=why):
             return move(state, "waiting_for_operator", dead_letter=why)
         case e.Forked(parent=parent):
             if not state.openings:
                 raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto what run {parent!r} had come to")
-            return replace(state, fork_edits=event.edits, started_at=state.started_at or record.envelope.at)
+            return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
         case e.Erased():
             return state
         case e.BudgetChanged(budget=budget):
@@ -195,10 +184,7 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
         case e.GoalPushed(goal_id=goal_id, goal=goal):
             return replace(_acted(state, scope), goals=(*state.goals, Goal(goal_id=goal_id, goal=goal)))
         case e.GoalCompleted(goal_id=goal_id):
-            if all(g.goal_id != goal_id for g in state.goals):
-                raise IllegalEvent(state.run_id, f"there is no open goal {goal_id!r}")
-            left = tuple(g for g in state.goals if g.goal_id != goal_id)
-            return replace(_acted(state, scope, progressed=True), goals=left)
+            return replace(_acted(state, scope, progressed=True), goals=_goals_without(state, goal_id))
         case e.UserAsked(ask_id=ask_id):
             ask = Ask(ask_id=ask_id, question=event.question, expected=event.expected, scope=scope)
             return replace(_acted(state, scope), asks={**state.asks, ask_id: ask})
@@ -217,62 +203,25 @@ def _apply_rare(state: RunState, event: Any, record: Record) -> RunState:
             opened = Child(child=child, agent=event.agent, goal=event.goal, join=event.join, scope=scope)
             return replace(_acted(state, scope), children={**state.children, child: opened})
         case e.SubagentJoined(child=child, status=status, usage=usage):
-            _without(state, state.children, child, "child")
-            joined = replace(state.children[child], status=status)
-            return _wake(_use(replace(state, children={**state.children, child: joined}), "", usage))
+            return _use(_child_ended(state, child, status), "", usage)
         case e.SubagentCancelled(child=child):
-            _without(state, state.children, child, "child")
-            return _wake(replace(state, children={**state.children, child: replace(state.children[child], status="cancelled")}))
-        case e.MemoryProposed(item_id=item_id) | e.MemoryWritten(item_id=item_id):
-            return replace(state, memories={**state.memories, item_id: "proposed" if isinstance(checked, e.MemoryProposed) else "written"})
-        case e.MemorySuperseded(item_id=item_id) | e.MemoryTombstoned(item_id=item_id):
-            return replace(
-                state, memories={**state.memories, item_id: "superseded" if isinstance(checked, e.MemorySuperseded) else "tombstoned"}
-            )
-        case (
-            e.ToolFinished()
-            | e.ToolStarted()
-            | e.PolicyDecided()
-            | e.Planned()
-            | e.TurnStarted()
-            | e.RunStarted()
-            | e.PassStarted()
-            | e.PassFinished()
-            | e.RunFinished()
-            | e.GuardBlocked()
-            | e.StateChanged()
-            | e.ModelCallStarted()
-            | e.ModelCallFinished()
-            | e.ModelCallFailed()
-            | e.PlanRejected()
-            | e.CallHealed()
-            | e.MetaToolAnswered()
-            | e.EffectRecorded()
-            | e.Reflected()
-            | e.NoteWritten()
-            | e.ToolInDoubt()
-            | e.ToolReconciled()
-            | e.ApprovalRequested()
-            | e.ApprovalResolved()
-            | e.ApprovalEdited()
-            | e.ApprovalExpired()
-            | e.MemoryRecalled()
-            | e.ContextCompacted()
-        ):
-            raise AssertionError(f"{describe(checked)} is folded by _apply or one of _OFTEN")
+            return _child_ended(state, child, "cancelled")
+        case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
+            became = snake(type(event).__name__).removeprefix("memory_")
+            return replace(state, memories={**state.memories, event.item_id: became})
         case _:
-            assert_never(checked)
+            assert_never(event)
 
 
 # Run --------------------------------------------------------------------------------------------------------------------------
 
 
-def _run_started(state: RunState, event: e.RunStarted, record: Record) -> RunState:
+def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> RunState:
     if state.seq:
         raise IllegalEvent(state.run_id, f"run {state.run_id!r} was started already")
     return replace(
         state,
-        goal_id=record.envelope.goal_id,
+        goal_id=envelope.goal_id,
         goal=event.goal,
         agent=event.agent,
         host=event.host,
@@ -284,7 +233,7 @@ def _run_started(state: RunState, event: e.RunStarted, record: Record) -> RunSta
         output_schema=event.output_schema,
         digests=event.digests,
         budget=event.budget,
-        started_at=record.envelope.at,
+        started_at=envelope.at,
         openings=1,
     )
 
@@ -298,7 +247,7 @@ def away_ms(state: RunState, now: datetime) -> float:
     return round(state.away_ms + max(0.0, (now - since).total_seconds()) * 1000, 3)
 
 
-def _finished(state: RunState, event: e.RunFinished, record: Record) -> RunState:
+def _finished(state: RunState, event: e.RunFinished) -> RunState:
     state = _charge_open_calls(state)
     blank = event.output is None or (isinstance(event.output, str) and not event.output.strip())
     if (event.status == "completed") == blank:
@@ -361,21 +310,34 @@ def _without(state: RunState, mapping: dict[str, Any], key: str, what: str) -> d
     return {k: v for k, v in mapping.items() if k != key}
 
 
-def _approval_closed(state: RunState, call: str) -> RunState:
-    return replace(state, approvals=_without(state, state.approvals, call, "approval of call"))
+def _goals_without(state: RunState, goal_id: str) -> tuple[Goal, ...]:
+    left = tuple(g for g in state.goals if g.goal_id != goal_id)
+    if left == state.goals:
+        raise IllegalEvent(state.run_id, f"there is no open goal {goal_id!r}")
+    return left
+
+
+def _approval_closed(state: RunState, call: str, **changes: Any) -> RunState:
+    """Note that nobody is asked about `call` any more, and what came of it; the run goes on."""
+    state = _wake(replace(state, approvals=_without(state, state.approvals, call, "approval of call")))
+    return _call(state, call, status="planned", **changes)
+
+
+def _child_ended(state: RunState, child: str, status: str) -> RunState:
+    _without(state, state.children, child, "child")
+    return _wake(replace(state, children={**state.children, child: replace(state.children[child], status=status)}))
 
 
 def _approval_resolved(state: RunState, scope: str, event: e.ApprovalResolved) -> RunState:
     asked = state.approvals.get(event.call)
     if event.decision == "denied" or asked is None:
-        state = _approval_closed(state, event.call)
-        state = _call(state, event.call, status="planned", refused="approval_rejected", why=event.reason or "rejected")
+        state = _approval_closed(state, event.call, refused="approval_rejected", why=event.reason or "rejected")
         stops = ((asked.on_reject if asked else "") or state.agent.on_reject) == "stop"
         return _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {event.call}") if stops else state
     by = (*_call_state(state, event.call).approved_by, event.by)
     if len(by) < asked.approvers:
         return _call(state, event.call, approved_by=by)
-    return _call(_approval_closed(state, event.call), event.call, status="planned", approved_by=by, why=f"approved by {', '.join(by)}")
+    return _approval_closed(state, event.call, approved_by=by, why=f"approved by {', '.join(by)}")
 
 
 def _charge_open_calls(state: RunState) -> RunState:
@@ -431,7 +393,7 @@ def _note(state: RunState, scope: str, text: str) -> RunState:
 _NO_PHASES: frozenset[int] = frozenset()
 
 
-def _pass_started(state: RunState, event: e.PassStarted, record: Record) -> RunState:
+def _pass_started(state: RunState, event: e.PassStarted) -> RunState:
     key = event.key
     if key in state.passes:
         raise IllegalEvent(state.run_id, f"pass {key!r} was started already")
@@ -448,16 +410,16 @@ def _pass_started(state: RunState, event: e.PassStarted, record: Record) -> RunS
     return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
 
 
-def _pass_finished(state: RunState, event: e.PassFinished, record: Record) -> RunState:
-    before = _pass(state, record.envelope.scope)
+def _pass_finished(state: RunState, scope: str, event: e.PassFinished) -> RunState:
+    before = _pass(state, scope)
     ended, error = event.reason or before.ended, event.error or before.error
     now = transition(before, status=event.status, ended=ended, output=event.output, error=error)
     bound = Exhausted(event.dimension, event.limit or 0, event.used or 0, of="pass") if event.dimension else None
     return _with(state, replace(now, bound=bound) if bound else now)
 
 
-def _turn_started(state: RunState, event: e.TurnStarted, record: Record) -> RunState:
-    scope, iteration = record.envelope.scope, event.iteration
+def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetime) -> RunState:
+    iteration = event.iteration
     before = _pass(state, scope)
     if iteration != before.iteration + 1:
         raise IllegalEvent(state.run_id, f"turn {iteration} of pass {scope!r} follows turn {before.iteration}")
@@ -487,7 +449,16 @@ def _turn_started(state: RunState, event: e.TurnStarted, record: Record) -> RunS
     if event.wrap_up:
         now = replace(now, wrapping_up=True, guidance=(event.wrap_up,))
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
-    return replace(state, usage=usage, running_ms=event.running_ms, read_at=record.envelope.at, passes={**state.passes, scope: now})
+    return replace(state, usage=usage, running_ms=event.running_ms, read_at=at, passes={**state.passes, scope: now})
+
+
+def _state_changed(state: RunState, scope: str, event: e.StateChanged) -> RunState:
+    before = _pass(state, scope)
+    pad = {k: v for k, v in before.scratchpad.items() if k not in event.removed_scratchpad} | event.scratchpad
+    meta = {k: v for k, v in before.meta.items() if k not in event.removed_meta} | event.meta
+    guidance = before.guidance if event.guidance is None else event.guidance
+    done = before.phases_done | {event.phase}
+    return _with(state, replace(before, meta=meta, scratchpad=pad, guidance=guidance, phases_done=done))
 
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
@@ -514,11 +485,11 @@ def _planner_use(state: RunState, scope: str, event: e.Planned | e.PlanRejected)
     return replace(_use(state, scope, usage), reserved={c: r for c, r in state.reserved.items() if c})
 
 
-def _planned(state: RunState, event: e.Planned, record: Record) -> RunState:
-    scope = record.envelope.scope
-    if event.model or event.usage is not NOTHING or state.reserved or _pass(state, scope).metered:
-        state = _planner_use(state, scope, event)
+def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     before = _pass(state, scope)
+    if event.model or event.usage is not NOTHING or state.reserved or before.metered:
+        state = _planner_use(state, scope, event)
+        before = _pass(state, scope)
     if before.plan is not None:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
     iteration = before.iteration
@@ -546,7 +517,7 @@ def _planned(state: RunState, event: e.Planned, record: Record) -> RunState:
     if not wanted and event.dropped:
         steps, results, observed = _in_order(now, calls)
         now = replace(now, steps=steps, results=results, observed=observed)
-    state = _with(state, now)
+    state = replace(state, passes={**state.passes, scope: now})
     if wanted:
         return state
     if event.refused:
@@ -588,37 +559,32 @@ def _call_state(state: RunState, call_id: str) -> CallState:
 
 def _open_call(state: RunState, call_id: str) -> CallState:
     """Return a call of a current turn that has no outcome yet."""
-    call = _call_state(state, call_id)
+    call = state.call(call_id) or _call_state(state, call_id)
     if call.status == "finished":
         raise IllegalEvent(state.run_id, f"call {call.call_id} has an outcome; it is never produced again")
     return call
 
 
-def _with_call(state: RunState, call: CallState) -> RunState:
-    scope = call.call_id.rsplit(".", 2)[0]
-    before = state.passes[scope]
-    return replace(state, passes={**state.passes, scope: replace(before, calls={**before.calls, call.call_id: call})})
-
-
 def _call(state: RunState, call_id: str, **changes: Any) -> RunState:
-    return _with_call(state, replace(_open_call(state, call_id), **changes))
+    call, scope = _open_call(state, call_id), call_id.rsplit(".", 2)[0]
+    before = state.passes[scope]
+    return replace(state, passes={**state.passes, scope: replace(before, calls={**before.calls, call_id: replace(call, **changes)})})
 
 
-def _decided(state: RunState, event: e.PolicyDecided, record: Record) -> RunState:
+def _decided(state: RunState, scope: str, event: e.PolicyDecided) -> RunState:
     call, reason = event.call, event.reason
     match event.decision:
         case "allow":
-            return _with_call(state, replace(_open_call(state, call), status="allowed"))
+            return _call(state, call, status="allowed")
         case "deny":
             return _call(state, call, refused="policy_denied", why=reason)
         case "stop":
-            return _end(_call(state, call, refused="policy_stopped", why=reason), record.envelope.scope, "policy_stopped", error=reason)
+            return _end(_call(state, call, refused="policy_stopped", why=reason), scope, "policy_stopped", error=reason)
         case _:
             return state
 
 
-def _tool_started(state: RunState, event: e.ToolStarted, record: Record) -> RunState:
-    scope = record.envelope.scope
+def _tool_started(state: RunState, scope: str, event: e.ToolStarted) -> RunState:
     if event.cost_usd is not None:
         state = _use(state, scope, Usage(cost_usd=event.cost_usd))
     call, before = _open_call(state, event.call), _pass(state, scope)
@@ -634,11 +600,12 @@ def _tool_started(state: RunState, event: e.ToolStarted, record: Record) -> RunS
         ends_turn=event.ends_turn,
         trust=event.trust,
     )
-    now = replace(before, calls={**before.calls, event.call: started})
+    calls = {**before.calls, event.call: started}
     if call.attempt:
-        return _with(state, now)
+        return _with(state, replace(before, calls=calls))
     calls_of = {**state.calls_of, call.tool: state.calls_of.get(call.tool, 0) + 1}
-    return _with(replace(state, usage=_counted(state.usage), calls_of=calls_of), replace(now, usage=_counted(now.usage)))
+    now = replace(before, calls=calls, usage=_counted(before.usage))
+    return replace(state, usage=_counted(state.usage), calls_of=calls_of, passes={**state.passes, scope: now})
 
 
 def _counted(usage: Usage, *, calls: int = 1, failures: int = 0) -> Usage:
@@ -675,27 +642,26 @@ def item_of(
     )
 
 
-def _tool_finished(state: RunState, event: e.ToolFinished, record: Record) -> RunState:
-    scope = record.envelope.scope
-    call = _open_call(state, event.call)
+def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
+    call, before = _open_call(state, event.call), _pass(state, scope)
     first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
     if first:
         call = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
     item = item_of(
         call,
-        _pass(state, scope).iteration,
+        before.iteration,
         result=event.result.copy() if event.result else e.NO_RESULT,
         artifact=event.artifact,
         error=event.error,
         meta=event.meta,
         latency_ms=event.latency_ms,
     )
-    return _outcome(state, scope, call, item, fatal=event.fatal, begun=first)
+    return _outcome(state, before, call, item, fatal=event.fatal, begun=first)
 
 
-def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal: bool = False, begun: bool = False) -> RunState:
+def _outcome(state: RunState, before: KernelState, call: CallState, item: Item, *, fatal: bool = False, begun: bool = False) -> RunState:
     """Give `call`, which has none yet, its outcome, and the pass what follows from it; `begun` counts it as a call."""
-    before, error = _pass(state, scope), item.error
+    error = item.error
     seen, progressed, polled, tools_used = before.seen, before.progressed, before.polled, before.tools_used
     if error is None:
         if call.volatile:
@@ -730,7 +696,7 @@ def _outcome(state: RunState, scope: str, call: CallState, item: Item, *, fatal:
     )
     if error is not None or call.ends_turn or call.provenance == "text":
         now = replace(now, **_ending(state, call, item, fatal=fatal))
-    return replace(state, usage=whole, calls_of=calls_of, passes={**state.passes, scope: now})
+    return replace(state, usage=whole, calls_of=calls_of, passes={**state.passes, before.scope: now})
 
 
 def fingerprint(call: CallState, item: Item) -> str:
@@ -747,12 +713,26 @@ def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dic
         if item.error.code == "policy_denied" and state.agent.on_deny == "fail":
             return {"ended": "policy_denied", "error": item.error.message, "output": None}
     elif call.ends_turn:
-        answer: Any = item.content
-        output = cast("dict[str, Any]", answer).get("answer", answer) if isinstance(answer, dict) else answer
-        return {"ended": "done_tool", "output": output, "error": ""}
+        return {"ended": "done_tool", "output": answer_in(item.content), "error": ""}
     elif call.provenance == "text":
         return {"ended": "final_answer", "output": item.content, "error": ""}
     return {}
+
+
+def _meta_tool_answered(state: RunState, scope: str, event: e.MetaToolAnswered) -> RunState:
+    call, before = _call_state(state, event.call), _pass(state, scope)
+    error = None if event.success else e.ToolError(code=event.code or "handler_error", message=event.content)
+    result = msgspec.Raw(msgspec.json.encode(event.content)) if event.success else e.NO_RESULT
+    item = item_of(call, before.iteration, result=result, error=error, meta=True)
+    kept: dict[str, Any] = {k: v for k, v in (before.meta.get("meta_tools", {}) | event.notes).items() if v is not None}
+    before = replace(before, meta={**before.meta, "meta_tools": kept}) if event.notes else before
+    state = _with(state, _observed(before, call, item, ok=event.success))
+    return state if event.action is None else _concluded(state, scope, event.action)
+
+
+def answer_in(result: Any) -> Any:
+    """Return the answer that the result of a call which ends the turn holds: under `answer`, or the whole."""
+    return cast("dict[str, Any]", result).get("answer", result) if isinstance(result, dict) else result
 
 
 def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool) -> KernelState:
@@ -799,21 +779,8 @@ def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunStat
         error = e.ToolError(
             code="tool_result_unknown_after_resume", message="it is not known whether this call happened; check before you try again"
         )
-    item = item_of(call, _pass(state, scope).iteration, result=event.result, error=error)
+    before = _pass(state, scope)
+    item = item_of(call, before.iteration, result=event.result, error=error)
     if state.terminal:
-        return _with(state, _observed(_pass(state, scope), call, item, ok=error is None))
-    return _wake(_outcome(state, scope, call, item))
-
-
-_OFTEN: dict[type, Callable[[RunState, Any, Record], RunState]] = {
-    e.TurnStarted: _turn_started,
-    e.Planned: _planned,
-    e.PolicyDecided: _decided,
-    e.ToolStarted: _tool_started,
-    e.ToolFinished: _tool_finished,
-    e.RunStarted: _run_started,
-    e.PassStarted: _pass_started,
-    e.PassFinished: _pass_finished,
-    e.RunFinished: _finished,
-}
-"""What folds the events of every turn and run, found at once."""
+        return _with(state, _observed(before, call, item, ok=error is None))
+    return _wake(_outcome(state, before, call, item))

@@ -337,13 +337,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
         return state.calls.get(call_id) if state else None
 
 
-def initial_kernel_state(
-    *, strategy: str = "reactive", kernel_type: str = "react", task_id: str = "", scope: str = "main", **fields: Any
-) -> KernelState:
-    """Return the state before the first turn: status `thinking`, iteration 0, output None, collections empty (row S0-6)."""
-    return KernelState(strategy=strategy, kernel_type=kernel_type, task_id=task_id, scope=scope, **fields)
-
-
 def transition(state: KernelState, **changes: Any) -> KernelState:
     """Return a new state with `changes`; a move to `failed` drops the output (row 1.3). Raise `IllegalEvent` for an illegal status."""
     status = changes.get("status")

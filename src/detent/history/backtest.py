@@ -21,8 +21,8 @@ from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
-from detent.kernel.execution import verdict_on
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.ports.governance import verdict_on
 from detent.running.snapshots import base_of
 
 REFUSING = ("deny", "stop")

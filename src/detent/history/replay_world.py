@@ -15,9 +15,11 @@ from detent.core.budget import Exhausted
 from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
-from detent.kernel.outside import BRANCH, PLACEHOLDER, Begin, BoundReached, Interrupted
-from detent.kernel.replay import GATEWAY, STUCK, ReplayJournal, from_kernel
+from detent.history.interruptions import GATEWAY, STUCK
+from detent.history.replay_journal import ReplayJournal
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.ports.outside import Begin, BoundReached, Interrupted
+from detent.secrecy.redact import PLACEHOLDER
 
 
 class ReplayWorld:
@@ -83,21 +85,14 @@ class ReplayWorld:
         """Other passes go on here, as they did."""
         await self._journal.commit()
 
-    async def signals(self, *, fresh: bool) -> list[e.AnyEvent]:
+    async def absorb(self, run: Any, *, fresh: bool) -> bool:
         """Take the inputs that the log has here; that the run was resumed is only found (`expect`) by what goes on behind it, from the top."""
-        taken: list[e.AnyEvent] = []
-        if BRANCH.get() and isinstance(self._journal.next, e.CancelRequested) and self._journal.cancelled():
-            await asyncio.sleep(0)  # those that work on had all begun when it came
-        while isinstance(self._journal.next, e.INPUTS) and not self._journal.asks():
-            if (
-                from_kernel(self._journal.next)
-                or (not fresh and isinstance(self._journal.next, e.RunResumed))
-                or self._journal.came_amid_work()
-                or (isinstance(self._journal.next, e.CancelRequested) and self._journal.closed_otherwise())
-            ):
-                break
-            taken.append(self._journal.accept())
-        return taken
+        if self._journal.waits_for_others():
+            await asyncio.sleep(0)
+        before = self._journal.cursor
+        while self._journal.takes(fresh=fresh):
+            self._journal.accept()
+        return self._journal.cursor > before
 
     def models(self, context: Any) -> None:
         """A re-execution calls no model."""

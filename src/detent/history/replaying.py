@@ -8,10 +8,10 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
+from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.history.replay_world import ReplayWorld
-from detent.kernel.outside import BRANCH
-from detent.kernel.replay import LogEnded, ReplayJournal, Unwind
 from detent.ports import Plan, View
+from detent.ports.outside import BRANCH
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.driving import drive
 from detent.running.lineage import find_blob
@@ -78,8 +78,8 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     try:
         while journal.next is not None:
             before = journal.cursor
-            await world.signals(fresh=True)
-            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `signals` moved the cursor
+            await world.absorb(None, fresh=True)
+            if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `absorb` moved the cursor
                 break
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")

@@ -15,12 +15,11 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Exhausted, Usage, remaining
-from detent.core.errors import UnknownName, UnrecordedChange
+from detent.core.errors import UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
 from detent.kernel.journal import Journal
-from detent.kernel.outside import BoundReached, World, made
 from detent.ports import (
     ContextProfile,
     Guard,
@@ -34,6 +33,7 @@ from detent.ports import (
     json_problem,
 )
 from detent.ports.gates import Gate
+from detent.ports.outside import BoundReached, World, made
 
 PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -51,16 +51,6 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
     small: bool = False
 
 
-def no_guard(name: str) -> Guard:
-    """Raise `UnknownName`: a run that was given no guards by name knows none."""
-    raise UnknownName("guard", name, ())
-
-
-def unopposed(action: Any, context: Any) -> str:
-    """Accept every answer."""
-    return ""
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
@@ -72,13 +62,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     tools: dict[str, Tool]
     policy: Policy
-    guards: tuple[Guard, ...] = ()
-    hooks: KernelHooks = KernelHooks()
-    profile: ContextProfile = ContextProfile()
-    compression: ResultCompression = ResultCompression()
-    guard_named: Callable[[str], Guard] = no_guard
-    objection: Callable[[Any, Any], str] = unopposed
-    heal: Callable[[Any, Any], CallHealed | None] | None = None
+    guards: tuple[Guard, ...]
+    hooks: KernelHooks
+    profile: ContextProfile
+    compression: ResultCompression
+    guard_named: Callable[[str], Guard]
+    objection: Callable[[Any, Any], str]
+    heal: Callable[[Any, Any], CallHealed | None] | None
 
     @property
     def state(self) -> RunState:
@@ -87,8 +77,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, scope: str, *events: AnyEvent) -> None:
         """Put events on the log of the pass `scope`."""
-        for event in events:
-            self.journal.put(event, scope)
+        self.journal.record(*events, scope=scope)
 
     async def effect(
         self, scope: str, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0, phase: int = -1, commit: bool = False
@@ -178,10 +167,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `BoundReached` when the tool has been called as often as it may be; those of `begun` with a digest are not counted yet."""
         state = self.run.journal.state
         limit = state.budget.calls_of(tool)
-        if (
-            limit is not None
-            and (used := state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)) >= limit
-        ):
+        used = state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)
+        if limit is not None and used >= limit:
             raise BoundReached(Exhausted(f"tool_calls:{tool}", limit, used))
 
     def time_left(self) -> float | None:
@@ -189,12 +176,9 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         state = self.run.journal.state
         if state.budget.max_running_s is None and state.budget.max_total_s is None:
             return None
-        left: list[float] = []
-        if state.budget.max_running_s is not None:
-            left.append(state.budget.max_running_s - self.run.world.running_ms() / 1000)
-        if state.budget.max_total_s is not None:
-            left.append(state.budget.max_total_s - (self.run.world.running_ms() + state.away_ms) / 1000)
-        return max(0.001, min(left) + 0.001)
+        running_ms = self.run.world.running_ms()
+        bounds = ((state.budget.max_running_s, running_ms), (state.budget.max_total_s, running_ms + state.away_ms))
+        return max(0.001, min(bound - used_ms / 1000 for bound, used_ms in bounds if bound is not None) + 0.001)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""

@@ -1,6 +1,6 @@
 """Execution: decide every call of the plan, then execute in order, then observe. The single path to any tool (DESIGN law 7).
 
-    decide:  parse → validate → scopes → freeze, digest, key → guards → policy → approval?
+    decide:  every call of the plan (`deciding`)
     execute: consecutive read-only, concurrency-safe calls together; any other alone; an open approval or doubt holds back what follows
 
 Each decision and each outcome is a record of its own, so that whoever resumes goes on between any two of them.
@@ -8,26 +8,23 @@ Each decision and each outcome is a record of its own, so that whoever resumes g
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, cast
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall, is_blank
+from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.codec import digest_of
-from detent.core.errors import Conflict, InvalidArguments
-from detent.core.state import CallState, RunState
+from detent.core.errors import Conflict
+from detent.core.fold import answer_in
+from detent.core.state import CallState
 from detent.kernel.context import KernelContext
-from detent.kernel.guards import guard_name, in_doubt_guard
-from detent.kernel.meta_tools import MetaTool, answer
-from detent.kernel.outside import BoundReached, Interrupted
-from detent.ports import UNREADABLE, Block, Call, Policy, Tool, ToolOutcome, ToolSpec, Verdict, read_json
-
-LONGEST_S = 10 * 365 * 86_400
-"""How long a request for approval may stand, in seconds."""
+from detent.kernel.controls import control
+from detent.kernel.deciding import decide, refuse
+from detent.kernel.meta_tools import answer
+from detent.ports import MetaTool, Tool, ToolOutcome, ToolSpec
+from detent.ports.outside import BoundReached, Interrupted
 
 RETRY_CODES = ("timeout", "handler_error")
 
@@ -40,7 +37,7 @@ async def carry_out(context: KernelContext) -> None:
         return
     if plan.embedded is None and not isinstance(plan.actions[0], ToolCall):
         if not state.acted:
-            await _control(plan.actions[0], context)
+            await control(plan.actions[0], context)
         return
     for call in state.calls.values():
         if call.status == "started":
@@ -49,161 +46,11 @@ async def carry_out(context: KernelContext) -> None:
     digests: dict[str, str] = {}
     for call in state.calls.values():
         if call.status == "planned" and not call.refused and not context.state.ended:
-            digests[call.call_id] = _decide(call, context)
+            digests[call.call_id] = decide(call, context)
     asked = context.run.journal.state.approvals
     if asked and any(c in asked for c in context.state.calls):
         await context.commit(durable=True)
     await _execute(context, digests)
-
-
-# Decide -----------------------------------------------------------------------------------------------------------------------
-
-
-def _decide(call: CallState, context: KernelContext) -> str:
-    """Put on record whether `call` may run; a refused call gets its observation at once. Return the digest of its frozen arguments."""
-    if context.run.heal is not None and (healed := context.run.heal(call, context)) is not None:
-        context.run.record(context.scope, healed)
-        call = context.state.calls[call.call_id]
-    try:
-        frozen = _frozen(call, context)
-    except InvalidArguments as error:
-        _refuse(call, context, error.error_code, str(error), error.details)
-        return ""
-    if context.state.wrapping_up and not frozen.tool.ends_turn:
-        _refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
-        return frozen.digest
-    for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
-        if (block := _guarded(guard, frozen, context)) is not None:
-            context.run.record(
-                context.scope,
-                e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason),
-            )
-            _refuse(call, context, "guard_blocked", block.reason)
-            return frozen.digest
-    run = context.run
-    if context.guards not in ((), (in_doubt_guard,)):  # foreign code has held the arguments: no policy goes by what it wrote to them
-        frozen = msgspec.structs.replace(frozen, args=msgspec.json.decode(msgspec.json.encode(context.state.calls[call.call_id].args)))
-    verdict = verdict_on(frozen, call, run.policy, run.journal.state)
-    decided = e.PolicyDecided(
-        call=call.call_id,
-        decision=verdict.decision,
-        rule=verdict.rule,
-        reason=verdict.reason,
-        sources=verdict.sources,
-        facts=verdict.facts,
-        policy=run.policy.version,
-    )
-    run.journal.put(decided, context.scope)
-    if verdict.decision == "deny":
-        _refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
-    elif verdict.decision == "require_approval":
-        context.run.record(context.scope, _request(frozen, verdict, context))
-    return frozen.digest
-
-
-def _frozen(call: CallState, context: KernelContext) -> Call:
-    """Return the call as it will be decided and run; raise `InvalidArguments` with the code of what is wrong with it."""
-    tool = context.tools.get(call.tool)
-    if tool is None:
-        known = ", ".join(sorted(context.tools)) or "none"
-        raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
-    args = _checked(call, tool, context)
-    if tool.spec.scopes and (missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]):
-        raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
-    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
-
-
-def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
-    """Return parsed and validated arguments; put on record where they differ from what was asked for."""
-    args = call.args
-    if isinstance(args, str):
-        try:
-            args = read_json(args or "{}")
-        except UNREADABLE as error:
-            raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
-    if not isinstance(args, dict):
-        raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
-    args = tool.check(cast("dict[str, Any]", args))
-    if args != call.args:
-        repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
-        context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
-    return args
-
-
-def _guarded(guard: Any, call: Call, context: KernelContext) -> Block | None:
-    try:
-        run = context.run.journal.state
-        said = guard(call, run.passes[context.scope], run)
-    except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
-        return Block(f"guard failed: {type(error).__name__}: {error}")
-    if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return said
-    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
-
-
-def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
-    """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
-    try:
-        verdict = policy.decide(frozen, state)
-    except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
-    if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
-    if not _plain(verdict):
-        try:
-            verdict = checked(verdict)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return Verdict(decision="deny", rule="policy_error", reason=f"the policy's verdict cannot be used: {error}")
-    if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
-        verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
-    same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
-    if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
-        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)
-    return verdict
-
-
-def _plain(verdict: Verdict) -> bool:
-    """Whether it is an allowance with nothing in it that would have to be looked at; this is asked for every call."""
-    return verdict.decision == "allow" and type(verdict.rule) is type(verdict.reason) is str and not (verdict.facts or verdict.sources)
-
-
-def checked(verdict: Verdict) -> Verdict:
-    """Return the verdict of foreign code as data of its own; raise `ValueError` or `TypeError` for one that holds what it may not."""
-    verdict = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
-    if verdict.decision == "require_approval" and verdict.approvers < 1:
-        raise ValueError(f"approvers is {verdict.approvers}; at least 1")
-    if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
-        raise ValueError(f"expires_s is {verdict.expires_s:g}; above 0, and at most ten years")
-    return verdict
-
-
-def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
-    now = context.run.state.updated_at
-    expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
-    return e.ApprovalRequested(
-        call=call.call_id,
-        tool=call.tool.name,
-        digest=call.digest,
-        reason=verdict.reason,
-        rule=verdict.rule,
-        facts=verdict.facts,
-        approvers=max(1, verdict.approvers),
-        on_reject=verdict.on_reject,
-        expires_at=expires,
-        policy=context.run.policy.version,
-        requested_at=now,
-    )
-
-
-def _refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
-    context.run.record(
-        context.scope,
-        e.ToolFinished(
-            call=call.call_id,
-            meta=isinstance(context.tools.get(call.tool), MetaTool),
-            error=e.ToolError(code=code, message=message, details=details),
-        ),
-    )
 
 
 # Execute ----------------------------------------------------------------------------------------------------------------------
@@ -235,7 +82,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         if refusal is not None or tool is None:
             code, why = refusal or ("tool_not_found", f"there is no tool {call.tool!r} here any more")
             over = over or code in ("batch_failed", "answer_refused")
-            _refuse(call, context, code, why)
+            refuse(call, context, code, why)
         elif isinstance(tool, MetaTool):
             await _run_group(together, context, digests)
             together = []
@@ -275,7 +122,7 @@ def _skip_rest(context: KernelContext) -> None:
     """Give the calls behind one that ended the turn their observation."""
     for call in list(context.state.calls.values()):
         if call.status != "finished":
-            _refuse(call, context, "not_run", "not run: the call before it ended the turn")
+            refuse(call, context, "not_run", "not run: the call before it ended the turn")
 
 
 async def _run_group(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
@@ -402,8 +249,8 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
         event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
     else:
         event = finished(call.call_id, outcome, digest, spec.trust if digest else "untrusted")
-        blank = spec.ends_turn or call.provenance == "text"
-        if blank and event.error is None and _is_blank(event.result):
+        answers = event.error is None and (spec.ends_turn or call.provenance == "text")
+        if answers and is_blank(answer_in(msgspec.json.decode(event.result) if event.result else None)):
             error = e.ToolError(code="handler_error", message="the answer is empty")
             event = e.ToolFinished(call=call.call_id, digest=digest, error=error, latency_ms=event.latency_ms)
     context.run.journal.put(event, context.scope)
@@ -420,15 +267,17 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
 
 def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
     """Return the record of an outcome that is known."""
-    latency_ms = round(outcome.latency_ms, 3)
-    if outcome.kind != "ok":
-        error, fatal = _error(outcome), outcome.kind == "fatal"
-        return e.ToolFinished(
-            call=call_id, digest=digest, trust=trust, error=error, fatal=fatal, source=outcome.source, latency_ms=latency_ms
-        )
-    result, artifact = msgspec.Raw(outcome.result), outcome.artifact
+    ok = outcome.kind == "ok"
     return e.ToolFinished(
-        call=call_id, digest=digest, trust=trust, result=result, artifact=artifact, source=outcome.source, latency_ms=latency_ms
+        call=call_id,
+        digest=digest,
+        trust=trust,
+        result=msgspec.Raw(outcome.result) if ok else e.NO_RESULT,
+        error=None if ok else _error(outcome),
+        artifact=outcome.artifact if ok else None,
+        fatal=outcome.kind == "fatal",
+        source=outcome.source,
+        latency_ms=round(outcome.latency_ms, 3),
     )
 
 
@@ -436,18 +285,11 @@ def _error(outcome: ToolOutcome) -> e.ToolError:
     return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
 
 
-def _is_blank(result: msgspec.Raw) -> bool:
-    value = msgspec.json.decode(result) if result else None
-    if isinstance(value, dict):
-        value = cast("dict[str, Any]", value).get("answer", value)
-    return is_blank(value)
-
-
 def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:
     """Give every call of the turn that has not begun its observation; say whether none is left open."""
     for call in list(context.state.calls.values()):
         if call.status in ("planned", "allowed"):
-            _refuse(call, context, code, f"not run: {why}")
+            refuse(call, context, code, f"not run: {why}")
     return all(call.status == "finished" for call in context.state.calls.values())
 
 
@@ -474,57 +316,3 @@ async def _settle(call: CallState, context: KernelContext) -> None:
     else:
         context.run.record(context.scope, e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
     await context.commit(durable=True)
-
-
-# Control actions --------------------------------------------------------------------------------------------------------------
-
-
-async def _control(action: Any, context: KernelContext) -> None:
-    """Carry out a control action that is neither an answer nor an end."""
-    state, run = context.state, context.run.state
-    name = f"{context.scope}.{state.iteration}"
-    match action:
-        case AskUser(question=question, expected=expected):
-            context.run.record(context.scope, e.UserAsked(ask_id=name, question=question, expected=expected))
-            await context.commit(durable=True)
-        case PushGoal(goal=goal):
-            context.run.record(context.scope, e.GoalPushed(goal_id=name, goal=goal))
-        case CompleteGoal(goal_id=goal_id, outcome=outcome):
-            wanted = goal_id or (run.goals[-1].goal_id if run.goals else "")
-            if any(g.goal_id == wanted for g in run.goals):
-                context.run.record(context.scope, e.GoalCompleted(goal_id=wanted, outcome=outcome))
-            else:
-                _tell(context, f"There is no open goal {wanted!r} to complete.")
-        case Schedule(at=at, delay_s=delay):
-            due = _due(at, delay, context)
-            if due is None:
-                _tell(
-                    context,
-                    f"The schedule was not set: at={at!r} is no time (ISO 8601) and delay_s={delay} is none that can be waited for.",
-                )
-                return
-            context.run.record(context.scope, e.ScheduleSet(timer_id=name, due=due))
-            await context.commit(durable=True)
-        case Thought() | FinalAnswer() | Stop() | Abstain():
-            return
-        case _:
-            _tell(context, f"{type(action).__name__} is not available in this run.")
-
-
-def _tell(context: KernelContext, text: str) -> None:
-    """Answer a control action with a note; the turn's action is then carried out."""
-    context.run.record(context.scope, e.NoteWritten(text=text, author="control"))
-
-
-def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | None:
-    """Return the time a schedule means, from recorded time alone; None when it means none."""
-    now = context.run.state.updated_at
-    if now is None:
-        return None
-    try:
-        if delay_s is not None:
-            return now + timedelta(seconds=delay_s) if delay_s >= 0 else None
-        due = datetime.fromisoformat(at)
-    except (ValueError, OverflowError):
-        return None
-    return due if due.tzinfo is not None else due.replace(tzinfo=now.tzinfo)

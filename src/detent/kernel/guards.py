@@ -18,10 +18,5 @@ def in_doubt_guard(call: Call, state: KernelState, run: RunState) -> Block | Non
     return None
 
 
-def guard_name(guard: Guard) -> str:
-    """Return what a guard is called in the log."""
-    return getattr(guard, "__name__", type(guard).__name__)
-
-
 default_guards: tuple[Guard, ...] = (in_doubt_guard,)
 """What every kernel checks unless it is given another tuple."""

@@ -120,12 +120,8 @@ class Journal:
             spent = self._spent(self._charged, state, lines)
             head = head_of(state)
             try:
-                if spent is None:
-                    await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed)
-                else:
-                    await self._store.append(
-                        state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, spent=spent
-                    )
+                charge = {} if spent is None else {"spent": spent}
+                await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **charge)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 raise

@@ -15,13 +15,12 @@ import msgspec
 
 from detent.core.errors import UnrecordedChange
 from detent.core.events import StateChanged
-from detent.core.state import KernelState, RunState
+from detent.core.state import KernelState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
-from detent.kernel.meta_tools import MetaTool
 from detent.kernel.think import think
-from detent.ports import Guard, json_problem
+from detent.ports import Guard, MetaTool, json_problem
 
 Phase = Callable[[KernelState, KernelContext], Awaitable[KernelState]]
 
@@ -38,12 +37,12 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "react"
     version: int = 1
 
-    async def turn(self, context: KernelContext, moved: Callable[[RunState], bool]) -> None:
-        """Run the phases once; stop early at a settled or waiting state (`moved` says so)."""
+    async def turn(self, context: KernelContext) -> None:
+        """Run the phases once; stop early where the pass is settled, or the run cancelled or at its end."""
         for number, phase in enumerate(self.phases):
             run = context.run.journal.state
             state = run.passes[context.scope]
-            if state.ended or moved(run):
+            if state.ended or run.cancel is not None or run.terminal:
                 return
             if number in state.phases_done:
                 continue

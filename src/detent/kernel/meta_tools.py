@@ -15,8 +15,6 @@ from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.ports import Answer, MetaTool
 
-__all__ = ["Answer", "MetaTool", "answer"]
-
 
 async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> None:
     """Answer one call from state and put the answer on record, with what it asks for."""

@@ -12,11 +12,12 @@ import msgspec
 
 from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import Divergence, InvalidArguments, MalformedPlan, PlannerFailed, StoreError
+from detent.core.errors import Divergence, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.context import KernelContext
-from detent.kernel.outside import BoundReached, Interrupted
-from detent.ports import MetaTool, Plan, calls_in, written
+from detent.ports import MetaTool, Plan, written
+from detent.ports.embedded_calls import embedded_call
+from detent.ports.outside import BoundReached, Interrupted
 
 ATTEMPTS = 3
 _CALLS = {ToolCall}
@@ -90,7 +91,8 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         return "a tool call names no tool", None
     if controls and isinstance(controls[0], FinalAnswer) and is_blank(controls[0].content):
         return "the final answer is blank", None
-    embedded = embedded_call(controls[0], context) if controls else None
+    answer_is = controls[0].content if controls and isinstance(controls[0], FinalAnswer) else None
+    embedded = embedded_call(answer_is, context.tools)
     event = Planned(
         actions=controls or calls,
         text=answer.text,
@@ -113,25 +115,7 @@ def recorded(event: Planned, context: KernelContext) -> str:
         context.run.journal.put(event, context.scope)
     except msgspec.ValidationError as error:  # a field of another type
         return f"it is no plan: {error}"
-    except (
-        NotImplementedError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # the encoder's; the first: a foreign object
+    except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        # the encoder's; the first: a foreign object
         return f"it is not JSON data: {error}"
     return ""
-
-
-def embedded_call(action: Any, context: KernelContext) -> ToolCall | None:
-    """Return the call that a final answer consists of (whole, or its last line), when the tool is offered and the arguments fit (row S0-11)."""
-    if not isinstance(action, FinalAnswer):
-        return None
-    for _, tool, args in calls_in(action.content, context.tools):
-        try:
-            context.tools[tool].check(args)
-        except InvalidArguments:
-            continue
-        return ToolCall(tool=tool, args=args)
-    return None

@@ -12,12 +12,11 @@ import logging
 from detent.core import events as e
 from detent.core.errors import DetentError, Divergence, RunError, StoreError
 from detent.core.settle import Reflect, Settled, Verdict, WrapUp, reached, settle, waits, wraps_up
-from detent.core.state import CLOSED, KernelState, RunState
+from detent.core.state import CLOSED, KernelState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
-from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
-from detent.kernel.outside import BRANCH, BoundReached, Interrupted
+from detent.ports.outside import BRANCH, BoundReached, Interrupted
 
 log = logging.getLogger("detent")
 
@@ -57,7 +56,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
     while True:
         run.world.proceed()
         if not run.world.quiet:
-            await absorb(run, fresh=False)
+            await run.world.absorb(run, fresh=False)
             await run.world.weigh(context)
         now = run.journal.state
         total_s = 0.0 if turn_over else now.total_s  # of an open turn that is taken up again; a new one has a reading of its own
@@ -106,7 +105,7 @@ def _turn_over(kernel: Kernel, context: KernelContext, before: int) -> bool:
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     """One turn; what a phase raises ends the pass as `kernel_error` and never escapes (row S0-2)."""
     try:
-        await kernel.turn(context, _moved)
+        await kernel.turn(context)
     except BoundReached as reached_bound:
         bound = reached_bound.bound
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)
@@ -125,10 +124,6 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
 
 def _failed(why: str) -> e.PassFinished:
     return e.PassFinished(status="failed", reason="kernel_error", error=why)
-
-
-def _moved(state: RunState) -> bool:
-    return state.cancel is not None or state.terminal
 
 
 def _time(run: Run, state: KernelState) -> Settled | None:

@@ -16,8 +16,8 @@ from detent.core.errors import PlannerFailed
 from detent.core.events import TenantBalance
 from detent.core.settle import charged, tenants
 from detent.core.state import RunState
-from detent.kernel.outside import BoundReached
 from detent.metering.pricing import Prices
+from detent.ports.outside import BoundReached
 
 BOUNDS = ("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 USUAL_OUTPUT = 8_192

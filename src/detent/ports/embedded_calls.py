@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from detent.core.actions import ToolCall
+from detent.core.errors import InvalidArguments
 from detent.ports.json_data import read_json
+from detent.ports.tools import Tool
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
@@ -27,3 +30,14 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
             yield candidate, match["tool"], read_json(match["args"])
         except UNREADABLE:
             continue
+
+
+def embedded_call(answer: Any, tools: Mapping[str, Tool]) -> ToolCall | None:
+    """Return the call that an answer consists of (whole, or its last line), when the tool is offered and the arguments fit."""
+    for _, tool, args in calls_in(answer, tools):
+        try:
+            tools[tool].check(args)
+        except InvalidArguments:
+            continue
+        return ToolCall(tool=tool, args=args)
+    return None

@@ -1,4 +1,4 @@
-"""Governance: the verdict on a call, and who gives it."""
+"""Governance: the verdict on a call, and who gives it. What foreign code says here is checked before it counts: what cannot be used denies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from detent.core.events import Decision
-from detent.core.state import KernelState, RunState
+from detent.core.state import CallState, KernelState, RunState
 from detent.ports.tools import ToolSpec
 
 
@@ -37,6 +37,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float | None = None
     on_reject: Literal["", "observe", "stop"] = ""
     facts: dict[str, Any] = {}
+
+
+LONGEST_S = 10 * 365 * 86_400
+"""How long a request for approval may stand, in seconds."""
 
 
 class Policy(Protocol):
@@ -71,3 +75,55 @@ class Block(msgspec.Struct, frozen=True):
 
 Guard = Callable[[Call, KernelState, RunState], "Block | None"]
 """A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+
+
+def guard_name(guard: Guard) -> str:
+    """Return what a guard is called in the log."""
+    return getattr(guard, "__name__", type(guard).__name__)
+
+
+def blocked(guard: Guard, call: Call, state: KernelState, run: RunState) -> Block | None:
+    """Return what a guard says to a call; one that fails, or answers with anything else than it may, blocks."""
+    try:
+        said: Any = guard(call, state, run)
+    except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
+        return Block(f"guard failed: {type(error).__name__}: {error}")
+    if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return said
+    return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
+
+
+def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
+    """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
+    try:
+        verdict = policy.decide(frozen, state)
+    except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+    if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
+    if not _plain(verdict):
+        try:
+            verdict = checked(verdict)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return Verdict(decision="deny", rule="policy_error", reason=f"the policy's verdict cannot be used: {error}")
+    if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
+        verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
+    same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
+    if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
+        return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)
+    return verdict
+
+
+def _plain(verdict: Verdict) -> bool:
+    """Whether it is an allowance with nothing in it that would have to be looked at; this is asked for every call."""
+    return verdict.decision == "allow" and type(verdict.rule) is type(verdict.reason) is str and not (verdict.facts or verdict.sources)
+
+
+def checked(verdict: Verdict) -> Verdict:
+    """Return the verdict of foreign code as data of its own; raise `ValueError` or `TypeError` for one that holds what it may not."""
+    verdict = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
+    if verdict.decision == "require_approval" and verdict.approvers < 1:
+        raise ValueError(f"approvers is {verdict.approvers}; at least 1")
+    if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
+        raise ValueError(f"expires_s is {verdict.expires_s:g}; above 0, and at most ten years")
+    return verdict

@@ -28,7 +28,6 @@ from detent.core.state import RunState
 from detent.kernel.context import Run, World
 from detent.kernel.journal import Journal, Sink
 from detent.kernel.kernel import Kernel
-from detent.kernel.outside import BRANCH
 from detent.metering.gateway import Traffic
 from detent.metering.tenants import Tenants
 from detent.ports import (
@@ -53,6 +52,7 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
+from detent.ports.outside import BRANCH
 from detent.running import admission
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of

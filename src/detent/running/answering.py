@@ -15,10 +15,10 @@ from detent.core.budget import Budget, Exhausted, checked, exhausted
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased
 from detent.core.fold import away_ms
 from detent.core.state import RunState
-from detent.kernel.inbox import person
 from detent.ports import RunQuery, Signal
 from detent.running import admission
 from detent.running.admission import fitting_reply
+from detent.running.inbox import person
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run

@@ -19,7 +19,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
-from detent.core.fold import evolve
+from detent.core.fold import answer_in, evolve
 from detent.core.history import Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
@@ -292,6 +292,5 @@ def _with_result(known: KernelState, call_id: str, value: Any) -> KernelState:
     if now.status in CLOSED or now.ended not in _BY_CALL:
         return now
     if now.ended == "done_tool" and current.ends_turn and error is None:
-        said: Any = item.content
-        return replace(now, output=cast("dict[str, Any]", said).get("answer", said) if isinstance(said, dict) else said)
+        return replace(now, output=answer_in(item.content))
     return replace(now, ended="", error="", output=None)

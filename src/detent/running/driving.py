@@ -11,7 +11,6 @@ from detent.core.errors import DetentError, Divergence, PassFailed, RunError, St
 from detent.core.settle import Settled, finish
 from detent.expressions.markup import clean
 from detent.kernel.context import Run
-from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel
 from detent.kernel.runner import Turns
 from detent.ports import Passed, Strategy, json_problem
@@ -22,7 +21,7 @@ from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pa
 async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
     """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
     get = kernels if callable(kernels) else kernels.__getitem__
-    await absorb(run, fresh=True)
+    await run.world.absorb(run, fresh=True)
     if run.state.terminal:
         await run.journal.commit()
     left = Turns(turns)
@@ -39,7 +38,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
                 if run.state.status != wait.status:
                     run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
                 await run.journal.commit(durable=True)
-                if not await absorb(run, fresh=True):
+                if not await run.world.absorb(run, fresh=True):
                     return
                 continue
             settled = Settled(reason="cancelled", error=run.state.cancel)

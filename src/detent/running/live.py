@@ -18,10 +18,9 @@ from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
 from detent.core.events import FAILED
 from detent.core.state import CallState, RunState
-from detent.kernel.context import KernelContext
+from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import key_of
 from detent.kernel.journal import Journal
-from detent.kernel.outside import Begin, BoundReached, Interrupted
 from detent.metering.gateway import Gateway, Room, Traffic
 from detent.metering.tenants import Tenants
 from detent.ports import (
@@ -32,7 +31,6 @@ from detent.ports import (
     Plan,
     Planner,
     SecretSource,
-    Signal,
     Tool,
     ToolContext,
     ToolOutcome,
@@ -41,8 +39,10 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.outside import Begin, BoundReached, Interrupted
 from detent.running.control import Control
 from detent.running.hiding import Values
+from detent.running.inbox import take
 from detent.running.lineage import Recorded, recorded, stub
 from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
@@ -123,7 +123,7 @@ class LiveWorld(Values):
         return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`kernel.outside.made`).
+        """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`ports.outside.made`).
 
         Raise `ConfigError` for one that is no JSON data, and inside of another effect: a replay takes that as it was recorded, makes nothing,
         and so does not come by here.
@@ -178,12 +178,15 @@ class LiveWorld(Values):
             return None
         return await self._tenants.weigh(context, calls)
 
-    async def signals(self, *, fresh: bool) -> list[Signal]:
-        """Return the signals that came; `fresh` reads the inbox instead of relying on the watcher."""
+    async def absorb(self, run: Run, *, fresh: bool) -> bool:
+        """Put the signals that came on record; `fresh` reads the inbox instead of relying on the watcher."""
         if fresh:
             run_id = self._run().run_id
             self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
-        return self.control.take()
+        came = self.control.take()
+        for signal in came:
+            await take(signal, run)
+        return bool(came)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""

@@ -26,22 +26,21 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, Usage, exhausted, remaining, shared
+from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
 from detent.core.settle import REASONS, Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
-from detent.kernel.inbox import absorb
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.outside import BRANCH, Interrupted, made
-from detent.kernel.pass_context import Pass, make_context
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
+from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
+from detent.running.pass_context import Pass, make_context, shared
 from detent.running.phase_hooks import hooked
 from detent.running.strategy_options import options_of
 
@@ -160,7 +159,9 @@ class StrategyPasses:
         self._refuse_late([scope for _, scope in pairs])
         ended = await asyncio.gather(*(self._branch(*pair) for pair in pairs), return_exceptions=True)
         if self._run.world.cancelled:
-            await absorb(self._run, fresh=False)  # here, and not where it came while the last passes ended: a replay finds it here, too
+            await self._run.world.absorb(
+                self._run, fresh=False
+            )  # here, and not where it came while the last passes ended: a replay finds it here, too
         return self._together(ended)
 
     def _refuse_late(self, scopes: Sequence[str]) -> None:
@@ -274,8 +275,8 @@ class StrategyPasses:
         try:
             return await run.effect("", label, make, occurrence=occurrence, commit=commit)
         except Interrupted:
-            await absorb(run, fresh=False)
-            raise Ends(Settled(reason="cancelled", error=run.state.cancel or "cancelled")) from None
+            await self._run.world.absorb(self._run, fresh=False)
+            raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""

@@ -16,8 +16,8 @@ import msgspec
 from detent.core.errors import DetentError
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
-from detent.kernel.outside import Begin
 from detent.ports import Job, Scheduler, Tool, ToolOutcome, refuse_failed
+from detent.ports.outside import Begin
 from detent.running.control import Control
 from detent.running.live import LiveWorld
 

@@ -19,8 +19,8 @@ from detent.core.errors import PlannerFailed, StoreError, Suspended
 from detent.core.events import ASIDE, TITLE, EffectRecorded
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
-from detent.kernel.outside import Interrupted
 from detent.ports import ModelAnswer, Models, Plan, Planner, View, models_asked
+from detent.ports.outside import Interrupted
 from detent.secrecy.redact import Redactor
 
 log = logging.getLogger("detent")

@@ -19,9 +19,10 @@ from detent.core.codec import walk
 from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
 from detent.expressions.patterns import widest
-from detent.kernel.outside import PLACEHOLDER
 from detent.ports import ToolSpec, calls_in, read_json
 
+PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
+"""What the log holds in place of a value that was redacted."""
 REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
 """What stands in the arguments of a planned call for a value that is not there yet."""
 HIDDEN = "<secret>"

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent.kernel.execution import checked
 from detent.ports import Block, Call, Policy, Verdict
+from detent.ports.governance import checked
 from detent.testing.conformance.policy_makers import (
     GuardMaker,
     PolicyMaker,

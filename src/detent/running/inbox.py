@@ -23,16 +23,7 @@ from detent.ports import Signal
 log = logging.getLogger("detent")
 
 
-async def absorb(run: Run, *, fresh: bool) -> bool:
-    """Put the signals that came on record; say whether there were any."""
-    came = await run.world.signals(fresh=fresh)
-    for signal in came:
-        if isinstance(signal, Signal):
-            await _take(signal, run)
-    return bool(came)
-
-
-async def _take(signal: Signal, run: Run) -> None:
+async def take(signal: Signal, run: Run) -> None:
     """Put one signal on record; one that cannot be read is dropped and reported."""
     try:
         signal = await _scrubbed(signal, run)

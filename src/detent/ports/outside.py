@@ -1,11 +1,10 @@
-"""What is outside the kernel, as one seam: who plans, who runs tools, what time it is, which signals came.
+"""What is outside the kernel, as one seam: who plans, who runs tools, what time it is, what came from outside.
 
-`World` is all that differs between a live run (`live.LiveWorld`) and a re-execution against a log (`replay.ReplayWorld`).
+`World` is all that differs between a live run (`running.live`) and a re-execution against a log (`history.replay_world`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
@@ -13,15 +12,13 @@ from typing import Any, Literal, Protocol
 
 from detent.core.budget import Exhausted
 from detent.core.errors import EffectFailed
-from detent.core.events import AnyEvent, failure_of
+from detent.core.events import failure_of
 from detent.core.state import CallState, Item
-from detent.ports import Cancellation, Models, Plan, Signal, Tool, ToolOutcome, ToolSpec, View
+from detent.ports.planning import Models, Plan, View
+from detent.ports.tools import Cancellation, Tool, ToolOutcome, ToolSpec
 
 BRANCH: ContextVar[str] = ContextVar("detent_branch", default="")
 """The scope of the parallel pass that the current task runs, "" outside of one."""
-
-PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
-"""What the log holds in place of a value that was redacted."""
 
 
 class BoundReached(Exception):
@@ -99,7 +96,9 @@ class World(Protocol):
 
     async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any: ...
 
-    async def signals(self, *, fresh: bool) -> Sequence[Signal | AnyEvent]: ...
+    async def absorb(self, run: Any, *, fresh: bool) -> bool:
+        """Put on record what came from outside; say whether anything did. `fresh` looks for it instead of relying on being told."""
+        ...
 
     @property
     def cancelled(self) -> Cancellation: ...

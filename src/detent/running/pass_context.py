@@ -1,4 +1,4 @@
-"""How a pass is configured, and the one place where its context is assembled."""
+"""How a pass is configured, what share of the budget it gets, and the one place where its context is assembled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from detent.core.budget import Budget
 from detent.kernel.context import KernelContext, KernelInput, Run
 from detent.kernel.execution import carry_out
 from detent.kernel.planning import propose
@@ -56,3 +57,12 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
         propose=propose,
         carry_out=carry_out,
     )
+
+
+def shared(budget: Budget, parts: int) -> Budget:
+    """Return the share of `budget` that one of `parts` passes side by side gets; time passes for all of them alike."""
+    countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
+    shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
+    if budget.max_cost_usd is not None:
+        shares["max_cost_usd"] = budget.max_cost_usd / parts or 1e-9
+    return Budget(**shares)  # pyright: ignore[reportArgumentType] - each field gets a number of its own kind

@@ -1,0 +1,89 @@
+"""Re-execution against a log: the same kernel code runs, planner and tools answer from the log, and every record must come out equal.
+
+Theory of operation. The log holds two kinds of records: inputs (`events.INPUTS`: signals, resumptions, reconciliations), which are taken as
+they are, and everything else, which the kernel must produce again. `ReplayJournal.record` compares what the kernel produces with the
+next record; measurements (fields ending in `_ms`) are taken from the log. Where a worker died, the log goes on with `RunResumed` in the
+middle of something: the re-execution is unwound there and starts again from the fold, as the resuming worker did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.codec import decode_event, encode_event
+from detent.core.fold import evolve
+from detent.core.records import Record
+from detent.core.state import RunState
+from detent.history.interruptions import GATEWAY, Interruptions
+
+
+class LogEnded(BaseException):
+    """The log has no further record: the live run stopped here, and so does its re-execution."""
+
+
+class Unwind(BaseException):
+    """The live worker stopped here and another one resumed the run."""
+
+
+class ReplayJournal(Interruptions):
+    """Stands where the journal stands; `cursor` counts the records that were gone through."""
+
+    def __init__(self, records: Sequence[Record], base: RunState | None = None) -> None:
+        """`base` is what the records of a fork are folded onto."""
+        super().__init__(records, base or RunState(run_id=records[0].envelope.run))
+        self.accept()
+
+    def accept(self) -> e.AnyEvent:
+        """Take the next record as it is."""
+        record = self.records[self.cursor]
+        self.state = evolve(self.state, record)
+        self.cursor += 1
+        assert record.event is not None  # noqa: S101 - evolve refuses erased records
+        return record.event
+
+    def record(self, *events: e.AnyEvent, scope: str = "") -> None:
+        """Compare `events` with the log; raise `Divergence` at the first that differs."""
+        for event in events:
+            self.put(event, scope)
+
+    def put(self, event: e.AnyEvent, scope: str) -> None:
+        """See `record`."""
+        expected = self.expect()
+        envelope = self.records[self.cursor].envelope
+        actual = decode_event(encode_event(event))
+        if measured(actual, expected) != expected or envelope.scope != scope:
+            raise self.diverged(event)
+        self.accept()
+
+    def expect(self) -> e.AnyEvent:
+        """Return the next event that the kernel must produce; unwind where the live worker stopped."""
+        while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or self.taken_beside():
+            self.accept()
+        expected = self.next
+        if expected is None:
+            raise LogEnded
+        if isinstance(expected, e.RunResumed):
+            raise Unwind
+        return expected
+
+    def consume(self, signal_id: str) -> None:
+        """Nothing to do: the inbox is not touched."""
+
+    async def commit(self, *, durable: bool = False) -> None:
+        """Everything is on the log already; other passes go on here, as they did, but not before a pass that was about to ask its planner."""
+        if not self.asks():
+            await self.until()
+
+    async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
+        """Nothing to do: a late outcome is an input."""
+
+
+def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
+    """Return `actual` with the measurements of `expected`."""
+    if type(actual) is not type(expected):
+        return actual
+    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms")}
+    return msgspec.structs.replace(actual, **fields) if fields else actual

@@ -1,0 +1,61 @@
+"""Control actions that are neither an answer nor an end: a question, a sub-goal, a timer. What cannot be done is told to the planner."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from detent.core import events as e
+from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
+from detent.kernel.context import KernelContext
+
+
+async def control(action: Any, context: KernelContext) -> None:
+    """Carry out a control action that is neither an answer nor an end."""
+    state, run = context.state, context.run.state
+    name = f"{context.scope}.{state.iteration}"
+    match action:
+        case AskUser(question=question, expected=expected):
+            context.run.record(context.scope, e.UserAsked(ask_id=name, question=question, expected=expected))
+            await context.commit(durable=True)
+        case PushGoal(goal=goal):
+            context.run.record(context.scope, e.GoalPushed(goal_id=name, goal=goal))
+        case CompleteGoal(goal_id=goal_id, outcome=outcome):
+            wanted = goal_id or (run.goals[-1].goal_id if run.goals else "")
+            if any(g.goal_id == wanted for g in run.goals):
+                context.run.record(context.scope, e.GoalCompleted(goal_id=wanted, outcome=outcome))
+            else:
+                _tell(context, f"There is no open goal {wanted!r} to complete.")
+        case Schedule(at=at, delay_s=delay):
+            due = _due(at, delay, context)
+            if due is None:
+                _tell(
+                    context,
+                    f"The schedule was not set: at={at!r} is no time (ISO 8601) and delay_s={delay} is none that can be waited for.",
+                )
+                return
+            context.run.record(context.scope, e.ScheduleSet(timer_id=name, due=due))
+            await context.commit(durable=True)
+        case Thought() | FinalAnswer() | Stop() | Abstain():
+            return
+        case _:
+            _tell(context, f"{type(action).__name__} is not available in this run.")
+
+
+def _tell(context: KernelContext, text: str) -> None:
+    """Answer a control action with a note; the turn's action is then carried out."""
+    context.run.record(context.scope, e.NoteWritten(text=text, author="control"))
+
+
+def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | None:
+    """Return the time a schedule means, from recorded time alone; None when it means none."""
+    now = context.run.state.updated_at
+    if now is None:
+        return None
+    try:
+        if delay_s is not None:
+            return now + timedelta(seconds=delay_s) if delay_s >= 0 else None
+        due = datetime.fromisoformat(at)
+    except (ValueError, OverflowError):
+        return None
+    return due if due.tzinfo is not None else due.replace(tzinfo=now.tzinfo)

@@ -1,0 +1,115 @@
+"""Deciding a call: parse → validate → scopes → freeze, digest, key → guards → policy → approval? Each decision is a record of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.codec import digest_of
+from detent.core.errors import InvalidArguments
+from detent.core.state import CallState
+from detent.kernel.context import KernelContext
+from detent.kernel.guards import in_doubt_guard
+from detent.ports import UNREADABLE, Call, MetaTool, Tool, Verdict, read_json
+from detent.ports.governance import blocked, guard_name, verdict_on
+
+
+def decide(call: CallState, context: KernelContext) -> str:
+    """Put on record whether `call` may run; a refused call gets its observation at once. Return the digest of its frozen arguments."""
+    if context.run.heal is not None and (healed := context.run.heal(call, context)) is not None:
+        context.run.record(context.scope, healed)
+        call = context.state.calls[call.call_id]
+    try:
+        frozen = _frozen(call, context)
+    except InvalidArguments as error:
+        refuse(call, context, error.error_code, str(error), error.details)
+        return ""
+    if context.state.wrapping_up and not frozen.tool.ends_turn:
+        refuse(call, context, "budget_exhausted", "not run: this is the last turn, in which no work is done; answer with what you have")
+        return frozen.digest
+    for guard in context.guards if in_doubt_guard in context.guards else (in_doubt_guard, *context.guards):
+        if (block := blocked(guard, frozen, context.state, context.run.state)) is not None:
+            context.run.record(context.scope, e.GuardBlocked(call=call.call_id, guard=guard_name(guard), reason=block.reason))
+            refuse(call, context, "guard_blocked", block.reason)
+            return frozen.digest
+    run = context.run
+    if context.guards not in ((), (in_doubt_guard,)):  # foreign code has held the arguments: no policy goes by what it wrote to them
+        frozen = msgspec.structs.replace(frozen, args=msgspec.json.decode(msgspec.json.encode(context.state.calls[call.call_id].args)))
+    verdict = verdict_on(frozen, call, run.policy, run.journal.state)
+    decided = e.PolicyDecided(
+        call=call.call_id,
+        decision=verdict.decision,
+        rule=verdict.rule,
+        reason=verdict.reason,
+        sources=verdict.sources,
+        facts=verdict.facts,
+        policy=run.policy.version,
+    )
+    run.journal.put(decided, context.scope)
+    if verdict.decision == "deny":
+        refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
+    elif verdict.decision == "require_approval":
+        context.run.record(context.scope, _request(frozen, verdict, context))
+    return frozen.digest
+
+
+def _frozen(call: CallState, context: KernelContext) -> Call:
+    """Return the call as it will be decided and run; raise `InvalidArguments` with the code of what is wrong with it."""
+    tool = context.tools.get(call.tool)
+    if tool is None:
+        known = ", ".join(sorted(context.tools)) or "none"
+        raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
+    args = _checked(call, tool, context)
+    if tool.spec.scopes and (missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]):
+        raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
+    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
+
+
+def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
+    """Return parsed and validated arguments; put on record where they differ from what was asked for."""
+    args = call.args
+    if isinstance(args, str):
+        try:
+            args = read_json(args or "{}")
+        except UNREADABLE as error:
+            raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
+    if not isinstance(args, dict):
+        raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
+    args = tool.check(cast("dict[str, Any]", args))
+    if args != call.args:
+        repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
+        context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
+    return args
+
+
+def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
+    now = context.run.state.updated_at
+    expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
+    return e.ApprovalRequested(
+        call=call.call_id,
+        tool=call.tool.name,
+        digest=call.digest,
+        reason=verdict.reason,
+        rule=verdict.rule,
+        facts=verdict.facts,
+        approvers=max(1, verdict.approvers),
+        on_reject=verdict.on_reject,
+        expires_at=expires,
+        policy=context.run.policy.version,
+        requested_at=now,
+    )
+
+
+def refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+    """Give `call`, which is not run, its observation."""
+    context.run.record(
+        context.scope,
+        e.ToolFinished(
+            call=call.call_id,
+            meta=isinstance(context.tools.get(call.tool), MetaTool),
+            error=e.ToolError(code=code, message=message, details=details),
+        ),
+    )

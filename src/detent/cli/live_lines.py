@@ -84,8 +84,11 @@ class LiveLines:
         room = max(3, self._console.height - len(calls) - 2)
         below = [f"{_mark()} {said}{f' · {report}' if report else ''} · {_seconds(since)}" for said, since, report in calls]
         below = below or [f"{_mark()} {self._doing} · {_seconds(self._since)}"]
-        style = "cyan" if self._styled else ""
-        shown = [*lines[-room:], *(Text(line if len(line) < width else line[: width - 2] + "…", style=style) for line in below[-room:])]
+        shown = lines[-room:]
+        for line in below[-room:]:
+            text = Text(line, style="cyan" if self._styled else "")
+            text.truncate(width - 1, overflow="ellipsis")
+            shown.append(text)
         return Text("\n").join(shown)
 
 

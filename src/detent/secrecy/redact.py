@@ -1,5 +1,7 @@
 """Redaction before the log: sensitive values become placeholders; the values are kept with the run and resolved by tools alone.
 
+Own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds in lines; here what an agent names is replaced by keyed hashes.
+
 A placeholder is `<secret:HASH>`, a keyed hash of the value, so that equal values stay equal and nothing can be guessed from it. Digest,
 idempotency key, guards and policy see the placeholder, live and in replay alike (DESIGN 4).
 """

@@ -141,6 +141,7 @@ GLOBS: dict[str, tuple[str, ...]] = {
     "**/deep/**/*.py": ("a/deep/er/z.py", "a/deep/y.py"),
     "?.[pt]*": ("a.py", "b.txt"),
     "[!b]*.??": ("a.py",),
+    "[^b]*.??": ("a.py",),
     "./a.py": ("a.py",),
     ".env": (".env",),
     ".hidden/*": (".hidden/h.py",),

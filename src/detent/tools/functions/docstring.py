@@ -1,4 +1,7 @@
-"""Reads a docstring in Google style: what the function does, and what each of its arguments is."""
+"""Reads a docstring in Google style: what the function does, and what each of its arguments is.
+
+Own code: griffe takes 52 ms to import and 1.7 MB; docstring_parser (4 ms) raises at an entry without a colon. Fifty lines are needed here.
+"""
 
 from __future__ import annotations
 

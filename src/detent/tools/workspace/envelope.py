@@ -1,5 +1,7 @@
 """The patch envelope: its grammar, and what a hunk does to a text. Pure.
 
+Own code: unidiff, whatthepatch and patch-ng (2 to 11 ms to import) find no change in this format: they read unified diffs, with line numbers.
+
     *** Begin Patch
     *** Add File: notes/new.txt
     +its only line

@@ -1,33 +1,21 @@
-"""Glob patterns over paths, matched name by name and in time linear in pattern times name, whatever the pattern."""
+"""Glob patterns over paths, matched name by name and in time linear in pattern times name, whatever the pattern.
+
+Own code: `glob.translate` (3.13) and `wcmatch` (8 ms to import) match whole paths, and a listing skips directories; a name is matched by `fnmatch`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from fnmatch import translate
 
 from detent.tools.failures import failed, shown
 
 MAX_PATTERN_CHARS = 1_000
+_SPECIAL = re.compile(r"\[([!^]?+)(.[^]]*)\]|[\[{}]", re.DOTALL)
+"""A set, a `]` that comes first being a member of it, or a character that is refused outside of one."""
+_RANGE = re.compile(r"(.)-(.)", re.DOTALL)
 
 States = frozenset[int]
-
-
-class _Set(NamedTuple):
-    """`[...]`: one character in, or with `negated` not in, the ranges."""
-
-    negated: bool
-    ranges: tuple[tuple[str, str], ...]
-
-    def holds(self, character: str) -> bool:
-        return any(low <= character <= high for low, high in self.ranges) != self.negated
-
-
-class _Any(NamedTuple):
-    """`?`, or `*` when `many`."""
-
-    many: bool
-
-
-Token = str | _Set | _Any
 
 
 class Glob:
@@ -37,7 +25,8 @@ class Glob:
         parts = _parts(pattern)
         if parts[-1] == "**":
             parts.append("*")
-        self.parts = [None if part == "**" else _tokens(part, pattern) for part in parts]
+        self.parts = [None if part == "**" else _compiled(part, pattern) for part in parts]
+        self.dotted = [part.startswith(".") for part in parts]
         self.include_hidden = include_hidden
         self.start = self._closed({0})
 
@@ -48,11 +37,11 @@ class Glob:
         for index in states:
             if index == len(self.parts):
                 continue
-            tokens = self.parts[index]
-            if tokens is None:
+            part = self.parts[index]
+            if part is None:
                 if not hidden:
                     after.add(index)
-            elif (not hidden or tokens[:1] == ["."]) and _fits(tokens, name):
+            elif (not hidden or self.dotted[index]) and part.match(name):
                 after.add(index + 1)
         return self._closed(after)
 
@@ -87,71 +76,20 @@ def _parts(pattern: str) -> list[str]:
     return parts
 
 
-def _tokens(part: str, pattern: str) -> list[Token]:
-    tokens: list[Token] = []
-    position = 0
-    while position < len(part):
-        character = part[position]
-        position += 1
-        if character in "*?":
-            tokens.append(_Any(many=character == "*"))
-        elif character == "[":
-            found, position = _set(part, position, pattern)
-            tokens.append(found)
-        elif character in "{}":
+def _compiled(part: str, pattern: str) -> re.Pattern[str]:
+    """Return what matches one name; `fnmatch` takes a set that is not closed or is reversed as text, and `^` as a member."""
+
+    def checked(special: re.Match[str]) -> str:
+        if special[0] in "{}":
             raise _invalid(pattern, "braces are not supported; make one call for each alternative (a literal brace is [{])")
-        else:
-            tokens.append(character)
-    return tokens
-
-
-def _set(part: str, position: int, pattern: str) -> tuple[_Set, int]:
-    """Parse what follows `[`; a `]` that comes first is a member."""
-    negated = part[position : position + 1] in ("!", "^")
-    position += negated
-    end = part.find("]", position + 1)
-    if end < 0:
-        raise _invalid(pattern, "'[' is not closed (a literal one is [[])")
-    ranges: list[tuple[str, str]] = []
-    members = part[position:end]
-    index = 0
-    while index < len(members):
-        if members[index + 1 : index + 2] == "-" and index + 2 < len(members):
-            low, high = members[index], members[index + 2]
+        if special[0] == "[":
+            raise _invalid(pattern, "'[' is not closed (a literal one is [[])")
+        for low, high in _RANGE.findall(special[2]):
             if low > high:
                 raise _invalid(pattern, f"the range {low}-{high} is reversed")
-            ranges.append((low, high))
-            index += 3
-        else:
-            ranges.append((members[index], members[index]))
-            index += 1
-    return _Set(negated, tuple(ranges)), end + 1
+        return f"[{'!' if special[1] else ''}{special[2]}]"
 
-
-def _fits(tokens: list[Token], name: str) -> bool:
-    """Whether `name` matches; a mismatch goes back to the last `*` only, which is enough."""
-    at = token = 0
-    star = mark = -1
-    while at < len(name):
-        wanted = tokens[token] if token < len(tokens) else None
-        if isinstance(wanted, _Any) and wanted.many:
-            star, mark = token, at
-            token += 1
-        elif wanted is not None and _one(wanted, name[at]):
-            token += 1
-            at += 1
-        elif star >= 0:
-            mark += 1
-            token, at = star + 1, mark
-        else:
-            return False
-    return all(isinstance(rest, _Any) and rest.many for rest in tokens[token:])
-
-
-def _one(token: Token, character: str) -> bool:
-    if isinstance(token, str):
-        return token == character
-    return True if isinstance(token, _Any) else token.holds(character)
+    return re.compile(translate(_SPECIAL.sub(checked, part)))
 
 
 def _invalid(pattern: str, why: str) -> Exception:

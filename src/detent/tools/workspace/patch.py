@@ -1,5 +1,7 @@
 """apply_patch: several files changed together, all or none.
 
+Own code: patch-ng (11 ms to import) writes file after file by its path, and leaves those changed that come before one that fails.
+
 First everything is computed: the patch is read, all directories are locked, preconditions compared, every hunk applied in memory. Then
 every new content is written into a temporary file and synced, and every old file is kept under a second name. Only then come the renames; when
 one fails, those before it are taken back from the kept files, permissions and times included. What this cannot do: other programs may see

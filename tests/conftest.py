@@ -7,23 +7,27 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from amounts import PROFILE, times
 from stores.postgres.cluster import own_postgres, postgres, postgres_url
 
 __all__ = ["own_postgres", "postgres", "postgres_url"]  # fixtures
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Two runs of the suite try the same examples, so that what was green is green again; `soak` looks further, with new ones each time.
+# Two runs of the suite try the same examples, so that what was green is green again; `many` draws more of them, and `soak` looks further,
+# with new ones each time (`amounts`).
 # No deadline: a slow machine is not a failure.
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
-settings.register_profile("default", deadline=None, derandomize=True, database=None, print_blob=True, suppress_health_check=_SLOW)
-settings.register_profile("ci", settings.get_profile("default"))
+_SAME: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None, "print_blob": True, "suppress_health_check": _SLOW}
+settings.register_profile("default", max_examples=times(100), **_SAME)
+settings.register_profile("many", max_examples=100, **_SAME)
 settings.register_profile("soak", deadline=None, max_examples=2_000, print_blob=True, suppress_health_check=_SLOW)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile(PROFILE)
 
 for name in [name for name in os.environ if name.startswith("DETENT_")]:
     del os.environ[name]

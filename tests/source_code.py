@@ -8,6 +8,7 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -50,22 +51,35 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """Return the nodes of a file's syntax tree by their type, each list in the order of `ast.walk`."""
+    found: dict[type[ast.AST], list[Any]] = {}
+    for node in ast.walk(tree(path)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def of_type(path: Path, *kinds: type[ast.AST]) -> list[Any]:
+    """Return the nodes of a file that are of these types."""
+    return [node for kind in kinds for node in nodes(path).get(kind, ())]
+
+
 def imports(path: Path) -> Iterator[tuple[ast.AST, str]]:
     """Yield every import of a file, wherever it stands, as (node, dotted name); `from a import b` gives `a.b`."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            start = "." * node.level + (node.module or "")
-            for alias in node.names:
-                yield node, f"{start}.{alias.name}"
+    for node in of_type(path, ast.Import):
+        for alias in node.names:
+            yield node, alias.name
+    for node in of_type(path, ast.ImportFrom):
+        start = "." * node.level + (node.module or "")
+        for alias in node.names:
+            yield node, f"{start}.{alias.name}"
 
 
 def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
     """Yield every call of a file as (node, dotted name of what is called, as far as it is a plain name)."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call) and (name := dotted(node.func)):
+    for node in of_type(path, ast.Call):
+        if name := dotted(node.func):
             yield node, name
 
 
@@ -94,7 +108,11 @@ def code_lines(path: Path) -> int:
 
 def comment(path: Path, line: int) -> str:
     """Return the comment at the end of line `line` (from 1), without its sign; empty where there is none."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-        if token.type == tokenize.COMMENT and token.start[0] == line:
-            return token.string.lstrip("# ")
-    return ""
+    return comments(path).get(line, "")
+
+
+@cache
+def comments(path: Path) -> dict[int, str]:
+    """Return the comments of a file by their line, without their sign."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import pytest
 
-from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, tree, where
+from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, of_type, tree, where
 
 ADAPTERS = (
     *("strategies", "planners", "embedders", "tools", "meta_tools", "policies", "memories", "stores", "observers", "capabilities"),
@@ -125,9 +125,7 @@ def test_only_what_puts_parts_together_names_an_adapter() -> None:
         if (mine or "__init__") in NAMES_ADAPTERS or mine in ADAPTERS:
             continue
         named = [(node, name) for node, name in imports(path)]
-        named += [
-            (n, n.value) for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str) and " " not in n.value
-        ]
+        named += [(n, n.value) for n in of_type(path, ast.Constant) if isinstance(n.value, str) and " " not in n.value]
         wrong += [f"{where(path, node)} names {name}" for node, name in named if re.match(rf"detent\.({'|'.join(ADAPTERS)})\b", name)]
     assert wrong == []
 
@@ -158,7 +156,7 @@ def test_the_core_does_nothing_but_compute() -> None:
         ]
         wrong += [f"{where(path, n)} reads a clock: {name}" for n, name in calls(path) if "." in name and name.split(".")[-1] in NOW]
         kinds = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
-        wrong += [f"{where(path, n)} is asynchronous" for n in ast.walk(tree(path)) if isinstance(n, kinds)]
+        wrong += [f"{where(path, n)} is asynchronous" for n in of_type(path, *kinds)]
     assert wrong == []
 
 
@@ -184,7 +182,7 @@ def test_strategies_are_small_and_have_no_loop_over_tool_calls() -> None:
     """The runner is the only loop (DESIGN 6): no `while` in a strategy, no planner input of its own, no module over 150 lines."""
     wrong = []
     for path in modules(PACKAGE / "strategies"):
-        wrong += [f"{where(path, node)} loops" for node in ast.walk(tree(path)) if isinstance(node, ast.While)]
+        wrong += [f"{where(path, node)} loops" for node in of_type(path, ast.While)]
         wrong += [
             f"{where(path, node)} makes {name}" for node, name in calls(path) if name.split(".")[-1] in ("View", "KernelInput", "Plan")
         ]
@@ -342,8 +340,8 @@ def test_a_broad_except_says_why() -> None:
     """
     wrong = []
     for path in modules(PACKAGE, TESTS):
-        for node in ast.walk(tree(path)):
-            if not isinstance(node, ast.ExceptHandler) or ast.unparse(node.body[-1]) == "raise":
+        for node in of_type(path, ast.ExceptHandler):
+            if ast.unparse(node.body[-1]) == "raise":
                 continue
             caught = [] if node.type is None else node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             if caught and not {"Exception", "BaseException"} & {ast.unparse(c).split(".")[-1] for c in caught}:
@@ -375,7 +373,7 @@ def test_nothing_sleeps_to_synchronise() -> None:
 def overridden() -> set[tuple[str, str]]:
     """Return (class, method) of everything that a subclass, in the package or in its tests, gives a body of its own."""
     found: set[tuple[str, str]] = set()
-    for node in [n for path in modules(PACKAGE, TESTS) for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]:
+    for node in [n for path in modules(PACKAGE, TESTS) for n in of_type(path, ast.ClassDef)]:
         methods = [step.name for step in node.body if isinstance(step, ast.FunctionDef | ast.AsyncFunctionDef)]
         found.update((ast.unparse(base).split("[")[0].split(".")[-1], method) for base in node.bases for method in methods)
     return found

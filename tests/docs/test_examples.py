@@ -34,6 +34,8 @@ VOLATILE = (
     (re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?\b"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)? ?(ms|s)\b"), "DURATION"),
 )
+OWN_SDK = ("anthropic", "bedrock", "google", "groq", "mistral", "openrouter")
+"""Providers whose models are asked through a module of their own in pydantic-ai; all others are asked as OpenAI is."""
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "extending").glob("*.py")])
 
@@ -103,7 +105,8 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
     """Run a command, with the ids of earlier runs in place of the shown ones, and compare its output."""
     line = RUN_ID.sub(lambda m: known.get(m[0], m[0]), command.line)
     words = alone(line)
-    imports = asking("openai") if "--model" in words else ()
+    vendor = words[words.index("--model") + 1].partition(":")[0] if "--model" in words else ""
+    imports = asking(vendor if vendor in OWN_SDK else "openai") if vendor else ()
     started = (
         fork(["-m", "detent", *words[1:]], cwd=desk, stderr=subprocess.STDOUT, imports=imports)
         if words

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import times
 from detent import Agent, Budget, FinalAnswer, Plan, Thought, View
 from detent.core import events as e
 from detent.core.budget import NOTHING, Usage
@@ -110,7 +111,7 @@ BUDGETS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=times(150))
 @given(TURNS, BUDGETS, st.one_of(st.none(), st.integers(1, 40)), st.integers(0, 1000))
 def test_no_interleaving_passes_a_bound_or_loses_a_token(turns: Any, budget: Budget, most: int | None, seed: int) -> None:
     """Whichever call ends first, with retries and failures between them."""

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import times
 from detent import Agent, Budget, Plan, Usage, View
 from detent.core.actions import FinalAnswer, Stop, Thought
 from detent.core.errors import MalformedPlan, ModelCallFailure
@@ -86,7 +87,7 @@ def planner(turns: list[Any]) -> Planning:
     return Planning(plan)
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(st.lists(TURN, max_size=6), BUDGETS)
 def test_the_sum_of_the_calls_is_the_usage_and_no_bound_is_passed(turns: list[Any], budget: Budget) -> None:
     """Retries, rejected plans, failures with and without use, calls at once and calls that are no plan's included."""

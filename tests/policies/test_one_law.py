@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, tool
 from detent.core import events as e
 from detent.core.codec import digest_of, read_log
@@ -141,7 +142,7 @@ def authorised(records: list[Any]) -> dict[str, set[str]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=times(120), deadline=None)
 @given(policies, agent_rules, plans, answers, st.lists(st.sampled_from(sorted(GUARDS)), max_size=2, unique=True))
 def test_no_effect_without_a_recorded_allow_or_approval_of_exactly_these_arguments(
     policy: Any, own: list[Any], script: Any, told: list[str], guards: list[str]
@@ -160,7 +161,7 @@ def test_no_effect_without_a_recorded_allow_or_approval_of_exactly_these_argumen
     assert divergence == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(300), deadline=None)
 @given(policies, st.sampled_from(NAMES), numbers)
 def test_a_policy_is_pure_and_its_answers_about_a_tool_agree_with_its_decisions(policy: Any, name: str, n: int) -> None:
     """The same call and state give the same verdict; a tool that is not offered is refused, one that cannot ask does not."""

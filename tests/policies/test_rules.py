@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import times
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.policies.rules import Rule, RulePolicy
@@ -243,7 +244,7 @@ def test_conditions_are_compiled_once_and_only_when_they_are_needed() -> None:
 values = st.one_of(st.integers(-2, 9), st.sampled_from(["a", "args.n", ""]), st.booleans(), st.none(), st.just({"x": 1}), st.just([1, 2]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(300), deadline=None)
 @given(
     st.sampled_from(
         [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 import tempfile
@@ -12,14 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from amounts import times
 from detent.core.state import RunState
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws
 from laws.places import KINDS, Place, Told, engine_on
 from properties.crashes import one_round
 from properties.scripts import CautiousPolicy, Example, drive, examples, make_tools, planner_for
-
-SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 
 
 async def one(place: Place, example: Example) -> RunState:
@@ -57,7 +55,7 @@ def run_one(kind: str, example: Example) -> None:
         shutil.rmtree(directory)
 
 
-@settings(max_examples=2_000 if SOAK else 60)
+@settings(max_examples=times(60, soak=2_000))
 @given(examples)
 def test_any_script_keeps_the_laws_in_memory(example: Example) -> None:
     """The log folds to the live state at every record, replays identically, moves legally, exits once, counts what it used."""
@@ -65,7 +63,7 @@ def test_any_script_keeps_the_laws_in_memory(example: Example) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-@settings(max_examples=400 if SOAK else 15)
+@settings(max_examples=times(15, soak=400))
 @given(example=examples)
 def test_any_script_keeps_the_laws_on_disk(kind: str, example: Example) -> None:
     """The same on files and in SQLite."""

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from amounts import times
 from core.golden_logs import GOLDEN
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
@@ -115,7 +116,7 @@ async def lines_of(example: Example) -> list[bytes]:
         return await store.read("run")
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(40))
 @given(examples)
 def test_from_any_record_of_any_run_the_state_is_the_same(example: Example) -> None:
     """Random plans, tools that end in every way, approvals, edits, waits, replies."""

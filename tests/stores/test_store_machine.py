@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from amounts import times
 from detent.core.errors import Conflict, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import EventStore, RunQuery, Signal
@@ -155,7 +156,7 @@ class SqliteStoreMachine(StoreMachine):
     scheme = "sqlite:///{}/runs.db"
 
 
-_FEW = settings(max_examples=12, stateful_step_count=25)
+_FEW = settings(max_examples=times(12), stateful_step_count=25)
 TestRamStoreMachine = StoreMachine.TestCase
 TestFileStoreMachine = FileStoreMachine.TestCase
 TestSqliteStoreMachine = SqliteStoreMachine.TestCase

@@ -12,11 +12,12 @@ from jsonschema import Draft202012Validator
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
+from amounts import times
 from detent import Agent, Budget, Engine
 from detent.planners.model.planner import ModelPlanner
 from planners.raw_text.test_mutated_outputs import MUTATIONS, recording_tools
 
-TIMES = 1_000
+TIMES = times(1_000)
 NUMBERS = [10**400, -(2**63), 1e308, -0.0, 10**25]
 
 
@@ -61,7 +62,7 @@ def one_call(chance: random.Random, specs: dict[str, dict[str, Any]]) -> ToolCal
 
 @pytest.mark.parametrize("seed", range(5))
 def test_mutated_calls_never_run_what_did_not_validate(seed: int) -> None:
-    """A thousand answers a seed: each tool got what fits its schema, each run ended or waits in good order, and every tenth log replays."""
+    """Many answers a seed: each tool got what fits its schema, each run ended or waits in good order, and every tenth log replays."""
     chance = random.Random(seed)
     ran: list[tuple[str, dict[str, Any]]] = []
     tools = recording_tools(ran)
@@ -103,4 +104,4 @@ def test_mutated_calls_never_run_what_did_not_validate(seed: int) -> None:
         await planner.close()
 
     asyncio.run(main())
-    assert executed > 100
+    assert executed > TIMES / 10

@@ -16,6 +16,7 @@ from hypothesis.internal.conjecture import utils as conjecture
 from hypothesis.strategies import DataObject, data
 from pydantic import BaseModel, Field
 
+from amounts import times
 from detent import ToolCall, tool
 from detent.core.actions import FinalAnswer
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
@@ -24,7 +25,7 @@ from detent.ports import Plan
 from detent.tools.functions.function import Tool
 from planners.raw_text.texts import Exchange, model_server, view
 
-TIMES = 334
+TIMES = times(334)
 """For each of three dialects: a thousand together."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from amounts import times
 from detent import Budget, Engine
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.planner import OnDevicePlanner
@@ -55,6 +56,7 @@ ODD = [
     "1e999",
     "null",
 ]
+TIMES = times(1000)
 Mutation = Callable[[random.Random, str], str]
 
 
@@ -142,7 +144,7 @@ def mutated(chance: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_mutated_output_never_runs_what_did_not_validate(seed: int) -> None:
-    """A thousand outputs a seed: each tool got what fits its schema, was named in the text, and the run ended or waits in good order."""
+    """Many outputs a seed: each tool got what fits its schema, was named in the text, and the run ended or waits in good order."""
     chance = random.Random(seed)
     ran: list[tuple[str, dict[str, Any]]] = []
     tools = recording_tools(ran)
@@ -163,7 +165,7 @@ def test_mutated_output_never_runs_what_did_not_validate(seed: int) -> None:
 
         planner = OnDevicePlanner(generate, max_repairs=1)
         async with Engine(store="ram:", planner=planner, approver=lambda _: True) as engine:
-            while spoken < 1000:
+            while spoken < TIMES:
                 said.clear()
                 ran.clear()
                 finish = chance.choice(["", "stop", "length"])
@@ -178,5 +180,5 @@ def test_mutated_output_never_runs_what_did_not_validate(seed: int) -> None:
                     assert any(name in text for text in said), (said, name)
 
     asyncio.run(main())
-    assert executed > 100
-    assert answered > 100
+    assert executed > TIMES / 10
+    assert answered > TIMES / 10

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import times
 from detent.core.agent import AgentSpec
 from detent.core.codec import dump_state, load_state
 from detent.core.errors import ConfigError
@@ -272,7 +273,7 @@ ASKED = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=times(150))
 @given(st.lists(st.tuples(st.sampled_from(["append", "branch", "pass", "other run", "reload"]), ITEMS, st.integers(0, 5)), max_size=12))
 def test_the_cache_never_changes_an_answer(steps: list[tuple[str, Item, int]]) -> None:
     """Appending, branching, several passes, other runs in between and reloaded states: with and without the cache the labels are equal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from amounts import times
 from stores.test_store_machine import StoreMachine
 
 
@@ -14,4 +15,4 @@ def test_any_sequence_of_operations_leaves_it_as_a_dict_of_lists(postgres_url: s
     class PostgresMachine(StoreMachine):
         scheme = f"{postgres_url}&schema={{}}"
 
-    run_state_machine_as_test(PostgresMachine, settings=settings(max_examples=20, stateful_step_count=20))
+    run_state_machine_as_test(PostgresMachine, settings=settings(max_examples=times(20), stateful_step_count=20))

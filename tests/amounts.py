@@ -1,0 +1,32 @@
+"""How much the tests try: a sample by default, more in `scripts/check`, everything in `scripts/soak`.
+
+`HYPOTHESIS_PROFILE` says which: `default`, `many` or `soak`. The same one sets how many examples property tests draw.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+_SHARE = {"default": 5, "many": 1}.get(PROFILE, 1)
+_SAMPLE = {"default": 1, "many": 4}
+
+
+def times(many: int, *, soak: int | None = None) -> int:
+    """Return how often to try: `many`, a fifth of that by default, `soak` where everything is tried."""
+    return (soak or many * 5) if PROFILE == "soak" else max(5, many // _SHARE)
+
+
+def sampled(points: Iterable[int], *, few: int) -> list[int]:
+    """Return the points to try of a matrix: `few` of them by default, evenly spread, the first and the last among them."""
+    every = list(points)
+    most = few * _SAMPLE[PROFILE] if PROFILE in _SAMPLE else len(every)
+    if len(every) <= most:
+        return every
+    return sorted({every[round(n * (len(every) - 1) / (most - 1))] for n in range(most)})
+
+
+def stride(few: int, *, many: int = 1) -> int:
+    """Return the step from one point of a matrix to the next: `few` by default, `many` in `scripts/check`, 1 where everything is tried."""
+    return {"default": few, "many": many}.get(PROFILE, 1)

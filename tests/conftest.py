@@ -17,7 +17,8 @@ from stores.postgres.cluster import own_postgres, postgres, postgres_url
 
 __all__ = ["own_postgres", "postgres", "postgres_url"]  # fixtures
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 
 # Two runs of the suite try the same examples, so that what was green is green again; `many` draws more of them, and `soak` looks further,
 # with new ones each time (`amounts`).
@@ -47,6 +48,26 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         sys.dont_write_bytecode = False
+
+
+QUICK = ("contract", "core", "kernel", "laws", "config", "policies", "secrecy", "meta_tools", "capabilities", "strategies", "observers")
+"""The folders whose tests give a first answer: what is true of a run, in memory, without another process or server."""
+
+
+def _quick(path: Path) -> bool:
+    return path.relative_to(TESTS).parts[0] in QUICK
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick`, import nothing else: collecting the other tests takes longer than running these."""
+    wanted = config.getoption("markexpr") != "quick" or collection_path == TESTS or TESTS not in collection_path.parents
+    return None if wanted or _quick(collection_path) else True
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of the quick folders."""
+    if TESTS in item.path.parents and _quick(item.path):
+        item.add_marker("quick")
 
 
 def pytest_collection_finish() -> None:

@@ -375,11 +375,12 @@ class Engine:
         tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), self._parts)
         usable = admission.usable(started.agent, started.host, tools, secrets=self._parts.secrets, capabilities=self._parts.capabilities)
         journal = advancing.journal(RunState(run_id=advancing.run_id))
-        async with self.tenants.starting(started.host.tenant) as counted:
+        async with self.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
             if patterns:
                 started = await self._redacted(started, advancing.run_id, patterns)
             journal.record(msgspec.structs.replace(started, digests=digests_of(tools, self._parts, usable)))
-            if counted:
+            if reserved:
+                journal.release(reserved)
                 await journal.commit()
         if turns != 0:
             return journal

@@ -28,7 +28,6 @@ from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
-from detent.metering.holds import WHEN_LEFT
 from detent.metering.tenants import spent_between
 from detent.ports import Clock, EventStore, Ids, Spent
 from detent.running.branching import branch
@@ -228,14 +227,6 @@ class SnapshotJournal(Journal):
         if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
-
-    async def _tell(self) -> None:
-        """Tell observers and hooks what was committed; see `holds.WHEN_LEFT`."""
-        later = WHEN_LEFT.get()
-        if later is None:
-            await super()._tell()
-        else:
-            later.append(super()._tell)
 
     async def _reloaded(self) -> RunState:
         """Return the state, also that of a fork."""

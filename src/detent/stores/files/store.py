@@ -21,9 +21,10 @@ from typing import Any
 
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import TEMPORARY, Claims, Inboxes, blob_key, blob_name, remove_temporary, replace_file, sync_directory
+from detent.stores.files.reserved import Reserved
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
 from detent.stores.owed import Owed
 from detent.stores.selection import select
@@ -56,6 +57,7 @@ class FileStore:
         self._busy_timeout_s = busy_timeout_s
         self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
         self._logs = Logs(self.path)
+        self._reserved = Reserved(self.path / ".reserved", now=now)
         self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
         self._open = False
         self._owed = Owed(self._give_up)
@@ -170,6 +172,7 @@ class FileStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         self._file(run_id, ".jsonl")
@@ -179,7 +182,8 @@ class FileStore:
         durable = durable or bool(consumed)  # signals are kept durably, and in another file: none may leave it for a log that is not kept
 
         def action(wait_s: float) -> None:
-            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
+            with self._reserved.giving_back(run_id, released, wait_s):
+                self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
 
         await self._do(run_id, action, threaded=durable)
 
@@ -188,6 +192,11 @@ class FileStore:
         self._file("_", "")
         with self._errors():
             return self._logs.ledger.sum(tenant, since)
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        self._file(asked.run_id, "")
+        return await self._do(asked.run_id, lambda wait_s: self._reserved.reserve(asked, self._logs.ledger.sum, wait_s))
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog`, `NewerVersion`."""
@@ -345,7 +354,7 @@ class FileStore:
         path = self._file(run_id, ".jsonl")
 
         def action(wait_s: float) -> None:
-            with self._logs.locked(run_id, wait_s, create=False) as entry:
+            with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not self._file(run_id, ".blobs").exists():
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
@@ -370,6 +379,7 @@ class FileStore:
                 self._claims.remove_dead()
                 + remove_dead(self._claims.holder.directory, self._claims.holder.host)
                 + remove_temporary(self.path)
+                + remove_temporary(self._reserved.directory)
             )
 
 

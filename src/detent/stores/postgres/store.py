@@ -15,13 +15,14 @@ import psycopg
 
 from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
 from detent.stores.owed import Owed
 from detent.stores.postgres.connections import Connections, given_until, target_of
 from detent.stores.postgres.errors import is_lost, translate
 from detent.stores.postgres.operations import Append, Claim, Post, Release, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
+from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
 from detent.stores.postgres.schema import Connection, prepare
 from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Holder, Seen, Session
 from detent.stores.postgres.writer import Writer
@@ -42,7 +43,7 @@ _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, %s, %b FROM runs WHERE run_id=%s"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= snapshots.seq"
 )
-_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent")
+_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved")
 
 
 class PostgresStore:
@@ -176,10 +177,11 @@ class PostgresStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent)
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released)
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)
@@ -190,14 +192,12 @@ class PostgresStore:
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used on the day `since` and later."""
-        rows = await self._rows(
-            "",
-            "SELECT coalesce(sum(runs), 0)::bigint, coalesce(sum(model_calls), 0)::bigint, coalesce(sum(tool_calls), 0)::bigint,"
-            " coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost_usd), 0)::float8 FROM spent WHERE tenant=%s AND day>=%s",
-            (tenant, since),
-        )
-        runs, model_calls, tool_calls, tokens, cost_usd = rows[0]
-        return Spent(tenant=tenant, day=since, runs=runs, model_calls=model_calls, tool_calls=tool_calls, tokens=tokens, cost_usd=cost_usd)
+        return spent_of(tenant, since, (await self._rows("", SPENT, (tenant, since)))[0])
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        await self._open_writer().settled(asked.run_id)
+        return await self._connections.use(Reserving(asked, self._target.schema, self._holder.now).apply)
 
     def _tell_now(self) -> None:
         self._tell = None

@@ -18,11 +18,12 @@ import msgspec
 
 from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent, store_files
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, store_files
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
 from detent.stores.owed import Owed
 from detent.stores.selection import check_query
 from detent.stores.sqlite.operations import (
+    SPENT,
     Append,
     Claim,
     Delete,
@@ -32,9 +33,11 @@ from detent.stores.sqlite.operations import (
     Post,
     Release,
     Renew,
+    Reserve,
     Statement,
     Vacuum,
     bounds,
+    spent_of,
 )
 from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, Db, is_busy, microseconds, moment, translate
 from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
@@ -52,10 +55,6 @@ _WAITING = "SELECT r.run_id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHE
 _WAITING_OF = (
     "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
-)
-_SPENT = (
-    "SELECT coalesce(sum(runs), 0), coalesce(sum(model_calls), 0), coalesce(sum(tool_calls), 0), coalesce(sum(tokens), 0), total(cost_usd)"
-    " FROM spent WHERE tenant=? AND day>=?"
 )
 _MANY_SIGNALS = 200
 _TURN_S = 0.01
@@ -199,13 +198,24 @@ class SqliteStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
         known = self._listed.get(run_id)
         counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
         listed_at = known.records if known is not None and counts_only else 0
-        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, listed_at=listed_at)
+        operation = Append(
+            run_id,
+            expected_seq,
+            records,
+            head=head,
+            durable=durable,
+            consumed=consumed,
+            spent=spent,
+            released=released,
+            listed_at=listed_at,
+        )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
         if run_id in self._holder.runs and not operation.listed_at:
@@ -236,8 +246,12 @@ class SqliteStore:
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day, in all processes."""
-        (row,) = await self._rows("", _SPENT, (tenant, since))
-        return Spent(tenant=tenant, day=since, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
+        (row,) = await self._rows("", SPENT, (tenant, since))
+        return spent_of(tenant, since, row)
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        return await self._submit(Reserve(asked, self._holder.now), self._connection())
 
     # Reading ----------------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import io
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def code_lines(path: Path) -> int:
-    """Return how many lines hold code: not blank, not only a comment, not part of a docstring."""
+    """Return how many lines hold code: not blank, not only a comment, not part of a docstring, also not of one below a field or constant."""
     text = path.read_text(encoding="utf-8")
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -101,8 +102,10 @@ def code_lines(path: Path) -> int:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node, clean=False):
-            first = node.body[0]
-            lines.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        for before, step in pairwise(getattr(node, "body", None) or ()) if isinstance(node, ast.Module | ast.ClassDef) else ():
+            if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant):
+                lines.difference_update(range(step.lineno, (step.end_lineno or 0) + 1))
     return len(lines)
 
 

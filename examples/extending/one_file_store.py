@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import Conflict, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
+from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
 from detent.testing import ScriptedPlanner
 
 LEASE_S = 30.0
@@ -58,6 +58,7 @@ class Shelf(msgspec.Struct):
     blobs: dict[str, dict[str, bytes]] = {}
     claims: dict[str, Claim] = {}
     spent: list[Spent] = []
+    reserved: list[tuple[str, str, float, Spent]] = []
 
 
 class OneFileStore:
@@ -140,6 +141,7 @@ class OneFileStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         with self._changing(durable=durable) as shelf:
             run = shelf.runs.get(run_id)
@@ -156,10 +158,25 @@ class OneFileStore:
                 others = [s for s in shelf.spent if (s.tenant, s.day) != (spent.tenant, spent.day)]
                 same = [s for s in shelf.spent if (s.tenant, s.day) == (spent.tenant, spent.day)]
                 shelf.spent = [*others, reduce(Spent.plus, same, spent)]
+            shelf.reserved = [r for r in shelf.reserved if r[0] != run_id or (released is not None and r[1] not in released)]
 
     async def spent(self, tenant: str, since: str) -> Spent:
-        found = [s for s in self._looking().spent if s.tenant == tenant and s.day >= since]
+        return self._spent(self._looking(), tenant, since)
+
+    def _spent(self, shelf: Shelf, tenant: str, since: str) -> Spent:
+        found = [s for s in shelf.spent if s.tenant == tenant and s.day >= since]
         return reduce(Spent.plus, found, Spent(tenant=tenant, day=since))
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        with self._changing() as shelf:
+            now = self._now()
+            shelf.reserved = [r for r in shelf.reserved if r[2] > now]
+            held = [(run_id, name, amount) for run_id, name, _, amount in shelf.reserved if amount.tenant == asked.tenant]
+            balance = asked.balance(self._spent(shelf, asked.tenant, asked.since), held)
+            if balance.granted:
+                shelf.reserved = [r for r in shelf.reserved if r[0] != asked.run_id or r[1] not in asked.amounts]
+                shelf.reserved += [(asked.run_id, name, now + asked.lasts_s, amount) for name, amount in asked.amounts.items()]
+        return balance
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         run = self._looking().runs.get(run_id)
@@ -282,6 +299,7 @@ class OneFileStore:
             del shelf.runs[run_id]
             shelf.blobs.pop(run_id, None)
             shelf.claims.pop(run_id, None)
+            shelf.reserved = [r for r in shelf.reserved if r[0] != run_id]
 
     async def gc(self) -> int:
         with self._changing() as shelf:

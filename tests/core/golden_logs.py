@@ -16,8 +16,8 @@ from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, SpawnSubagent, Stop, Thought, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import DEFAULT, Budget, Usage
-from detent.core.codec import dump_state
 from detent.core.records import VERSION
+from detent.running.states import dump_state
 from detent.testing.clocks import EPOCH
 
 GOLDEN_DIR = Path(__file__).resolve().parent.parent / "golden"

@@ -14,24 +14,13 @@ from hypothesis import strategies as st
 from core.golden_logs import GOLDEN
 from core.logs import Log, calls, opened, turn
 from detent.core import events as e
-from detent.core.codec import (
-    STATE_VERSION,
-    UPCASTERS,
-    decode_event,
-    digest_of,
-    dump_state,
-    encode,
-    load_state,
-    read_log,
-    read_record,
-    seal,
-    tombstone,
-)
+from detent.core.codec import STATE_VERSION, UPCASTERS, decode_event, digest_of, encode, read_log, read_record, seal, tombstone
 from detent.core.errors import CorruptLog, NewerVersion
 from detent.core.fold import fold
 from detent.core.history import Map, Seq
 from detent.core.records import VERSION, Envelope
 from detent.core.state import Item, KernelState, RunState
+from detent.running.states import dump_state, load_state
 from detent.testing.clocks import EPOCH
 
 NAMES = list(GOLDEN)

@@ -9,9 +9,10 @@ import pytest
 
 from core.golden_logs import GOLDEN, GOLDEN_DIR
 from detent.core import events as e
-from detent.core.codec import dump_state, read_log, read_record
+from detent.core.codec import read_log, read_record
 from detent.core.fold import fold
 from detent.core.records import VERSION
+from detent.running.states import dump_state
 
 FILES = sorted(GOLDEN_DIR.glob("v*-*.jsonl"))
 

@@ -97,7 +97,7 @@ def codes_of_calls() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 said = [k.value for k in node.keywords if k.arg in ("error_code", "code", "refused")]
-                said += node.args[2:3] if ast.unparse(node.func).endswith("_refuse") else []
+                said += node.args[2:3] if ast.unparse(node.func).endswith("refuse") else []
                 said += node.args[1:2] if ast.unparse(node.func).endswith("_unfit") else []
                 said += node.args[2:3] if ast.unparse(node.func) == "give_up" else []
             elif isinstance(node, ast.FunctionDef) and node.name == "_refusal":

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, ToolFailed, View, tool
-from detent.core.codec import dump_state
 from detent.history.moving import ARCHIVE_VERSION, archive
 from detent.running.snapshots import load_run
+from detent.running.states import dump_state
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.places import PurePlanner

@@ -13,12 +13,13 @@ import pytest
 
 from detent.cli.main import run as detent
 from detent.core import codec
-from detent.core.codec import dump_state, links, load_state, read_log, seal
+from detent.core.codec import links, read_log, seal
 from detent.core.errors import CorruptLog, NewerVersion
 from detent.core.records import VERSION, Envelope
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.history.moving import ARCHIVE_VERSION, Held, archive, bring_back, read_archive, write_archive
+from detent.running.states import dump_state, load_state
 from detent.stores import open_store
 from detent.stores.ram import RamStore
 from history.golden_archive import GOLDEN_DIR, RUN

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from detent.core import events as e
 from detent.core.budget import NOTHING, Usage
-from detent.core.codec import dump_state, load_state, read_log, read_record
+from detent.core.codec import read_log, read_record
 from detent.core.fold import evolve, fold
 from detent.core.records import Record
 from detent.core.settle import REASONS
 from detent.core.state import LEGAL_PASS, LEGAL_RUN, RunState
+from detent.running.states import dump_state, load_state
 
 
 def check_laws(lines: Sequence[bytes], *, live: Sequence[RunState] = (), every: int = 1) -> RunState:

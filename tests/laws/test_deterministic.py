@@ -12,13 +12,14 @@ from crash.workload import EXPECTED, RUN, make_tools, plan, work, worker
 from detent import FinalAnswer, NotExecuted, Thought, ToolCall, ToolFailed, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, CompleteGoal, Schedule
-from detent.core.codec import dump_state, read_log
+from detent.core.codec import read_log
 from detent.core.fold import fold
 from detent.core.settle import settle
 from detent.kernel.act import act as act_phase
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.policies.tiers import TieredPolicy
+from detent.running.states import dump_state
 from detent.testing import ScriptedPlanner
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws

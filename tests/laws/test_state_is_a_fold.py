@@ -11,10 +11,11 @@ import pytest
 from crash.workload import RUN, work, worker
 from detent import FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
-from detent.core.codec import STATE_VERSION, decode_event, dump_state, encode, load_state, read_log, read_record, seal
+from detent.core.codec import STATE_VERSION, decode_event, encode, read_log, read_record, seal
 from detent.core.errors import NewerVersion
 from detent.core.fold import evolve, fold
 from detent.core.state import KernelState, RunState
+from detent.running.states import dump_state, load_state
 from laws.checks import check_fold, check_laws
 from laws.places import KINDS, Effects, Place, Told, agent_of, engine_on
 

@@ -15,12 +15,13 @@ import pytest
 from detent import Agent, Engine, Host, Result, TenantBudget, Thought, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
-from detent.core.errors import BudgetRefused, ModelCallFailure, StoreBusy
-from detent.metering.holds import LAPSES_S, Accounts
-from detent.ports import ModelAnswer
+from detent.core.errors import BudgetRefused, ModelCallFailure
+from detent.metering.tenants import LAPSES_S
+from detent.ports import Balance, ModelAnswer, Reservation
 from detent.stores.ram import RamStore
+from detent.stores.sqlite.store import SqliteStore
 from detent.stores.urls import open_store
-from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
+from detent.testing.clocks import SequentialIds
 from detent.testing.faults import Crash, CrashingStore
 from forked import fork
 from kernel.runs import END, Desk, Script, call, engine_for
@@ -122,15 +123,13 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
         await first.asked.wait()
         waiting = asyncio.create_task(two.run(AGENT, "go", host=ACME, run_id="two"))
         looked = asyncio.Event()
-        read = store.get_blob
+        reserve = two.store.reserve
 
-        async def get_blob(run_id: str, key: str) -> bytes | None:
-            if key == "reserved":
-                looked.set()
-            return await read(run_id, key)
+        async def reserving(asked: Reservation) -> Balance:
+            looked.set()
+            return await reserve(asked)
 
-        for shared in (store, two.store):
-            shared.get_blob = get_blob
+        two.store.reserve = reserving
         await looked.wait()
         looked.clear()
         await looked.wait()
@@ -142,7 +141,7 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
         assert (await one.replay("one")).identical and (await two.replay("two")).identical
         spent = await one.tenants.spent("acme")
         assert spent.tokens == 30
-        assert await store.list_blobs(next(iter(store._shelf.blobs), "")) == [], "nothing stays reserved"
+        assert store._shelf.reserved == {}, "nothing stays reserved"
 
     asyncio.run(main())
 
@@ -274,21 +273,77 @@ def test_a_bound_on_cost_is_never_passed_by_calls_side_by_side() -> None:
     asyncio.run(main())
 
 
-def test_the_reservation_of_a_dead_worker_lapses() -> None:
+@pytest.mark.parametrize("ends", ["goes on", "cancelled"])
+def test_a_costly_tool_waits_for_what_a_model_call_of_another_run_has_reserved(ends: str) -> None:
+    """It begins when the call has used less; a run that is cancelled while it waits begins nothing. Either way its log replays."""
+
+    async def main() -> None:
+        store, first, bought = RamStore(), Slow(used(10, 5)), []
+
+        @tool(side_effect="write", cost_usd=0.2)
+        async def buy() -> str:
+            """Buy."""
+            bought.append("one")
+            return "bought"
+
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_cost_usd=0.3)}}
+        one = engine(Caller(first, input_tokens=10, max_output_tokens=20), store=store, **options)
+        two = engine_for(Script([call("buy"), END]), buy, store=store.sibling(), ids=SequentialIds(700), **options)
+        running = asyncio.create_task(one.run(AGENT, "go", host=ACME, run_id="one"))
+        await first.asked.wait()
+        waiting = asyncio.create_task(two.run(Agent(name="w", tools=["buy"]), "go", host=ACME, run_id="two"))
+        looked, reserve = asyncio.Event(), two.store.reserve
+
+        async def reserving(asked: Reservation) -> Balance:
+            looked.set()
+            return await reserve(asked)
+
+        two.store.reserve = reserving
+        for _ in range(2):
+            await looked.wait()
+            looked.clear()
+        assert bought == []
+        if ends == "cancelled":
+            await engine(Caller(Provider(answer())), store=store.sibling(), ids=SequentialIds(900)).run(
+                AGENT, "go", host=ACME, run_id="three"
+            )
+            for _ in range(2):  # what that one has used is read, and put on record
+                looked.clear()
+                await looked.wait()
+            await two.cancel("two")
+            assert (await waiting).reason == "cancelled"
+        first.go.set()
+        assert (await running).status == "completed"
+        if ends == "goes on":
+            assert (await waiting).status == "completed"
+        assert len(bought) == (ends == "goes on")
+        assert store._shelf.reserved == {}
+        again = await two.replay("two")
+        assert again.identical, again.divergence
+
+    asyncio.run(main())
+
+
+def test_the_reservation_of_a_dead_worker_lapses(tmp_path: Path) -> None:
     """Others wait for it, at the longest until it lapses; what it said is charged when its run is taken on."""
 
     async def main() -> None:
-        store, clock = RamStore(), FakeClock(EPOCH)
-        accounts = Accounts(store, clock)
-        account = await accounts.enter("acme")
-        assert await account.others("dead", ()) == Usage()
-        await account.hold("dead", "main.1.m1", used(20, 10, cost_usd=0.5))
-        await account.leave()
-        for later, held in ((0, used(30, 0, cost_usd=0.5)), (LAPSES_S - 1, used(30, 0, cost_usd=0.5)), (1, Usage())):
-            clock.advance(later)
-            account = await Accounts(store.sibling(), clock).enter("acme")
-            assert await account.others("alive", ()) == held
-            await account.leave()
+        now = [1000.0]
+        stuck = Slow(used())
+        options: dict[str, Any] = {"tenant_budgets": {"acme": TenantBudget(max_total_tokens=50)}}
+        dying, store = (SqliteStore(tmp_path / "runs.db", now=lambda: now[0]) for _ in range(2))
+        await store.open()
+        task = asyncio.create_task(
+            engine(Caller(stuck, input_tokens=10, max_output_tokens=20), store=dying, **options).run(AGENT, "go", host=ACME, run_id="dead")
+        )
+        await stuck.asked.wait()
+        await dying.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for later, held in ((0.0, 30), (LAPSES_S - 1, 30), (1.0, 0)):
+            now[0] += later
+            assert await reserved(store) == held
+        await store.close()
 
     asyncio.run(main())
 
@@ -337,16 +392,13 @@ def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that
 
     async def account(store: Any) -> tuple[int, int]:
         """Return what the tenant has used, and what is reserved beside it."""
-        entered = await Accounts(store, FakeClock()).enter("acme")
-        held = await entered.others("another", ())
-        await entered.leave()
-        return (await store.spent("acme", "2026-01-01")).tokens, held.total_tokens
+        return (await store.spent("acme", "2026-01-01")).tokens, await reserved(store)
 
     async def main() -> None:
         for at in range(1, 99):
             sent.clear()
             place = Place("ram", tmp_path)
-            operations = ("append", "claim", "put_blob", "delete_blob", "release")
+            operations = ("append", "claim", "reserve", "release")
             store = CrashingStore(place.store(), at=at, when=when, operations=operations)
             with suppress(Crash):
                 await made_on(store, 1).run(AGENT, "go", host=ACME, run_id="r")
@@ -360,7 +412,7 @@ def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that
             assert sum(sent) <= result.usage.total_tokens <= sum(sent) + 30
             await place.close()
             if not store.crashed:
-                assert at > 20
+                assert at > 15
                 return
         raise AssertionError("the run never ended by itself")
 
@@ -424,22 +476,29 @@ def test_a_cancelled_call_that_waits_for_another_run_ends_at_once() -> None:
     asyncio.run(main())
 
 
-def test_an_account_that_stays_held_suspends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the tenant and says what to do; the lock is free afterwards."""
-    monkeypatch.setattr("detent.metering.holds.BUSY_S", 0.0)
+def test_a_start_that_is_reserved_elsewhere_and_never_recorded_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the tenant and says what to do; nothing stays reserved of the start that it refuses."""
+    monkeypatch.setattr("detent.metering.tenants.BUSY_S", 0.0)
 
     async def main() -> None:
         store = RamStore()
-        mine, theirs = Accounts(store, FakeClock(EPOCH)), Accounts(store.sibling(), FakeClock(EPOCH))
-        held = await theirs.enter("acme")
+        made = engine(Caller(Provider(answer())), store=store, tenant_budgets={"acme": TenantBudget(max_runs=1)})
+        dead = made.tenants.starting("dead", "acme")
+        assert await dead.__aenter__() != ()
         for _ in range(2):
-            with pytest.raises(StoreBusy, match=r"account of tenant 'acme' is held by .*resume the run"):
-                await mine.enter("acme")
-        await held.leave()
-        await held.leave()
-        await (await mine.enter("acme")).leave()
+            with pytest.raises(BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*900 s"):
+                await made.run(AGENT, "go", host=ACME, run_id="r")
+        assert await store.head("r") is None
+        assert await dead.__aexit__(Crash, Crash(), None) is False
+        assert (await made.run(AGENT, "go", host=ACME, run_id="r")).status == "completed"
 
     asyncio.run(main())
+
+
+async def reserved(store: Any) -> int:
+    """Return how many tokens are reserved in the tenant's account."""
+    asked = Reservation(run_id="another", tenant="acme", since="2026-01-01", amounts={}, limits={}, lasts_s=0)
+    return (await store.reserve(asked)).others.tokens
 
 
 class Unhurried(RamStore):
@@ -502,21 +561,21 @@ def test_processes_together_keep_to_the_bound(scheme: str, budget: dict[str, Any
 
 
 def test_a_tenant_without_bounds_on_models_reserves_nothing() -> None:
-    """No claim and no blob for runs of tenants that nothing bounds, or whose tools alone are bounded and that call none."""
+    """For runs of tenants that nothing bounds, or whose tools alone are bounded and that call none."""
 
     async def main() -> None:
         store = RamStore()
-        claimed: list[str] = []
-        claim = store.claim
+        reservations: list[Reservation] = []
+        reserve = store.reserve
 
-        async def claiming(run_id: str) -> None:
-            claimed.append(run_id)
-            await claim(run_id)
+        async def reserving(asked: Reservation) -> Balance:
+            reservations.append(asked)
+            return await reserve(asked)
 
-        store.claim = claiming
+        store.reserve = reserving
         made: Engine = engine(Caller(Provider(answer(), answer())), store=store, tenant_budgets={"acme": TenantBudget(max_tool_calls=9)})
         await made.run(Agent(name="asker"), "go", host=ACME, run_id="r")
         await made.run(Agent(name="asker"), "go", host=Host(tenant="free"), run_id="s")
-        assert claimed == ["r", "s"]
+        assert reservations == []
 
     asyncio.run(main())

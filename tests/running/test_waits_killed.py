@@ -112,7 +112,10 @@ def test_a_process_that_is_killed_at_a_write_is_succeeded_by_one_that_ends_the_r
     """A real SIGKILL before and after some writes, on disk (`amounts`); `tests/faults/kill_waits.py` does it at each, on PostgreSQL, too."""
     script = HERE.parent / "faults" / "kill_waits.py"
     ran = subprocess.run(
-        [sys.executable, str(script), "--stores", "file", "sqlite", "--every", str(stride(29, many=13))], capture_output=True, text=True, check=False
+        [sys.executable, str(script), "--stores", "file", "sqlite", "--every", str(stride(29, many=13))],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert [line.split()[0] for line in ran.stdout.splitlines()] == ["file:", "sqlite:"]

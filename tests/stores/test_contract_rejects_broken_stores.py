@@ -11,7 +11,7 @@ import pytest
 
 from detent.core.errors import Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
-from detent.ports import EventStore, RunQuery, Signal, Spent
+from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 
@@ -112,6 +112,96 @@ class RefundsDeletedRuns(BrokenStore):
     async def delete(self, run_id: str) -> None:
         await super().delete(run_id)
         self._shelf.spent.clear()
+
+
+class GrantsEverything(BrokenStore):
+    async def reserve(self, asked: Reservation) -> Balance:
+        balance = await super().reserve(asked)
+        await super().reserve(msgspec.structs.replace(asked, limits={}))
+        return msgspec.structs.replace(balance, granted=True)
+
+
+class ForgetsReservations(BrokenStore):
+    async def reserve(self, asked: Reservation) -> Balance:
+        return await super().reserve(msgspec.structs.replace(asked, lasts_s=0.0))
+
+
+class ReservesInPart(BrokenStore):
+    """Keeps those of several amounts that fit by themselves."""
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        balance = await super().reserve(asked)
+        for name, amount in asked.amounts.items() if not balance.granted else ():
+            await super().reserve(msgspec.structs.replace(asked, amounts={name: amount}))
+        return balance
+
+
+class SharesReservations(BrokenStore):
+    """A run may have what it has reserved already."""
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        mine = [amount for (run_id, _), (_, amount) in self._shelf.reserved.items() if run_id == asked.run_id]
+        limits = {of: limit + sum(getattr(amount, of) for amount in mine) for of, limit in asked.limits.items()}
+        return await super().reserve(msgspec.structs.replace(asked, limits=limits))
+
+
+class AddsUpUnderOneName(BrokenStore):
+    async def reserve(self, asked: Reservation) -> Balance:
+        mine = {name: self._shelf.reserved.get((asked.run_id, name)) for name in asked.amounts}
+        amounts = {name: amount.plus(before[1]) if (before := mine[name]) else amount for name, amount in asked.amounts.items()}
+        return await super().reserve(msgspec.structs.replace(asked, amounts=amounts))
+
+
+class DecidesAfterwards(BrokenStore):
+    """Reads an account, and reserves a moment later."""
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        balance = await super().reserve(msgspec.structs.replace(asked, lasts_s=0.0))
+        await asyncio.sleep(0)
+        if balance.granted:
+            await super().reserve(msgspec.structs.replace(asked, limits={}))
+        return balance
+
+
+class GivesBackOnConflict(BrokenStore):
+    async def append(
+        self, run_id: str, expected_seq: int, records: Sequence[bytes], *, released: Sequence[str] | None = (), **options: Any
+    ) -> None:
+        for name in released or ():
+            self._shelf.reserved.pop((run_id, name), None)
+        await super().append(run_id, expected_seq, records, released=released, **options)
+
+
+class GivesBackForOthers(BrokenStore):
+    async def append(
+        self, run_id: str, expected_seq: int, records: Sequence[bytes], *, released: Sequence[str] | None = (), **options: Any
+    ) -> None:
+        await super().append(run_id, expected_seq, records, released=released, **options)
+        for key in [key for key in self._shelf.reserved if released is None or key[1] in released]:
+            del self._shelf.reserved[key]
+
+
+class GivesBackFirst(BrokenStore):
+    """What is given back is charged a moment later."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, spent: Spent | None = None, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+        await asyncio.sleep(0)
+        if spent is not None:
+            known = self._shelf.spent.get((spent.tenant, spent.day), Spent(tenant=spent.tenant, day=spent.day))
+            self._shelf.spent[spent.tenant, spent.day] = known.plus(spent)
+
+
+class ReservesForEver(BrokenStore):
+    async def reserve(self, asked: Reservation) -> Balance:
+        return await super().reserve(msgspec.structs.replace(asked, lasts_s=asked.lasts_s + 60))
+
+
+class ReservesForDeletedRuns(BrokenStore):
+    async def delete(self, run_id: str) -> None:
+        before = dict(self._shelf.reserved)
+        await super().delete(run_id)
+        self._shelf.reserved.update(before)
 
 
 class FailsTogether(BrokenStore):
@@ -294,6 +384,17 @@ REJECTED = {
     ShowsOneDay: "test_what_appends_spend_adds_up_by_tenant_and_day",
     LosesCharges: "test_all_holders_charge_one_account",
     RefundsDeletedRuns: "test_what_was_spent_outlives_its_run_and_the_store",
+    GrantsEverything: "test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole",
+    ForgetsReservations: "test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole",
+    ReservesInPart: "test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole",
+    SharesReservations: "test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole",
+    AddsUpUnderOneName: "test_a_name_stands_for_one_amount",
+    DecidesAfterwards: "test_reservations_are_decided_one_after_another",
+    GivesBackOnConflict: "test_an_append_gives_back_what_it_names",
+    GivesBackForOthers: "test_an_append_gives_back_what_it_names",
+    GivesBackFirst: "test_what_is_charged_and_given_back_in_one_append_is_never_missing",
+    ReservesForEver: "test_a_reservation_lapses",
+    ReservesForDeletedRuns: "test_a_reservation_outlives_its_process_and_not_its_run",
     WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
 }
 

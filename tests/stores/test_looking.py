@@ -191,7 +191,7 @@ import asyncio, os, sys
 from detent.core.errors import StoreError
 from detent.ports import RunQuery
 from detent.stores import open_store
-from detent.stores.files import store as file
+from detent.stores.files import store as files
 from detent.stores.sqlite import store as sqlite
 from detent.testing.conformance.store import line
 from detent.testing.conformance.store_places import write

@@ -1,14 +1,14 @@
-"""Bytes to records and states, and back.
+"""Bytes to records, and back.
 
 A record is written once and its bytes are kept. Reading checks the digest chain; a record of an older version passes through the
-upcasters, one of a newer version is refused. States travel as JSON envelopes `{"v": VERSION, "state": {...}}` with sets sorted.
+upcasters, one of a newer version is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, cast
 
 import msgspec
 
@@ -16,9 +16,6 @@ from detent.core.errors import CorruptLog, NewerVersion
 from detent.core.events import AnyEvent, Planned
 from detent.core.history import Map, Seq
 from detent.core.records import VERSION, Envelope, Record
-from detent.core.state import KernelState, RunState
-
-StateT = TypeVar("StateT", KernelState, RunState)
 
 STATE_VERSION = 2
 """The version of the fold: a snapshot or serialised state of another version is not used."""
@@ -33,19 +30,6 @@ def _enc_hook(value: Any) -> Any:
     if isinstance(value, Map):
         return dict(cast("Map[Any, Any]", value))
     raise NotImplementedError(f"{type(value).__name__} is not JSON data")
-
-
-def _dec_hook(kind: Any, value: Any) -> Any:
-    origin = get_origin(kind) or kind
-    if origin is Seq:
-        items = get_args(kind)[0]
-        return Seq(msgspec.json.decode(_encoder.encode(value), type=list[items], dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
-    if origin is Map:
-        mapping: Map[Any, Any] = Map()
-        for key, item in value.items():
-            mapping = mapping.put(key, item)
-        return mapping
-    raise NotImplementedError(f"{kind} cannot be read")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -168,34 +152,6 @@ def _split(line: bytes) -> tuple[bytes, bytes | None, bytes, bytes]:
     if found or not erased or rest[-78:-77] != b'"':
         raise ValueError("it is not a record")
     return head[12:], None, rest[:-78], line[-66:-2]
-
-
-def dump_state(state: KernelState | RunState) -> bytes:
-    """Return a state as JSON bytes: sets as sorted arrays, maps as objects in their order."""
-    if isinstance(state, RunState):
-        shown: Any = msgspec.structs.replace(state, passes={scope: _with_sorted_sets(p) for scope, p in state.passes.items()})
-    else:
-        shown = _with_sorted_sets(state)
-    return _encoder.encode({"v": STATE_VERSION, "state": shown})
-
-
-def _with_sorted_sets(state: KernelState) -> KernelState:
-    """Sets in order; the order of mappings means something and stays."""
-    return msgspec.structs.replace(state, tools_used=sorted(state.tools_used), phases_done=sorted(state.phases_done))
-
-
-def load_state(data: bytes, kind: type[StateT]) -> StateT:
-    """Return the state that `dump_state` wrote; raise `NewerVersion` for a newer version, `ValueError` for anything else unreadable."""
-    try:
-        outer: dict[str, Any] = msgspec.json.decode(data)
-        version = outer["v"]
-        if version > STATE_VERSION:
-            raise NewerVersion(
-                f"a state of version {version} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it"
-            )
-        return msgspec.json.decode(_encoder.encode(outer["state"]), type=kind, dec_hook=_dec_hook)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise ValueError(f"this is not a serialised {kind.__name__}: {error}") from error
 
 
 def walk(value: Any, text: Callable[[str], str]) -> Any:

@@ -18,7 +18,7 @@ import msgspec
 from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, checked
-from detent.core.codec import STATE_VERSION, load_state, read_record
+from detent.core.codec import STATE_VERSION, read_record
 from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFound
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
@@ -33,6 +33,7 @@ from detent.running.lineage import body_of, ends_with, forked_of, segments
 from detent.running.results import Result, result_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import SnapshotJournal, load_run
+from detent.running.states import load_state
 from detent.secrecy.redact import Redactor
 
 Effects = Literal["dry_run", "reuse", "redo"]
@@ -133,23 +134,32 @@ async def _begin(
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
     child_id = child_id or new_run_id(goal, parts.clock.now(), parts.ids.token(6))
     forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
-    async with parts.tenants.starting(there.host.tenant) if parts.tenants else contextlib.nullcontext():
+    async with parts.tenants.starting(child_id, there.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
         for name, value in secrets.items():
             await store.put_blob(child_id, name, value)
-        await _write(parts, forked, child_id, head=head, goal=plain.get("goal", head.goal), agent=edited, host=there.host)
+        bare = RunState(
+            run_id=child_id,
+            goal_id=head.goal_id,
+            goal=plain.get("goal", head.goal),
+            agent=edited,
+            host=there.host,
+            openings=1,
+            ancestors=(head.run_id,),
+        )
+        await _write(parts, forked, bare, reserved)
     return child_id
 
 
-async def _write(parts: Parts, forked: Forked, child_id: str, *, head: RunHead, goal: str, agent: AgentSpec, host: Host) -> None:
+async def _write(parts: Parts, forked: Forked, bare: RunState, reserved: Sequence[str]) -> None:
     """Append the record that makes the fork; the state beside it holds what envelope and listing need, and no more."""
-    store = parts.store
-    bare = RunState(run_id=child_id, goal_id=head.goal_id, goal=goal, agent=agent, host=host, openings=1, ancestors=(head.run_id,))
+    store, child_id = parts.store, bare.run_id
     await store.claim(child_id)
     try:
         if await store.head(child_id) is not None:
             raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
         journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, charges_all=bool(parts.tenants))
         journal.record(forked)
+        journal.release(reserved)
         await journal.commit(durable=True)
         if await store.head(forked.parent) is None:  # removed in the meantime, and this fork was not seen
             await store.delete(child_id)

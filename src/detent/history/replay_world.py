@@ -76,6 +76,8 @@ class ReplayWorld:
         await self._journal.commit()
         while isinstance(self._journal.next, GATEWAY):
             self._journal.accept()
+        if calls and self.cancelled:
+            raise Interrupted  # while they waited to begin
 
     async def reading(self, what: Literal["now", "random"]) -> float:
         """Never asked: what was recorded is found before."""

@@ -58,6 +58,7 @@ class Journal:
         "_gate",
         "_ids",
         "_lines",
+        "_released",
         "_sinks",
         "_store",
         "_telling",
@@ -73,6 +74,7 @@ class Journal:
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
+        self._released: list[str] | None = []
         self._gate, self._telling = Gate(), asyncio.Lock()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
@@ -109,21 +111,26 @@ class Journal:
         """Drop a signal from the inbox with the next commit."""
         self._consumed.append(signal_id)
 
+    def release(self, names: Sequence[str] | None) -> None:
+        """Give back with the next commit what the run has reserved under these names; None for all of it."""
+        self._released = _both(self._released, names)
+
     async def commit(self, *, durable: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
-            if not self._lines and not self._consumed:
+            if not self._lines and not self._consumed and self._released == []:
                 return
-            lines, consumed, state = self._lines, self._consumed, self.state
-            self._lines, self._consumed = [], []
+            lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
+            self._lines, self._consumed, self._released = [], [], []
             spent = self._spent(self._charged, state, lines)
             head = head_of(state)
             try:
-                charge = {} if spent is None else {"spent": spent}
+                charge: dict[str, Any] = {} if spent is None and released == [] else {"spent": spent, "released": released}
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **charge)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
+                self._released = _both(released, self._released)
                 raise
             self._committed, self._charged = state.seq, state.usage
         finally:
@@ -165,6 +172,11 @@ class Journal:
     async def _reloaded(self) -> RunState:
         """Return the state of the run as it is in the store now."""
         return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
+
+
+def _both(names: list[str] | None, more: Sequence[str] | None) -> list[str] | None:
+    """Return all that is given back; None is everything."""
+    return None if names is None or more is None else [*names, *more]
 
 
 _LABELLED = frozenset((RunStarted, Forked, RunWaiting, RunFinished, DeadLettered))

@@ -2,5 +2,5 @@
 
 Rule: usage is counted where the model is called, reserved before the call and settled after it; nothing else adds it up.
 Start with `gateway`, the only way to a model. `reserving` says what a call may use at most, `pricing` what it cost,
-`model_limits` how fast a provider may be called, `tenants` and `holds` what all runs of a tenant share.
+`model_limits` how fast a provider may be called, `tenants` what all runs of a tenant share.
 """

@@ -4,8 +4,8 @@ Theory of operation. A call waits for its turn at the provider, then reserves wh
 output that it may ask for, which is clamped to what the bounds of run and pass leave beside all open reservations. `ModelCallStarted` holds
 the reservation; what was used replaces it with `ModelCallFinished` or `ModelCallFailed`, and so the sum of all calls is the run's usage. Where
 a reservation does not fit only because other calls are open, the call waits for them; where it cannot fit, `BoundReached` is raised and
-nothing is sent. What bounds the run's tenant is reserved in its account, too (`detent.metering.holds`), where other runs see it. Retryable failures are
-tried again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
+nothing is sent. Where its tenant is bounded it is reserved in its account, too (`detent.metering.tenants`). Retryable failures are tried
+again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
 used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked as estimated. Nothing here runs in a
 re-execution: it takes the records as they are.
 
@@ -28,7 +28,6 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
 from detent.kernel.context import KernelContext
-from detent.metering.holds import Account
 from detent.metering.model_limits import Entry, ModelRetries, ProviderLimits
 from detent.metering.pricing import Prices
 from detent.metering.reserving import Allowed, Asked, allowed, bounded
@@ -88,7 +87,7 @@ class Room:
 class Gateway:
     """The way to models for one pass of a run (`ports.Models`); its planner gets it as `view.models`, once a plan."""
 
-    __slots__ = ("_chunk", "_closed", "_context", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
+    __slots__ = ("_chunk", "_closed", "_context", "_held", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
 
     def __init__(
         self,
@@ -106,6 +105,7 @@ class Gateway:
         self._context, self._run, self._scope = context, context.run, context.scope
         self._traffic, self._room, self._chunk = traffic, room, chunk
         self._open: dict[str, Usage] = {}
+        self._held: dict[str, str] = {}
         self._closed = False
 
     async def call(
@@ -129,11 +129,11 @@ class Gateway:
         call, attempt, waited = "", 0, 0.0
         while True:
             attempt += 1
-            entry, fits, account = await self._admitted(asked)
+            entry, fits = await self._admitted(asked)
             call = call or self._name()
             started = ModelCallStarted(model=model, call=call, attempt=attempt, purpose=purpose, reserved=fits.reserved, held=fits.held)
             try:
-                return await self._attempt(started, asked, send, fits.limit, entry, account=account)
+                return await self._attempt(started, asked, send, entry, fits)
             except ModelCallFailure as failure:
                 pause = self._pause(failure, attempt, waited)
                 if pause is None and attempt == 1:
@@ -143,8 +143,6 @@ class Gateway:
             finally:
                 self._emitted()
                 entry.leave()
-                if account is not None:
-                    await account.leave()
             waited += pause
             await self._rested(pause)
 
@@ -197,47 +195,52 @@ class Gateway:
 
     # One attempt ----------------------------------------------------------------------------------------------------------------
 
-    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed, Account | None]:
-        """Wait for room in the bounds and at the provider; return the place there, what the call may use, and the tenant's account, held."""
-        look = LOOKS_S[0]
+    async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
+        """Wait for room in the bounds, at the provider and in the tenant's account; return the place there and what the call may use."""
+        look, tenants = LOOKS_S[0], self._tenants
+        if tenants and not tenants.reserves(self._run.state.host.tenant):
+            tenants = None
         while True:
             await self._run.world.weigh(self._context)
             fits = self._fits(asked)
             if fits is None:
                 await self._room.changed()
                 continue
-            seq, account = self._run.state.seq, None
+            seq = self._run.state.seq
             entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
             try:
-                account, others = await self._account()
-                if account is not None or self._closed or self._run.state.seq != seq:
-                    fits = self._fits(asked, others)  # others may have reserved while this one waited
+                if self._closed or self._run.state.seq != seq:
+                    fits = self._fits(asked)
+                if tenants:
+                    fits = await self._reserved(asked, fits, tenants)
                 if fits is not None:
-                    return entry, fits, account
-                if account is not None:
-                    await account.leave()
+                    return entry, fits
             except BaseException:
                 entry.leave(0)
-                if account is not None:
-                    await account.leave()
                 raise
             entry.leave(0)
-            if account is not None:
+            if tenants:
                 await self._rested(look)
                 look = min(look * 2, LOOKS_S[1])
 
-    async def _account(self) -> tuple[Account | None, Usage]:
-        """Return the account of the run's tenant, held alone, and what other runs have reserved there, read before what they have used."""
-        account = await self._tenants.account(self._run.state) if self._tenants else None
-        if account is None:
-            return None, NOTHING
-        try:
-            others = await account.others(self._run.state.run_id, self._run.state.reserved)
-            await self._run.world.weigh(self._context)
-        except BaseException:
-            await account.leave()
-            raise
-        return account, others
+    async def _reserved(self, asked: Asked, fits: Allowed | None, tenants: Tenants) -> Allowed | None:
+        """Reserve in the tenant's account what the call may use beside other runs; None where theirs are in the way."""
+        while fits is not None:
+            names, others = await tenants.reserve(self._context, fits.reserved)
+            try:
+                now = self._fits(asked, others)
+            except BaseException:
+                self._run.journal.release(names)
+                raise
+            if names and now is not None and (now.limit or math.inf) >= (fits.limit or math.inf):
+                return replace(fits, held=others, names=names)
+            if names:  # calls of this run have begun meanwhile
+                self._run.journal.release(names)
+                await self._context.commit()
+            elif now == fits:
+                return None
+            fits = now
+        return None
 
     async def _rested(self, seconds: float) -> None:
         """Wait; raise `CancelledError` where the run was cancelled meanwhile."""
@@ -251,18 +254,20 @@ class Gateway:
             raise PlannerFailed("the plan of this view was given already: its models take no further calls")
         return allowed(asked, self._run.state, self._scope, self._traffic.prices, others)
 
-    async def _attempt(
-        self, started: ModelCallStarted, asked: Asked, send: Send, limit: int | None, entry: Entry, *, account: Account | None
-    ) -> ModelAnswer:
+    async def _attempt(self, started: ModelCallStarted, asked: Asked, send: Send, entry: Entry, fits: Allowed) -> ModelAnswer:
         """Make one request and put it on record; raise what it raised."""
         call, began, sent = started.call, self._run.world.running_ms(), False
         self._run.record(self._scope, started)
         self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
         self._open[call] = started.reserved
+        if fits.names:
+            begun, self._held[call] = fits.names
+            self._run.journal.release((begun,))
         try:
-            await self._reserved(started, account)
+            if fits.names or self._bounded():
+                await self._context.commit()  # where a crash finds it
             sent = True
-            answer = await send(limit)
+            answer = await send(fits.limit)
             usage = self._used(answer.usage, asked, answer.model, started.reserved)
         except ModelCallFailure as failure:
             used = NOTHING if failure.usage is None else self._used(failure.usage, asked, "", None)
@@ -280,19 +285,9 @@ class Gateway:
         if self._open.pop(call, None) is None:
             raise asyncio.CancelledError  # it was given up in the meantime
         self._finished(call, asked, answer, usage, began)
-        if usage != NOTHING:
+        if usage != NOTHING or fits.names:
             await self._context.commit()
-        if self._tenants:
-            await self._tenants.give_back(self._run.state)
         return replace(answer, usage=usage)
-
-    async def _reserved(self, started: ModelCallStarted, account: Account | None) -> None:
-        """Put the reservation where a crash, and other runs of the tenant, find it; the account is free afterwards."""
-        if account is not None or self._bounded():
-            await self._context.commit()
-        if account is not None:
-            await account.hold(self._run.state.run_id, started.call, started.reserved)
-            await account.leave()
 
     def _finished(self, call: str, asked: Asked, answer: ModelAnswer, usage: Usage, began: float) -> None:
         event = ModelCallFinished(
@@ -304,7 +299,7 @@ class Gateway:
             latency_ms=round(self._run.world.running_ms() - began, 3),
         )
         self._run.record(self._scope, event)
-        self._room.free()
+        self._freed(call)
 
     async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
         """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
@@ -312,14 +307,18 @@ class Gateway:
         safe = await self._run.world.scrub(said, known=self._context.known)
         self._failed(call, safe[:2000], kind, usage, began)
         await self._context.commit()
-        if self._tenants:
-            await self._tenants.give_back(self._run.state)
 
     def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None) -> None:
         if self._open.pop(call, None) is None:
             return
         latency = 0.0 if began is None else round(self._run.world.running_ms() - began, 3)
         self._run.record(self._scope, ModelCallFailed(call=call, error=error, kind=kind, usage=usage, latency_ms=latency))
+        self._freed(call)
+
+    def _freed(self, call: str) -> None:
+        """Let others have what the call had reserved: those of this run at once, those of its tenant with the next commit."""
+        if (name := self._held.pop(call, None)) is not None:
+            self._run.journal.release((name,))
         self._room.free()
 
     def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:

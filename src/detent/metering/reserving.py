@@ -6,7 +6,7 @@ for, so that a hard limit is passed by no more than the error of the last call's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import msgspec
@@ -44,12 +44,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """One call as it may be made: the most output tokens that it may ask for (None: no limit), and what is reserved for it.
 
-    `held` is what other runs of the tenant had reserved.
+    `held` is what other runs of the tenant had reserved, `names` what stands for this call in its account.
     """
 
     limit: int | None
     reserved: Usage
     held: Usage = NOTHING
+    names: Sequence[str] = ()
 
 
 def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:

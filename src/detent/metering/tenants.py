@@ -3,31 +3,43 @@
 Theory of operation. Every append carries what its run has used since the one before (`spent_between`), and the store adds that to the sum of
 the tenant's day in the same transaction. Where a tenant is bounded, its sums are read before each turn, each group of tool calls and each
 model call, after everything that the run itself has used is committed, and a reading that says something new is put on record
-(`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. Model calls and the starts of
-runs read and decide while nobody else can (`detent.metering.holds`), and what a model call may use is reserved there before it is sent. Calls of tools
-are counted when they begin: where they are bounded, the beginning of every one is a record, which is committed before anybody else reads.
+(`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. Whatever is about to count is
+reserved first (`EventStore.reserve`): the start of a run, calls of tools before they begin, a model call and what it may use at most. The
+store refuses what does not fit beside the account and all reservations; then the account is read again, and who is in the way is waited for.
+The append that records what was reserved for charges it and gives the reservation back, so that it may count twice for a moment and never
+not at all. What a process that died had reserved lapses, or is given back as its run is resumed, by the record that charges it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import date, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from detent.core.budget import Budget, Usage
+from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.codec import read_record
-from detent.core.errors import BudgetRefused, ConfigError
+from detent.core.errors import BudgetRefused, ConfigError, DetentError
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import CallState, KernelState, RunState
-from detent.metering.holds import Account, Accounts
-from detent.ports import Clock, EventStore, Spent
+from detent.ports import Balance, Clock, EventStore, Reservation, Spent, ToolSpec
+from detent.ports.outside import Interrupted
 
 OTHERS = "*"
 """Stands for every tenant that is not named; each has an account of its own."""
+LAPSES_S = 900.0
+"""So long holds a reservation that nobody gives back; longer than models answer."""
+BUSY_S = 30.0
+"""So long a start waits for starts elsewhere that are about to be recorded."""
+PAUSES_S = (0.002, 0.25)
+"""Where what other runs have reserved is in the way, the account is read again after so long: at first, at most."""
+_START = "start"
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +64,18 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             max_total_tokens=self.max_total_tokens,
             max_cost_usd=self.max_cost_usd,
         )
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """All bounds, by what they bound of `Spent`."""
+        named = (
+            ("runs", self.max_runs),
+            ("model_calls", self.max_model_calls),
+            ("tool_calls", self.max_tool_calls),
+            ("tokens", self.max_total_tokens),
+            ("cost_usd", self.max_cost_usd),
+        )
+        return {of: bound for of, bound in named if bound is not None}
 
     def since(self, now: datetime) -> str:
         """Return the first day of the window that `now` is in."""
@@ -78,11 +102,11 @@ def checked_tenants(budgets: Mapping[str, TenantBudget]) -> dict[str, TenantBudg
 class Tenants:
     """The accounts of tenants in one store, and the bounds that an engine puts on them."""
 
-    __slots__ = ("_accounts", "_budgets", "_clock", "_store")
+    __slots__ = ("_budgets", "_clock", "_names", "_store")
 
     def __init__(self, budgets: Mapping[str, TenantBudget], *, store: EventStore, clock: Clock) -> None:
         self._budgets, self._store, self._clock = checked_tenants(budgets), store, clock
-        self._accounts = Accounts(store, clock)
+        self._names = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self._budgets)
@@ -109,47 +133,67 @@ class Tenants:
             )
 
     @asynccontextmanager
-    async def starting(self, tenant: str) -> AsyncGenerator[bool]:
-        """Keep other runs of the tenant from starting, in any process, until this one is on record; raise `BudgetRefused` where it may not.
+    async def starting(self, run_id: str, tenant: str) -> AsyncGenerator[Sequence[str]]:
+        """Reserve the start of a run; raise `BudgetRefused` where its tenant may start no more.
 
-        Gives whether its runs are bounded: the beginning is then to be committed inside.
+        Gives the names that the append of its beginning gives back, which is to be committed inside; none where nothing bounds its runs.
         """
         budget = self.budget_of(tenant)
         if budget is None or budget.max_runs is None:
-            yield False
+            yield ()
             return
-        account = await self._accounts.enter(tenant)
+        asked = self._asked(run_id, budget, {_START: Spent(tenant=tenant, day=budget.since(self._clock.now()), runs=1)})
         try:
-            await self.refuse_start(tenant)
-            yield True
-        finally:
-            await account.leave()
+            await self._start(asked, tenant)
+            yield (_START,)
+        except BaseException:
+            nothing = {_START: Spent(tenant=tenant, day=asked.since)}
+            with suppress(DetentError):  # it lapses
+                await self._reserve(msgspec.structs.replace(asked, amounts=nothing, lasts_s=0.0))
+            raise
 
-    def reserves(self, run: RunState) -> bool:
-        """Whether the model calls of the run reserve in its tenant's account."""
-        budget = self.budget_of(run.host.tenant)
+    async def _start(self, asked: Reservation, tenant: str) -> None:
+        """Wait while starts of other runs, which are about to be recorded, are in the way."""
+        deadline, pause = time.monotonic() + BUSY_S, PAUSES_S[0]
+        while not (await self._reserve(asked)).granted:
+            await self.refuse_start(tenant)
+            if time.monotonic() >= deadline:
+                raise BudgetRefused(
+                    f"other runs of tenant {tenant!r} have reserved the last starts that max_runs leaves, and are not on record after {BUSY_S:g} s;"
+                    f" nothing was recorded of this one. Start it again: what a process that died had reserved lapses after {LAPSES_S:g} s"
+                )
+            await asyncio.sleep(pause)  # polls what starts elsewhere have reserved
+            pause = min(pause * 2, PAUSES_S[1])
+
+    def reserves(self, tenant: str) -> bool:
+        """Whether model calls of the tenant's runs reserve in its account."""
+        budget = self.budget_of(tenant)
         return budget is not None and (budget.max_model_calls, budget.max_total_tokens, budget.max_cost_usd) != (None, None, None)
 
-    async def account(self, run: RunState) -> Account | None:
-        """Return the account of the run's tenant, held alone, for one model call to reserve in; None where nothing bounds model calls."""
-        return await self._accounts.enter(run.host.tenant) if self.reserves(run) else None
+    async def reserve(self, context: Any, most: Usage) -> tuple[Sequence[str], Usage]:
+        """Reserve one model call and what it may use at most; put on record what the account says.
 
-    async def give_back(self, run: RunState) -> None:
-        """Drop the reservations of those model calls of the run that have ended, which is committed."""
-        account = await self.account(run) if run.usage.model_calls else None
-        if account is None:
-            return
-        try:
-            await account.others(run.run_id, run.reserved)
-            await account.keep()
-        finally:
-            await account.leave()
+        Return the names (of the call itself, of its use), none where it does not fit, and what other runs have reserved.
+        """
+        run: RunState = context.run.state
+        budget = self._budgets.get(run.host.tenant) or self._budgets[OTHERS]
+        tenant, since, name = run.host.tenant, budget.since(self._clock.now()), str(next(self._names))
+        amounts = {
+            f"{name}+": Spent(tenant=tenant, day=since, model_calls=1),
+            name: Spent(tenant=tenant, day=since, tokens=most.total_tokens, cost_usd=most.cost_usd or 0.0),
+        }
+        balance = await self._kept(context, budget, amounts)
+        others, counts = balance.others, 0 if balance.granted else balance.others.model_calls
+        held = NOTHING
+        if others.tokens or others.cost_usd or counts:
+            held = Usage(input_tokens=others.tokens, cost_usd=others.cost_usd, model_calls=counts)
+        return tuple(amounts) if balance.granted else (), held
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
         """Put on record what the tenant of a pass's run has used, where it is bounded and the records do not say so already.
 
-        Where `calls`, which are about to begin, count in a bound, return what they are to begin in: the account, held alone until they are
-        committed.
+        Where `calls`, which are about to begin, count in a bound, reserve as many as it leaves, and return what they are to begin in: they
+        are committed there. Wait while only what other runs have reserved is in the way.
         """
         run: RunState = context.run.state
         budget = self.budget_of(run.host.tenant)
@@ -157,42 +201,81 @@ class Tenants:
             return None
         specs = [context.tools[call.tool].spec for call in calls]
         costly = budget.max_cost_usd is not None and any(spec.cost_usd is not None for spec in specs)
-        if not calls or (budget.max_tool_calls is None and not costly):
-            await self._read(context, budget)
-            return None
-        account = await self._accounts.enter(run.host.tenant)
-        try:
-            await self._read(context, budget)
-        except BaseException:
-            await account.leave()
-            raise
-        return _beginning(account, context, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
+        pause, name = PAUSES_S[0], str(next(self._names))
+        while True:
+            since = budget.since(self._clock.now())
+            await context.commit()
+            spent = await self._store.spent(run.host.tenant, since)
+            self._note(context, budget, spent)
+            if not calls or (budget.max_tool_calls is None and not costly):
+                return None
+            amount = _beginnings(specs, budget, spent)
+            if amount == Spent(tenant=spent.tenant, day=since):
+                return None
+            if (await self._kept(context, budget, {name: amount})).granted:
+                return _beginning(context, name, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
+            await context.run.world.pause(pause)
+            context.run.world.proceed()
+            if context.run.world.cancelled:
+                raise Interrupted
+            pause = min(pause * 2, PAUSES_S[1])
 
-    async def _read(self, context: Any, budget: TenantBudget) -> None:
-        """Put on record what the store says, once everything that the run has used is committed."""
-        run: RunState = context.run.state
+    async def _kept(self, context: Any, budget: TenantBudget, amounts: dict[str, Spent]) -> Balance:
+        """Reserve, once everything that the run has used is committed; put on record what the account says."""
         await context.commit()
-        since = budget.since(self._clock.now())
-        spent = await self._store.spent(run.host.tenant, since)
+        run: RunState = context.run.state
+        try:
+            balance = await self._reserve(self._asked(run.run_id, budget, amounts))
+        except BaseException:
+            context.run.journal.release(tuple(amounts))
+            raise
+        self._note(context, budget, balance.spent)
+        return balance
+
+    async def _reserve(self, asked: Reservation) -> Balance:
+        """Reserve; where the caller is cancelled, first find out what became of it: whatever is given back then is there."""
+        task = asyncio.ensure_future(self._store.reserve(asked))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+
+    def _asked(self, run_id: str, budget: TenantBudget, amounts: dict[str, Spent]) -> Reservation:
+        one = next(iter(amounts.values()))
+        return Reservation(run_id=run_id, tenant=one.tenant, since=one.day, amounts=amounts, limits=budget.bounds, lasts_s=LAPSES_S)
+
+    def _note(self, context: Any, budget: TenantBudget, spent: Spent) -> None:
+        """Put on record what the store says, where it says something new."""
         used = Usage(
             model_calls=spent.model_calls,
             tool_calls=spent.tool_calls,
             input_tokens=spent.tokens,
             cost_usd=round(spent.cost_usd, 9) or None,
         )
-        balance = TenantBalance(tenant=run.host.tenant, window=budget.window, since=since, limits=budget.limits, used=used)
+        balance = TenantBalance(tenant=spent.tenant, window=budget.window, since=spent.day, limits=budget.limits, used=used)
         if not _known(context.run.state, context.state, balance):
             context.run.record(context.scope, balance)
 
 
+def _beginnings(specs: Sequence[ToolSpec], budget: TenantBudget, spent: Spent) -> Spent:
+    """Return what of these calls the bounds leave: the kernel begins no more; nothing where a bound is reached."""
+    count, cost = len(specs), sum(spec.cost_usd or 0.0 for spec in specs)
+    if budget.max_tool_calls is not None:
+        count = min(count, max(0, budget.max_tool_calls - spent.tool_calls))
+    if budget.max_cost_usd is not None:
+        cost = min(cost, max(0.0, budget.max_cost_usd - spent.cost_usd))
+    return Spent(tenant=spent.tenant, day=spent.day, tool_calls=count, cost_usd=cost)
+
+
 @asynccontextmanager
-async def _beginning(account: Account, context: Any, *, durable: bool) -> AsyncGenerator[None]:
-    """Commit what has begun inside, and let others use the account; `durable` where there are effects, which follow their intents."""
+async def _beginning(context: Any, name: str, *, durable: bool) -> AsyncGenerator[None]:
+    """Commit what has begun inside, and give back what was reserved for it; `durable` where there are effects, which follow their intents."""
     try:
         yield
-        await context.commit(durable=durable)
     finally:
-        await account.leave()
+        context.run.journal.release((name,))
+    await context.commit(durable=durable)
 
 
 def _known(run: RunState, state: KernelState, balance: TenantBalance) -> bool:

@@ -13,7 +13,7 @@ from detent.ports.json_data import MOST_NESTED, json_problem, nests_too_deep, re
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
-from detent.ports.stores import EventStore, Looks, RunQuery, Signal, Spent, Wakes, give_back, look_at, wait_for_news
+from detent.ports.stores import Balance, EventStore, Looks, Reservation, RunQuery, Signal, Spent, Wakes, give_back, look_at, wait_for_news
 from detent.ports.strategies import Branch, OptionsT, Passed, Strategy, StrategyRun, strategy
 from detent.ports.tools import (
     Answer,
@@ -40,6 +40,7 @@ __all__ = [
     "Abort",
     "Answer",
     "Backlog",
+    "Balance",
     "Block",
     "Branch",
     "Call",
@@ -68,6 +69,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Policy",
+    "Reservation",
     "Resolution",
     "ResultCompression",
     "RunQuery",

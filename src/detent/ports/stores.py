@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -47,6 +47,46 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Balance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's account says: what was used since a day, what other runs have reserved, and whether a reservation was made."""
+
+    granted: bool
+    spent: Spent
+    others: Spent
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be kept free for a run in its tenant's account, each amount under a name that is the run's own.
+
+    `limits` bound dimensions of `Spent`, such as `{"tokens": 10_000}`, from the day `since` (UTC) on. It lapses after `lasts_s` seconds.
+    """
+
+    run_id: str
+    tenant: str
+    since: str
+    amounts: dict[str, Spent]
+    limits: dict[str, float]
+    lasts_s: float
+
+    def balance(self, spent: Spent, held: Iterable[tuple[str, str, Spent]]) -> Balance:
+        """Return what the account says, and whether the amounts fit: `held` is what is reserved there, with its run and name."""
+        wanted = others = mine = Spent(tenant=self.tenant, day=self.since)
+        for run_id, name, amount in held:
+            if run_id != self.run_id:
+                others = others.plus(amount)
+            elif name not in self.amounts:
+                mine = mine.plus(amount)
+        for amount in self.amounts.values():
+            wanted = wanted.plus(amount)
+        after = spent.plus(others).plus(mine).plus(wanted)
+        granted = all(getattr(after, of) <= limit + _ROUNDING or not getattr(wanted, of) for of, limit in self.limits.items())
+        return Balance(granted=granted, spent=spent, others=others)
+
+
+_ROUNDING = 1e-9
+"""Sums of money differ by as much with the order in which they are added up."""
+
+
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs to list, newest first. `after` is the run id that ended the previous page."""
 
@@ -83,10 +123,12 @@ class EventStore(Protocol):
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
-        In the same transaction `spent` is added to what its tenant has used on its day. `head` is the run's listing entry from now on.
+        In the same transaction `spent` is added to what its tenant has used on its day, and the run gives back what it has reserved under
+        the names `released`, or with None all that it has reserved. `head` is the run's listing entry from now on.
         `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
         (0 creates it).
         """
@@ -94,6 +136,14 @@ class EventStore(Protocol):
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the appends of all runs have added for the tenant on the day `since` (UTC) and later; it is there also for deleted runs."""
+        ...
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep the amounts free where they fit beside what was spent and what is reserved, all or none; return what the account says.
+
+        No other `reserve` of the tenant, in any process, decides in between. Amounts replace those that the run has reserved under the same
+        names. They count until an append gives them back, or until they lapse by the store's clock. The run need not exist yet.
+        """
         ...
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:

@@ -224,7 +224,7 @@ class Advancing:
         run = self._run(journal)
         await drive(run, *ways_of(journal.state, parts), turns=turns)
         if parts.tenants:
-            await parts.tenants.give_back(journal.state)
+            await journal.commit()  # what the run still has reserved is given back
         return journal.state
 
     def _run(self, journal: Journal) -> Run:
@@ -284,11 +284,10 @@ class Advancing:
         journal.record(*events)
         for signal in left if reopened else ():
             journal.consume(signal.id)
-        if not advance or (parts.tenants and parts.tenants.reserves(state)):
-            await journal.commit(durable=not advance)
         if parts.tenants:
-            await parts.tenants.give_back(journal.state)  # what a worker that died has left; the records charge it now
+            journal.release(None)  # what a worker that died has left; the records charge it now
         if not advance:
+            await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
 

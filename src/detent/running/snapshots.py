@@ -22,17 +22,17 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import ToolCall, snake
 from detent.core.budget import Usage
-from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, dump_state, links, load_state, read_log
+from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, links, read_log
 from detent.core.errors import CorruptLog, RunNotFound
 from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
-from detent.metering.holds import WHEN_LEFT
 from detent.metering.tenants import spent_between
 from detent.ports import Clock, EventStore, Ids, Spent
 from detent.running.branching import branch
 from detent.running.lineage import Segment, forked_of, segments
+from detent.running.states import dump_state, load_state
 
 replace = msgspec.structs.replace
 
@@ -228,14 +228,6 @@ class SnapshotJournal(Journal):
         if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
-
-    async def _tell(self) -> None:
-        """Tell observers and hooks what was committed; see `holds.WHEN_LEFT`."""
-        later = WHEN_LEFT.get()
-        if later is None:
-            await super()._tell()
-        else:
-            later.append(super()._tell)
 
     async def _reloaded(self) -> RunState:
         """Return the state, also that of a fork."""

@@ -107,11 +107,12 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
     tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
     usable = admission.usable(started.agent, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
     journal = advancing.journal(RunState(run_id=advancing.run_id))
-    async with runtime.tenants.starting(started.host.tenant) as counted:
+    async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
         journal.record(msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable)))
-        if counted:
+        if reserved:
+            journal.release(reserved)
             await journal.commit()
     if turns != 0:
         return journal

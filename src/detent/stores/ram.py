@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import reduce
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
 from detent.stores.selection import select
 
 
@@ -33,6 +34,17 @@ class _Shelf:
         self.blobs: dict[str, dict[str, bytes]] = {}
         self.claims: dict[str, weakref.ref[RamStore]] = {}
         self.spent: dict[tuple[str, str], Spent] = {}
+        self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
+
+    def used(self, tenant: str, since: str) -> Spent:
+        """Return what a tenant has used since that day."""
+        days = [spent for (who, day), spent in self.spent.items() if who == tenant and day >= since]
+        return reduce(Spent.plus, days, Spent(tenant=tenant, day=since))
+
+    def give_back(self, run_id: str) -> None:
+        """Drop all that a run has reserved."""
+        for key in [key for key in self.reserved if key[0] == run_id]:
+            del self.reserved[key]
 
 
 class RamStore:
@@ -85,6 +97,7 @@ class RamStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
         runs = self._runs
@@ -104,12 +117,28 @@ class RamStore:
         if spent is not None:
             known = self._shelf.spent.get((spent.tenant, spent.day))
             self._shelf.spent[spent.tenant, spent.day] = spent if known is None else known.plus(spent)
+        if released is None:
+            self._shelf.give_back(run_id)
+        elif released:
+            for name in released:
+                self._shelf.reserved.pop((run_id, name), None)
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day."""
         self._open_runs()
-        days = [spent for (who, day), spent in self._shelf.spent.items() if who == tenant and day >= since]
-        return reduce(Spent.plus, days, Spent(tenant=tenant, day=since))
+        return self._shelf.used(tenant, since)
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`. They lapse by the wall clock."""
+        self._open_runs()
+        now, shelf, reserved = time.time(), self._shelf, self._shelf.reserved
+        for key in [key for key, (until, _) in reserved.items() if until <= now]:
+            del reserved[key]
+        held = [(*key, amount) for key, (_, amount) in reserved.items() if amount.tenant == asked.tenant]
+        balance = asked.balance(shelf.used(asked.tenant, asked.since), held)
+        if balance.granted:
+            reserved.update({(asked.run_id, name): (now + asked.lasts_s, amount) for name, amount in asked.amounts.items()})
+        return balance
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`."""
@@ -206,6 +235,7 @@ class RamStore:
         if not self._shelf.blobs.pop(run_id, {}) and not known:
             raise RunNotFound(run_id)
         self._shelf.claims.pop(run_id, None)
+        self._shelf.give_back(run_id)
 
     async def gc(self) -> int:
         """Return 0: memory is freed as things are removed."""

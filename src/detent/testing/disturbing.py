@@ -174,6 +174,7 @@ class DisturbedStore(CrashingStore):
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """See `EventStore.append`."""
         shared = self._disturbance
@@ -182,7 +183,7 @@ class DisturbedStore(CrashingStore):
             shared.appends.append(len(shared.writes))
             if shared.strikes("store_conflict", len(shared.appends), 1):
                 await shared.intrude(self.inner)
-        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent)
+        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, released=released)
 
 
 class WatchedTools:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from detent.core.records import RunHead
-from detent.ports import EventStore, RunQuery, Signal, Spent
+from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
 
 T = TypeVar("T")
 When = Literal["before", "after"]
@@ -97,17 +97,24 @@ class CrashingStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """See `EventStore.append`."""
 
         def append() -> Awaitable[None]:
-            return self.inner.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent)
+            return self.inner.append(
+                run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, released=released
+            )
 
         await self._do("append", append)
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """See `EventStore.spent`."""
         return await self._do("spent", lambda: self.inner.spent(tenant, since))
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """See `EventStore.reserve`."""
+        return await self._do("reserve", lambda: self.inner.reserve(asked))
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """See `EventStore.read`."""

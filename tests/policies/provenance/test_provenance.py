@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from amounts import times
 from detent.core.agent import AgentSpec
-from detent.core.codec import dump_state, load_state
 from detent.core.errors import ConfigError
 from detent.core.events import ToolError
 from detent.core.history import Seq
@@ -22,6 +21,7 @@ from detent.policies.provenance.origins import CACHED_RUNS, Origins
 from detent.policies.provenance.policy import ProvenancePolicy, facts, projection, provenance, tracer
 from detent.policies.provenance.sinks import Sinks, kind_of_name
 from detent.ports import Call, ToolSpec
+from detent.running.states import dump_state, load_state
 
 TRUST = {"contacts": "trusted", "read_mail": "untrusted"}
 GOAL = "Answer the mail of today and send a copy to alice@example.com"

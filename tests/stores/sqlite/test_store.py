@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Spent
+from detent.ports import Reservation, RunQuery, Spent
 from detent.stores.sqlite.operations import Operation
 from detent.stores.sqlite.schema import SCHEMA_VERSION, microseconds
 from detent.stores.sqlite.store import SqliteStore
@@ -322,6 +322,8 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         await store.close()
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("DROP TABLE spent")
+            db.execute("DROP TABLE reserved")
+            db.execute("INSERT INTO blobs VALUES ('_tenant-00ff', 'reserved', x'00'), ('_tenant-00ff', 'mine', x'00')")
             for column in ("iterations", "updated"):
                 db.execute(f"ALTER TABLE records DROP COLUMN {column}")
             db.execute("PRAGMA user_version=1")
@@ -331,6 +333,9 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         spent = Spent(tenant="acme", day="2026-03-01", tool_calls=2)
         await one.append("run", 3, [line(4)], head=head_of("run", 4), spent=spent)
         assert (await two.spent("acme", "2026-03-01")).tool_calls == 2
+        asked = Reservation(run_id="run", tenant="acme", since="2026-03-01", amounts={"a": spent}, limits={}, lasts_s=9)
+        assert (await one.reserve(asked)).granted
+        assert await two.list_blobs("_tenant-00ff") == ["mine"], "what was reserved in a blob before had its day"
         await one.close()
         await two.close()
         with contextlib.closing(sqlite3.connect(path)) as db:

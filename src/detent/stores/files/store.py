@@ -7,85 +7,32 @@ half written is never read; the next append moves it to `<run>.torn`.
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import logging
 import os
-import re
 import shutil
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from detent.core.errors import ConfigError, CorruptLog, NewerVersion, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
-from detent.stores.files.logs import Logs
-from detent.stores.files.parts import TEMPORARY, Claims, Inboxes, blob_key, blob_name, remove_temporary, replace_file, sync_directory
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
-from detent.stores.owed import Owed
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.stores.files.directory import RUN_ID, StoreDirectory
+from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
+from detent.stores.locks import remove_dead
 from detent.stores.selection import select
-from detent.stores.threads import Threads
 
 log = logging.getLogger("detent.stores.files.store")
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_THREADS = 4
 
-
-class FileStore:
+class FileStore(StoreDirectory):
     """An `EventStore` in the directory `path`, which is created where it is missing; files are readable by their owner alone.
 
     `busy_timeout_s` is how long to wait for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder lives;
     `now` the wall clock of leases; `host` the identity of this machine. Run ids are letters, digits, `_`, `-` and `.`, at most 200.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
-        lease_s: float = LEASE_S,
-        now: Callable[[], float] = time.time,
-        host: str | None = None,
-    ) -> None:
-        self.path = Path(path).absolute()
-        self.url = f"file:{path}"
-        self._busy_timeout_s = busy_timeout_s
-        self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
-        self._logs = Logs(self.path)
-        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
-        self._open = False
-        self._owed = Owed(self._give_up)
-        self._pending: dict[str, asyncio.Future[Any]] = {}
-        self._threads = Threads(count=_THREADS, name="detent-files")
-
     # Opening and closing ----------------------------------------------------------------------------------------------------------
-
-    async def open(self) -> None:
-        """Create the directory where it is missing."""
-        if self._open:
-            return
-        with self._errors():
-            new = [path for path in (self.path, *self.path.parents) if not path.exists()]
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for path in new:
-                sync_directory(path.parent)
-            if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(f"the directory {str(self.path)!r} cannot be written; check its permissions")
-        self._open = True
-
-    async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the directory if it is there, also one that is only for reading, and return whether it is; there is nothing to upgrade in it."""
-        with self._errors():
-            try:
-                os.scandir(self.path).close()
-            except FileNotFoundError:
-                return False
-        self._open = True
-        return True
 
     async def close(self) -> None:
         """Wait for what is going on, release all claims, and close. The store can be opened again."""
@@ -106,58 +53,6 @@ class FileStore:
         self._threads.stop()
         self._logs.close()
 
-    def _file(self, run_id: str, ending: str) -> Path:
-        """Return a file of the run; raise `ConfigError` for an id that cannot be a file name."""
-        if not self._open:
-            raise StoreError(f"the store {self.url} is not open; call open() first")
-        if not _RUN_ID.fullmatch(run_id):
-            raise ConfigError(
-                f"run id {run_id[:80]!r} cannot be kept in files: use letters, digits, '_', '-' and '.', at most 200, not '.' first"
-            )
-        return self.path / f"{run_id}{ending}"
-
-    @contextmanager
-    def _errors(self) -> Generator[None, None, None]:
-        """Turn the operating system's errors into the store's."""
-        try:
-            yield
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise StoreFull(
-                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume"
-                ) from error
-            raise StoreError(
-                f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk"
-            ) from error
-
-    async def _do(self, run_id: str, action: Callable[[float], Any], *, threaded: bool = False) -> Any:
-        """Do something to a run, after all that is going on with it; in a thread if it has to wait for a disk or for another process.
-
-        `action` gets the seconds that it may wait for a lock and raises `BlockingIOError` after them.
-        """
-        while (before := self._pending.get(run_id)) is not None:
-            await asyncio.wait([before])
-        if not threaded:
-            try:
-                with self._errors():
-                    return action(0.0)
-            except BlockingIOError:
-                pass
-        future = self._pending[run_id] = self._threads.run(functools.partial(self._waiting, action))
-        future.add_done_callback(lambda _: self._pending.pop(run_id))
-        return await asyncio.shield(future)
-
-    def _waiting(self, action: Callable[[float], Any]) -> Any:
-        try:
-            with self._errors():
-                return action(self._busy_timeout_s)
-        except BlockingIOError:
-            raise StoreBusy(
-                f"a file in {str(self.path)!r} stayed locked by another process for {self._busy_timeout_s:g} s; nothing was recorded, try again"
-            ) from None
-
     # Logs -------------------------------------------------------------------------------------------------------------------------
 
     async def append(
@@ -170,6 +65,7 @@ class FileStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         self._file(run_id, ".jsonl")
@@ -179,7 +75,8 @@ class FileStore:
         durable = durable or bool(consumed)  # signals are kept durably, and in another file: none may leave it for a log that is not kept
 
         def action(wait_s: float) -> None:
-            self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
+            with self._reserved.giving_back(run_id, released, wait_s):
+                self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
 
         await self._do(run_id, action, threaded=durable)
 
@@ -188,6 +85,11 @@ class FileStore:
         self._file("_", "")
         with self._errors():
             return self._logs.ledger.sum(tenant, since)
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        self._file(asked.run_id, "")
+        return await self._do(asked.run_id, lambda wait_s: self._reserved.reserve(asked, self._logs.ledger.sum, wait_s))
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog`, `NewerVersion`."""
@@ -208,7 +110,7 @@ class FileStore:
         with self._errors():
             for name in os.listdir(self.path):  # noqa: PTH208 - names are enough, paths cost as much as reading
                 run_id = name[: -len(".jsonl")]
-                if not name.endswith(".jsonl") or not _RUN_ID.fullmatch(run_id):
+                if not name.endswith(".jsonl") or not RUN_ID.fullmatch(run_id):
                     continue
                 try:
                     head = self._logs.head(run_id)
@@ -240,13 +142,6 @@ class FileStore:
         if run_id in self._claims.holder.runs:
             self._claims.holder.runs.discard(run_id)
             await asyncio.shield(self._owed.begin(run_id))
-
-    async def _give_up(self, run_id: str) -> None:
-        def action(wait_s: float) -> None:
-            if run_id in self._owed:  # else it was taken again meanwhile
-                self._claims.release(run_id, wait_s)
-
-        await self._do(run_id, action)
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""
@@ -345,7 +240,7 @@ class FileStore:
         path = self._file(run_id, ".jsonl")
 
         def action(wait_s: float) -> None:
-            with self._logs.locked(run_id, wait_s, create=False) as entry:
+            with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not self._file(run_id, ".blobs").exists():
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
@@ -370,6 +265,7 @@ class FileStore:
                 self._claims.remove_dead()
                 + remove_dead(self._claims.holder.directory, self._claims.holder.host)
                 + remove_temporary(self.path)
+                + remove_temporary(self._reserved.directory)
             )
 
 

@@ -162,25 +162,36 @@ _SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_c
     ON CONFLICT (tenant, day) DO UPDATE SET runs=spent.runs+excluded.runs, model_calls=spent.model_calls+excluded.model_calls,
         tool_calls=spent.tool_calls+excluded.tool_calls, tokens=spent.tokens+excluded.tokens, cost_usd=spent.cost_usd+excluded.cost_usd)"""
 
+_GIVEN_BACK = """, given_back AS (DELETE FROM reserved r USING done d, unnest(%b::text[], %b::text[]) AS u(run_id, name)
+    WHERE d.run_id=u.run_id AND r.run_id=u.run_id AND (u.name='' OR r.name=u.name))"""
+
 
 @cache
-def _append_statement(*, begins: bool, consumes: bool, spends: bool) -> LiteralString:
+def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: bool) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
-    more = (_CONSUMED if consumes else "") + (_SPENT if spends else "")
+    more = (_CONSUMED if consumes else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
     return _GIVEN + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
 
 class Append(Operation):
     """Add records to a run, fenced by the number of those that are there and, where it is known, by the last of them (`before`)."""
 
-    __slots__ = ("before", "consumed", "expected", "head", "records", "spent", "tip")
+    __slots__ = ("before", "consumed", "expected", "head", "records", "released", "spent", "tip")
     alone = True
 
     def __init__(
-        self, run_id: str, expected: int, records: Sequence[bytes], *, head: RunHead, consumed: Sequence[str], spent: Spent | None
+        self,
+        run_id: str,
+        expected: int,
+        records: Sequence[bytes],
+        *,
+        head: RunHead,
+        consumed: Sequence[str],
+        spent: Spent | None,
+        released: Sequence[str] | None,
     ) -> None:
         super().__init__(run_id)
-        self.spent = spent
+        self.spent, self.released = spent, ("",) if released is None else released  # no name is empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
         self.tip = tip_of(records[-1]) if records else None
@@ -218,8 +229,11 @@ class Append(Operation):
         spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
         if spent:
             values += _columns(spent)
+        released = [(o.run_id, name) for o in operations for name in o.released]
+        if released:
+            values += [Texts(run_id for run_id, _ in released), Texts(name for _, name in released)]
         begins = any(o.expected == 0 for o in operations)
-        return _append_statement(begins=begins, consumes=bool(consumed), spends=bool(spent)), values
+        return _append_statement(begins=begins, consumes=bool(consumed), spends=bool(spent), releases=bool(released)), values
 
     @classmethod
     async def conclude(cls, operations: Sequence[Append], rows: Sequence[Any], db: Connection) -> None:

@@ -50,6 +50,7 @@ class Deleting:
             for table in ("records", "inbox", "snapshots") if found is not None else ():
                 await db.execute(f"DELETE FROM {table} WHERE run=%s", found)
             await db.execute("DELETE FROM claims WHERE run_id=%s", (self._run_id,))
+            await db.execute("DELETE FROM reserved WHERE run_id=%s", (self._run_id,))
 
 
 async def _replace(db: Connection, run_id: str, run: int, lines: Sequence[bytes], head: RunHead) -> None:

@@ -56,7 +56,17 @@ VERSION_3: Sequence[LiteralString] = (
 )
 """What tenants use on each day is counted by the appends."""
 
-MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3)
+VERSION_4: Sequence[LiteralString] = (
+    """CREATE TABLE reserved (
+        run_id text COLLATE "C" NOT NULL, name text COLLATE "C" NOT NULL, tenant text COLLATE "C" NOT NULL, until double precision NOT NULL,
+        runs bigint NOT NULL, model_calls bigint NOT NULL, tool_calls bigint NOT NULL, tokens bigint NOT NULL,
+        cost_usd double precision NOT NULL, PRIMARY KEY (run_id, name))""",
+    "CREATE INDEX reserved_by_tenant ON reserved (tenant)",
+    "DELETE FROM blobs WHERE key='reserved' AND starts_with(run_id, '_tenant-')",
+)
+"""What runs have reserved in the accounts of tenants has a table; before, it was kept in blobs."""
+
+MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 _LOCK = 0x44544E54 << 32

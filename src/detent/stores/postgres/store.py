@@ -1,7 +1,7 @@
 """The store in a PostgreSQL database: any number of processes on any number of machines may use it at once.
 
 Appends, claims and signals go through the writer, which commits all that is ready in one turn of the event loop as one transaction (see
-`postgres_writer`); reads and everything rare take a connection of the pool. A read waits for what its run has under way.
+`writer`); reads and everything rare take a connection of the pool. A read waits for what its run has under way.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import psycopg
 
-from detent.core.errors import ConfigError, CorruptLog, RunBusy, RunNotFound, StoreError
+from detent.core.errors import CorruptLog, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
-from detent.stores.owed import Owed
-from detent.stores.postgres.connections import Connections, given_until, target_of
-from detent.stores.postgres.errors import is_lost, translate
-from detent.stores.postgres.operations import Append, Claim, Post, Release, Tell, microseconds, tip_of
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.stores.postgres.opening import PostgresOpening
+from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
-from detent.stores.postgres.schema import Connection, prepare
-from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Holder, Seen, Session
-from detent.stores.postgres.writer import Writer
+from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
+from detent.stores.postgres.schema import Connection
+from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Seen
 from detent.stores.selection import check_query
-from detent.stores.threads import Opening
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode
@@ -42,10 +37,10 @@ _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, %s, %b FROM runs WHERE run_id=%s"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= snapshots.seq"
 )
-_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent")
+_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved")
 
 
-class PostgresStore:
+class PostgresStore(PostgresOpening):
     """An `EventStore` in the database that `url` names, whose tables are created where they are missing.
 
     `connections` is how many connections reads may use beside the two of each store (commits; claims and notifications); `busy_timeout_s` how
@@ -53,118 +48,6 @@ class PostgresStore:
     long); `lease_s` how long a holder elsewhere is believed to live that does not renew; `now` a clock for leases instead of the server's;
     `host` the identity of this machine.
     """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        connections: int = 4,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
-        refused_s: float | None = None,
-        lease_s: float = LEASE_S,
-        now: Callable[[], float] | None = None,
-        host: str | None = None,
-    ) -> None:
-        self._refused_s = busy_timeout_s if refused_s is None else refused_s
-        for name, value in (
-            ("connections", connections),
-            ("busy_timeout_s", busy_timeout_s),
-            ("refused_s", self._refused_s),
-            ("lease_s", lease_s),
-        ):
-            if not value > 0:
-                raise ConfigError(f"{name} is {value!r}; it must be above 0")
-        self._target = target_of(url)
-        self.url = self._target.shown
-        self._connections = Connections(self._target, most=connections, patience_s=busy_timeout_s)
-        self._lease = (host, lease_s, now)
-        self._holder = Holder(host=host, lease_s=lease_s, now=now)
-        self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
-        self._opening = Opening()
-        self._writer: Writer | None = None
-        self._session: Session
-        self._follower: Session
-        self._tell: asyncio.TimerHandle | None = None
-        self._owed = Owed(lambda run_id: self._open_writer().submit(Release(run_id, self._holder.name)))
-
-    # Opening and closing ----------------------------------------------------------------------------------------------------------
-
-    async def open(self) -> None:
-        """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
-        await self._open()
-
-    async def look(self, *, upgrade: bool = False) -> bool:
-        """Connect if the schema has a store, and return whether it has; an earlier version is left as it is unless `upgrade`. See `open`."""
-        return await self._open(create=False, upgrade=upgrade)
-
-    async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
-        async with self._opening:
-            if self._writer is None:
-                writer = await self._begin(create=create, upgrade=upgrade)
-                if writer is None:
-                    return False
-                host, lease_s, now = self._lease
-                self._holder = Holder(host=host, lease_s=lease_s, now=now)
-                self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
-                self._follower = Session(self._connections, self._channels[1])
-                await self._connections.open()
-                self._writer = writer
-        return True
-
-    async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:
-        """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._connections.patience_s
-        refused_by = min(deadline, loop.time() + self._refused_s)
-        while True:
-            db = await self._connections.connect(deadline, refused_by=refused_by)
-            writer = Writer(self._connections)
-            try:
-                with given_until(db, deadline):
-                    await self._connections.check_session(db, deadline)
-                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
-                    await (writer.start(db) if there else db.close())
-                return writer if there else None
-            except psycopg.Error as error:
-                lost = is_lost(error, db)
-                await db.close()
-                if not lost or loop.time() >= deadline:
-                    raise translate(error, self.url) from error
-                refused_by = deadline  # a server was there
-            except BaseException:
-                await db.close()
-                raise
-
-    async def close(self) -> None:
-        """Commit what was handed over, release all claims, and close. The store can be opened again."""
-        if self._writer is None:
-            return
-        writer, self._writer = self._writer, None
-        await self._owed.close()
-        if self._tell is not None:
-            self._tell.cancel()
-            self._tell = None
-        await writer.stop(last=self._goodbye)
-        for session in (self._session, self._follower):
-            await session.stop()
-        await self._connections.close()
-
-    async def _goodbye(self, db: Connection) -> None:
-        """Give up all claims; with the last use of the writer's connection."""
-        await db.execute("DELETE FROM claims WHERE holder=%s", (self._holder.name,))
-        await db.execute("DELETE FROM holders WHERE name=%s", (self._holder.name,))
-
-    def _open_writer(self) -> Writer:
-        if self._writer is None:
-            raise StoreError(f"the store {self.url} is not open; call open() first")
-        return self._writer
-
-    async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a statement, after everything of this run that is under way."""
-        await self._open_writer().settled(run_id)
-        return await self._connections.rows(statement, values)
-
-    # Records ----------------------------------------------------------------------------------------------------------------------
 
     async def append(
         self,
@@ -176,10 +59,11 @@ class PostgresStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent)
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released)
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)
@@ -190,14 +74,12 @@ class PostgresStore:
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used on the day `since` and later."""
-        rows = await self._rows(
-            "",
-            "SELECT coalesce(sum(runs), 0)::bigint, coalesce(sum(model_calls), 0)::bigint, coalesce(sum(tool_calls), 0)::bigint,"
-            " coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost_usd), 0)::float8 FROM spent WHERE tenant=%s AND day>=%s",
-            (tenant, since),
-        )
-        runs, model_calls, tool_calls, tokens, cost_usd = rows[0]
-        return Spent(tenant=tenant, day=since, runs=runs, model_calls=model_calls, tool_calls=tool_calls, tokens=tokens, cost_usd=cost_usd)
+        return spent_of(tenant, since, (await self._rows("", SPENT, (tenant, since)))[0])
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        await self._open_writer().settled(asked.run_id)
+        return await self._connections.use(Reserving(asked, self._target.schema, self._holder.now).apply)
 
     def _tell_now(self) -> None:
         self._tell = None

@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Signal, Spent
+from detent.ports import Balance, Reservation, Signal, Spent
 from detent.stores.locks import Holder
 from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
@@ -34,6 +34,17 @@ CHARGE = (
     "INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) VALUES (?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (tenant, day) DO UPDATE SET runs=runs+excluded.runs, model_calls=model_calls+excluded.model_calls,"
     " tool_calls=tool_calls+excluded.tool_calls, tokens=tokens+excluded.tokens, cost_usd=cost_usd+excluded.cost_usd"
+)
+
+SPENT = (
+    "SELECT coalesce(sum(runs), 0), coalesce(sum(model_calls), 0), coalesce(sum(tool_calls), 0), coalesce(sum(tokens), 0),"
+    " coalesce(sum(cost_usd), 0.0) FROM spent WHERE tenant=? AND day>=?"
+)
+GIVE_BACK = "DELETE FROM reserved WHERE run_id=?"
+HELD = "SELECT run_id, name, runs, model_calls, tool_calls, tokens, cost_usd FROM reserved WHERE tenant=?"
+RESERVE = (
+    "INSERT OR REPLACE INTO reserved (run_id, name, tenant, until, runs, model_calls, tool_calls, tokens, cost_usd)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -70,7 +81,7 @@ class Append(Operation):
     0, also afterwards: it was written.
     """
 
-    __slots__ = ("consumed", "expected", "head", "listed_at", "records", "spent")
+    __slots__ = ("consumed", "expected", "head", "listed_at", "records", "released", "spent")
 
     def __init__(
         self,
@@ -82,11 +93,12 @@ class Append(Operation):
         durable: bool,
         consumed: Sequence[str],
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
         listed_at: int = 0,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
-        self.listed_at = listed_at
+        self.released, self.listed_at = released, listed_at
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
@@ -107,7 +119,11 @@ class Append(Operation):
         if self.consumed:
             db.executemany(CONSUME, [(run, signal_id) for signal_id in self.consumed])
         if (said := self.spent) is not None:
-            db.execute(CHARGE, (said.tenant, said.day, said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd))
+            db.execute(CHARGE, (said.tenant, said.day, *amounts(said)))
+        if self.released is None:
+            db.execute(GIVE_BACK, (self.run_id,))
+        elif self.released:
+            db.executemany(f"{GIVE_BACK} AND name=?", [(self.run_id, name) for name in self.released])
 
     def _listed(self, db: Db, columns: tuple[Any, ...]) -> list[Any]:
         """Write the listing entry; return the row of the run, none where the log is at another sequence."""
@@ -117,6 +133,28 @@ class Append(Operation):
             return made
         values = (seq, entry, run_id, expected, *columns)
         return db.execute(ADVANCE, values).fetchall() or db.execute(REPLACE, (seq, entry, *columns, run_id, expected)).fetchall()
+
+
+class Reserve(Operation):
+    """Keep amounts free in a tenant's account; the outcome is what the account says."""
+
+    __slots__ = ("asked", "now")
+
+    def __init__(self, asked: Reservation, now: Callable[[], float]) -> None:
+        super().__init__(asked.run_id)
+        self.asked, self.now = asked, now
+
+    def apply(self, db: Db) -> Balance:
+        asked, now = self.asked, self.now()
+        db.execute("DELETE FROM reserved WHERE until<=?", (now,))
+        (used,) = db.execute(SPENT, (asked.tenant, asked.since)).fetchall()
+        rows = db.execute(HELD, (asked.tenant,)).fetchall()
+        held = [(run_id, name, spent_of(asked.tenant, asked.since, row)) for run_id, name, *row in rows]
+        balance = asked.balance(spent_of(asked.tenant, asked.since, used), held)
+        if balance.granted:
+            until = now + asked.lasts_s
+            db.executemany(RESERVE, [(asked.run_id, name, asked.tenant, until, *amounts(said)) for name, said in asked.amounts.items()])
+        return balance
 
 
 class Claim(Operation):
@@ -238,6 +276,7 @@ class Delete(Operation):
             db.execute("DELETE FROM snapshots WHERE run=?", (run,))
             db.execute("DELETE FROM runs WHERE id=?", (run,))
         db.execute("DELETE FROM claims WHERE run_id=?", (self.run_id,))
+        db.execute(GIVE_BACK, (self.run_id,))
 
 
 class DropDead(Operation):
@@ -276,6 +315,16 @@ def truncate(db: Db) -> None:
 
 class StillRead(Exception):
     """A reader keeps the write-ahead log from being emptied; to be tried again."""
+
+
+def amounts(said: Spent) -> tuple[int, int, int, int, float]:
+    """Return the columns of what was spent or is reserved."""
+    return said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd
+
+
+def spent_of(tenant: str, day: str, row: Sequence[Any]) -> Spent:
+    """Return what such columns say."""
+    return Spent(tenant=tenant, day=day, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
 
 
 def register(db: Db, holder: Holder) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 READABLE_FROM = 3
 """The earliest version whose tables what only looks can read as they are."""
 APPLICATION_ID = 0x44544E54
@@ -54,6 +54,11 @@ MIGRATIONS = {
         tenant TEXT NOT NULL, day TEXT NOT NULL, runs INTEGER NOT NULL, model_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
         tokens INTEGER NOT NULL, cost_usd REAL NOT NULL, PRIMARY KEY (tenant, day)) WITHOUT ROWID""",
     3: "ALTER TABLE records ADD COLUMN iterations INTEGER; ALTER TABLE records ADD COLUMN updated INTEGER",
+    4: """CREATE TABLE reserved (
+        run_id TEXT NOT NULL, name TEXT NOT NULL, tenant TEXT NOT NULL, until REAL NOT NULL, runs INTEGER NOT NULL,
+        model_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, tokens INTEGER NOT NULL, cost_usd REAL NOT NULL,
+        PRIMARY KEY (run_id, name)) WITHOUT ROWID;
+        CREATE INDEX reserved_by_tenant ON reserved (tenant); DELETE FROM blobs WHERE key='reserved' AND run_id GLOB '_tenant-*'""",
 }
 """What later versions added: version -> statements. A new store is made of `TABLES` and all of them."""
 

@@ -1,44 +1,41 @@
 """The store in one SQLite file: any number of processes of one host may use it at once.
 
 Ordinary commits run on the event loop's thread, because a hop to another thread costs more than the commit: all that became ready in one turn
-of the loop is one transaction. A lock that is taken, and whatever has to survive power loss, goes to the writer thread (see `sqlite_writer`).
+of the loop is one transaction. A lock that is taken, and whatever has to survive power loss, goes to the writer thread (see `writer`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from detent.core.errors import ConfigError, CorruptLog, RunNotFound, StoreError
+from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import RunQuery, Signal, Spent, store_files
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder, remove_dead
-from detent.stores.owed import Owed
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.stores.locks import remove_dead
 from detent.stores.selection import check_query
+from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.operations import (
+    SPENT,
     Append,
     Claim,
     Delete,
     DropDead,
     Erase,
-    Operation,
     Post,
-    Release,
     Renew,
+    Reserve,
     Statement,
     Vacuum,
     bounds,
+    spent_of,
 )
-from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, Db, is_busy, microseconds, moment, translate
-from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
-from detent.stores.threads import Opening
+from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, moment
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode
@@ -53,141 +50,19 @@ _WAITING_OF = (
     "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
-_SPENT = (
-    "SELECT coalesce(sum(runs), 0), coalesce(sum(model_calls), 0), coalesce(sum(tool_calls), 0), coalesce(sum(tokens), 0), total(cost_usd)"
-    " FROM spent WHERE tenant=? AND day>=?"
-)
 _MANY_SIGNALS = 200
-_TURN_S = 0.01
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= seq"
 )
 
 
-class SqliteStore:
+class SqliteStore(SqliteConnection):
     """An `EventStore` in the SQLite file `path`, which is created with its directory where it is missing, readable by its owner alone.
 
     `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder
     lives; `now` the wall clock of leases; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
     """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
-        lease_s: float = LEASE_S,
-        now: Callable[[], float] = time.time,
-        host: str | None = None,
-        wal_limit_bytes: int = 8 << 20,
-    ) -> None:
-        if sqlite3.sqlite_version_info < (3, 35):
-            raise ConfigError(
-                f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR"
-            )
-        self.path = Path(path).absolute()
-        self.url = f"sqlite:///{path}"
-        self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
-        self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
-        self._opening = Opening()
-        self._db: Db | None = None
-        self._real: str
-        self._writer: Writer
-        self._checkpointer: Checkpointer
-        self._turned = 0.0
-        self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
-        self._owed = Owed(lambda run_id: self._submit(Release(run_id, self._holder.name), self._connection()))
-        self._batch: list[Operation] = []
-        self._batch_loop: asyncio.AbstractEventLoop | None = None
-
-    # Opening and closing ----------------------------------------------------------------------------------------------------------
-
-    async def open(self) -> None:
-        """Open the file, or create it. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` when it is another kind of database."""
-        await self._start()
-
-    async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the file if it is there and no empty one, and return whether it is; an earlier version is left as it is unless `upgrade`."""
-        try:
-            await self._start(create=False, upgrade=upgrade)
-        except FileNotFoundError:
-            return False
-        return True
-
-    async def _start(self, *, create: bool = True, upgrade: bool = True) -> None:
-        async with self._opening:
-            if self._db is None:
-                patience_s, self._checkpointer = self._busy_timeout_s, Checkpointer(self.path, self._wal_limit_bytes)
-                writer = Writer(self.path, busy_timeout_s=patience_s, checkpointer=self._checkpointer, create=create, upgrade=upgrade)
-                self._real = store_files.register(self.path)
-                try:
-                    self._db, self._writer = await writer.start(), writer
-                except BaseException:
-                    store_files.unregister(self._real)
-                    raise
-
-    async def close(self) -> None:
-        """Commit what was handed over, release all claims, and close. The store can be opened again."""
-        if self._db is None:
-            return
-        last = [self._batch[-1].future] if self._batch else []
-        if self._holder.active:
-            last.append(self._submit(Release("", self._holder.name), self._db))
-        self._flush()
-        self._db = None
-        await self._owed.close()
-        await asyncio.gather(*last, return_exceptions=True)
-        await self._writer.stop()
-        store_files.unregister(self._real)
-        self._holder.drop()
-
-    def _connection(self) -> Db:
-        if self._db is None:
-            raise StoreError(f"the store {self.url} is not open; call open() first")
-        return self._db
-
-    # Committing -------------------------------------------------------------------------------------------------------------------
-
-    def _submit(self, operation: Operation, _db: Db) -> asyncio.Future[Any]:
-        """Let the operation be committed with all others of this turn of the event loop; return the future of its outcome."""
-        loop = asyncio.get_running_loop()
-        future = operation.future = loop.create_future()
-        self._batch.append(operation)
-        if self._batch_loop is not loop:
-            self._batch_loop = loop
-            loop.call_soon(self._flush)
-        return future
-
-    def _flush(self) -> None:
-        """Commit the batch here if that needs no waiting, else hand it to the writer thread."""
-        batch, self._batch, self._batch_loop = self._batch, [], None
-        operations = [operation for operation in batch if not operation.future.cancelled()]
-        if not operations or self._db is None:
-            return
-        if any(operation.durable or operation.alone for operation in operations):
-            self._writer.submit(operations)
-            return
-        if not self._writer.idle:
-            parts: tuple[list[Operation], list[Operation]] = ([], [])
-            for operation in operations:
-                parts[self._writer.has(operation.run_id)].append(operation)
-            operations, late = parts
-            if late:
-                self._writer.submit(late)
-            if not operations:
-                return
-        try:
-            commit(self._db, operations, self.path)
-            self._checkpointer.check()
-        except (sqlite3.Error, StoreError) as error:
-            if isinstance(error, sqlite3.Error) and is_busy(error):
-                self._writer.submit(operations)
-                return
-            for operation in operations:
-                operation.error = translate(error, self.path)
-        self._checkpointer.committed()
-        settle_all(operations)
 
     async def append(
         self,
@@ -199,58 +74,39 @@ class SqliteStore:
         durable: bool = False,
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
+        released: Sequence[str] | None = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
         known = self._listed.get(run_id)
         counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
         listed_at = known.records if known is not None and counts_only else 0
-        operation = Append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, listed_at=listed_at)
+        operation = Append(
+            run_id,
+            expected_seq,
+            records,
+            head=head,
+            durable=durable,
+            consumed=consumed,
+            spent=spent,
+            released=released,
+            listed_at=listed_at,
+        )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
         if run_id in self._holder.runs and not operation.listed_at:
             self._listed[run_id] = head
 
-    def _committed_alone(self, operation: Append, db: Db) -> bool:
-        """Commit at once where no other run is advanced here that could share the transaction; raise what the operation met.
-
-        It saves two turns of the event loop a commit; the loop still gets its turn every `_TURN_S`.
-        """
-        if operation.durable or self._batch or not self._writer.idle or len(self._holder.runs) > 1:
-            return False
-        now = time.monotonic()
-        if now - self._turned >= _TURN_S:
-            self._turned = now
-            return False
-        try:
-            commit(db, (operation,), self.path)
-        except sqlite3.Error as error:
-            if is_busy(error):
-                return False
-            raise translate(error, self.path) from error
-        self._checkpointer.check()
-        self._checkpointer.committed()
-        if operation.error is not None:
-            raise operation.error
-        return True
-
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day, in all processes."""
-        (row,) = await self._rows("", _SPENT, (tenant, since))
-        return Spent(tenant=tenant, day=since, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
+        (row,) = await self._rows("", SPENT, (tenant, since))
+        return spent_of(tenant, since, row)
+
+    async def reserve(self, asked: Reservation) -> Balance:
+        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        return await self._submit(Reserve(asked, self._holder.now), self._connection())
 
     # Reading ----------------------------------------------------------------------------------------------------------------------
-
-    async def _rows(self, run_id: str, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Return the rows of a read; after everything of this run that is still queued."""
-        db = self._connection()
-        if not self._writer.has(run_id):
-            try:
-                return db.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
-                if not is_busy(error):
-                    raise translate(error, self.path) from error
-        return await self._submit(Statement(run_id, sql, values), db)
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""

@@ -25,6 +25,7 @@ from detent.testing.conformance.store_lives import LifeContract
 from detent.testing.conformance.store_logs import LogContract
 from detent.testing.conformance.store_parts import PartsContract
 from detent.testing.conformance.store_places import Place, head_of, line
+from detent.testing.conformance.store_reservations import ReservationContract
 from detent.testing.conformance.store_wakes import WakeContract
 
 __all__ = ["Place", "StoreContract", "head_of", "line"]
@@ -37,6 +38,7 @@ class StoreContract(
     ClaimContract,
     PartsContract,
     AccountContract,
+    ReservationContract,
     LifeContract,
     WakeContract,
     FaultContract,

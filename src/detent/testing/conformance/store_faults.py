@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
-from detent.ports import EventStore, Signal, Spent
+from detent.ports import EventStore, Reservation, Signal, Spent
 from detent.testing.conformance.fault_proxy import FaultProxy, Loss
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import Place, head_of, line, outcome, write
@@ -83,8 +84,10 @@ class FaultContract:
             await write(direct, run, range(1, 2))
             await direct.post(run, Signal(id="s", kind="reply"))
             charge = Spent(tenant=run, day="2026-03-01", tool_calls=1)
+            await direct.reserve(_reserving(run, a=charge))
             proxy.cut_at(message, loss)
-            attempt = faulty.append(run, 1, [line(2), line(3)], head=head_of(run, 3), durable=durable, consumed=["s"], spent=charge)
+            options: dict[str, Any] = {"head": head_of(run, 3), "durable": durable, "consumed": ["s"], "spent": charge, "released": ["a"]}
+            attempt = faulty.append(run, 1, [line(2), line(3)], **options)
             error = await _ended(attempt, place, what)
             if proxy.pass_all():
                 done.add(loss)
@@ -97,13 +100,14 @@ class FaultContract:
             waiting = await direct.signals([run])
             assert (run not in waiting) == there, f"{what}: the signal is {'gone' if not waiting else 'there'}, the records are not as it"
             used = (await direct.spent(run, "2026-03-01")).tool_calls
+            assert await _reserved(direct, run) != there, f"{what}: what it gives back is {'still' if there else 'no longer'} reserved"
             assert used == int(there), f"{what} was charged {used} times, and is {'there' if there else 'not there'}"
             await _ended(write(faulty, run, range(len(records) + 1, len(records) + 2)), place, "the append after it")
             assert await direct.read(run) == [line(n) for n in range(1, len(records) + 2)], "the store does not go on after a cut"
         assert len(done) == 2, f"an append takes more than {MOST} messages, or does not pass the proxy"
         assert proxy.cuts, "nothing of an append passed the proxy"
 
-    @pytest.mark.parametrize("name", ["post", "put_blob", "delete_blob", "put_snapshot", "erase", "delete"])
+    @pytest.mark.parametrize("name", ["post", "reserve", "put_blob", "delete_blob", "put_snapshot", "erase", "delete"])
     def test_what_is_cut_off_can_be_done_again(self, place: Place, name: str) -> None:
         """Other writes too happen once or not at all; done again they come to the same; one that was answered well has happened."""
         attempt, happened = OPERATIONS[name]
@@ -203,6 +207,15 @@ async def _posted(store: EventStore, run: str) -> bool:
     return len(waiting) == 1
 
 
+def _reserving(run: str, **amounts: Spent) -> Reservation:
+    return Reservation(run_id=run, tenant=run, since="2026-03-01", amounts=amounts, limits={"tool_calls": 1}, lasts_s=3600)
+
+
+async def _reserved(store: EventStore, run: str) -> bool:
+    asked = msgspec.structs.replace(_reserving(run), run_id="another")
+    return (await store.reserve(asked)).others.tool_calls == 1
+
+
 async def _blob(store: EventStore, run: str) -> bool:
     found = await store.get_blob(run, "new")
     assert found in (None, b"x" * 5000), "a part of the blob is there"
@@ -236,6 +249,7 @@ async def _deleted(store: EventStore, run: str) -> bool:
 
 OPERATIONS: dict[str, tuple[Attempt, Happened]] = {
     "post": (lambda store, run: store.post(run, Signal(id="s", kind="reply")), _posted),
+    "reserve": (lambda store, run: store.reserve(_reserving(run, a=Spent(tenant=run, day="2026-03-01", tool_calls=1))), _reserved),
     "put_blob": (lambda store, run: store.put_blob(run, "new", b"x" * 5000), _blob),
     "delete_blob": (lambda store, run: store.delete_blob(run, "there"), _no_blob),
     "put_snapshot": (lambda store, run: store.put_snapshot(run, 2, b"state"), _snapshot),

@@ -1,0 +1,55 @@
+"""A state as bytes and back, for snapshots: `{"v": VERSION, "state": {...}}`, sets sorted. One of a newer version is refused."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from detent.core.codec import STATE_VERSION, encode
+from detent.core.errors import NewerVersion
+from detent.core.history import Map, Seq
+from detent.core.state import KernelState, RunState
+
+StateT = TypeVar("StateT", KernelState, RunState)
+
+
+def _dec_hook(kind: Any, value: Any) -> Any:
+    origin = get_origin(kind) or kind
+    if origin is Seq:
+        items = get_args(kind)[0]
+        return Seq(msgspec.json.decode(encode(value), type=list[items], dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
+    if origin is Map:
+        mapping: Map[Any, Any] = Map()
+        for key, item in value.items():
+            mapping = mapping.put(key, item)
+        return mapping
+    raise NotImplementedError(f"{kind} cannot be read")
+
+
+def dump_state(state: KernelState | RunState) -> bytes:
+    """Return a state as JSON bytes: sets as sorted arrays, maps as objects in their order."""
+    if isinstance(state, RunState):
+        shown: Any = msgspec.structs.replace(state, passes={scope: _with_sorted_sets(p) for scope, p in state.passes.items()})
+    else:
+        shown = _with_sorted_sets(state)
+    return encode({"v": STATE_VERSION, "state": shown})
+
+
+def _with_sorted_sets(state: KernelState) -> KernelState:
+    """Sets in order; the order of mappings means something and stays."""
+    return msgspec.structs.replace(state, tools_used=sorted(state.tools_used), phases_done=sorted(state.phases_done))
+
+
+def load_state(data: bytes, kind: type[StateT]) -> StateT:
+    """Return the state that `dump_state` wrote; raise `NewerVersion` for a newer version, `ValueError` for anything else unreadable."""
+    try:
+        outer: dict[str, Any] = msgspec.json.decode(data)
+        version = outer["v"]
+        if version > STATE_VERSION:
+            raise NewerVersion(
+                f"a state of version {version} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it"
+            )
+        return msgspec.json.decode(encode(outer["state"]), type=kind, dec_hook=_dec_hook)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ValueError(f"this is not a serialised {kind.__name__}: {error}") from error

@@ -1,0 +1,133 @@
+"""The directory of a file store: opened, and worked in by one action a run at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from detent.core.errors import ConfigError, StoreBusy, StoreError, StoreFull
+from detent.stores.files.logs import Logs
+from detent.stores.files.parts import Claims, Inboxes, sync_directory
+from detent.stores.files.reserved import Reserved
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
+from detent.stores.owed import Owed
+from detent.stores.threads import Threads
+
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+_THREADS = 4
+
+
+class StoreDirectory:
+    """Does what has to wait for a disk or for another process in threads. See `FileStore`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        now: Callable[[], float] = time.time,
+        host: str | None = None,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.url = f"file:{path}"
+        self._busy_timeout_s = busy_timeout_s
+        self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
+        self._logs = Logs(self.path)
+        self._reserved = Reserved(self.path / ".reserved", now=now)
+        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
+        self._open = False
+        self._owed = Owed(self._give_up)
+        self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._threads = Threads(count=_THREADS, name="detent-files")
+
+    async def open(self) -> None:
+        """Create the directory where it is missing."""
+        if self._open:
+            return
+        with self._errors():
+            new = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path in new:
+                sync_directory(path.parent)
+            if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+                raise StoreError(f"the directory {str(self.path)!r} cannot be written; check its permissions")
+        self._open = True
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Open the directory if it is there, also one that is only for reading, and return whether it is; there is nothing to upgrade in it."""
+        with self._errors():
+            try:
+                os.scandir(self.path).close()
+            except FileNotFoundError:
+                return False
+        self._open = True
+        return True
+
+    def _file(self, run_id: str, ending: str) -> Path:
+        """Return a file of the run; raise `ConfigError` for an id that cannot be a file name."""
+        if not self._open:
+            raise StoreError(f"the store {self.url} is not open; call open() first")
+        if not RUN_ID.fullmatch(run_id):
+            raise ConfigError(
+                f"run id {run_id[:80]!r} cannot be kept in files: use letters, digits, '_', '-' and '.', at most 200, not '.' first"
+            )
+        return self.path / f"{run_id}{ending}"
+
+    @contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Turn the operating system's errors into the store's."""
+        try:
+            yield
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StoreFull(
+                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume"
+                ) from error
+            raise StoreError(
+                f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk"
+            ) from error
+
+    async def _do(self, run_id: str, action: Callable[[float], Any], *, threaded: bool = False) -> Any:
+        """Do something to a run, after all that is going on with it; in a thread if it has to wait for a disk or for another process.
+
+        `action` gets the seconds that it may wait for a lock and raises `BlockingIOError` after them.
+        """
+        while (before := self._pending.get(run_id)) is not None:
+            await asyncio.wait([before])
+        if not threaded:
+            try:
+                with self._errors():
+                    return action(0.0)
+            except BlockingIOError:
+                pass
+        future = self._pending[run_id] = self._threads.run(functools.partial(self._waiting, action))
+        future.add_done_callback(lambda _: self._pending.pop(run_id))
+        return await asyncio.shield(future)
+
+    def _waiting(self, action: Callable[[float], Any]) -> Any:
+        try:
+            with self._errors():
+                return action(self._busy_timeout_s)
+        except BlockingIOError:
+            raise StoreBusy(
+                f"a file in {str(self.path)!r} stayed locked by another process for {self._busy_timeout_s:g} s; nothing was recorded, try again"
+            ) from None
+
+    async def _give_up(self, run_id: str) -> None:
+        def action(wait_s: float) -> None:
+            if run_id in self._owed:  # else it was taken again meanwhile
+                self._claims.release(run_id, wait_s)
+
+        await self._do(run_id, action)

@@ -1,0 +1,87 @@
+"""What runs have reserved in the accounts of tenants, beside the logs of a file store: one file, which is replaced under a lock.
+
+An append that gives something back holds the lock from before the log is written: whoever reserves sees the reservation, or what replaced it.
+A process that dies between the two leaves both, until its run is resumed or the reservation lapses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from detent.ports import Balance, Reservation, Spent
+from detent.stores.files.parts import replace_file, sync_directory
+from detent.stores.locks import lock_file
+
+log = logging.getLogger("detent.stores.files.store")
+
+_Row = tuple[str, str, float, Spent]
+"""Run, name, when it lapses, and how much."""
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[_Row]).decode
+
+
+class Reserved:
+    """The file in `directory`. `now` is the wall clock; `wait_s` how long to wait for another process. Used by any thread."""
+
+    def __init__(self, directory: Path, *, now: Callable[[], float]) -> None:
+        self.directory, self._now = directory, now
+        self._path = directory / "reserved.json"
+
+    def reserve(self, asked: Reservation, spent: Callable[[str, str], Spent], wait_s: float) -> Balance:
+        """Keep amounts free where they fit; `spent` is asked for what was used, after what is reserved was read."""
+        if not self.directory.exists():
+            self.directory.mkdir(exist_ok=True, mode=0o700)
+            sync_directory(self.directory.parent)
+        with self._locked(wait_s):
+            now, rows = self._now(), self._read()
+            left = [row for row in rows if row[2] > now]
+            held = [(run_id, name, amount) for run_id, name, _, amount in left if amount.tenant == asked.tenant]
+            balance = asked.balance(spent(asked.tenant, asked.since), held)
+            if balance.granted:
+                left = [row for row in left if row[0] != asked.run_id or row[1] not in asked.amounts]
+                left += [(asked.run_id, name, now + asked.lasts_s, amount) for name, amount in asked.amounts.items()]
+            if left != rows:
+                self._write(left)
+        return balance
+
+    @contextmanager
+    def giving_back(self, run_id: str, names: Sequence[str] | None, wait_s: float) -> Generator[None]:
+        """Give back what the run has reserved under these names, or all of it, when the block ends well."""
+        if (names is not None and not names) or not self._path.exists():
+            yield
+            return
+        with self._locked(wait_s):
+            yield
+            try:
+                rows = self._read()
+                left = [row for row in rows if row[0] != run_id or (names is not None and row[1] not in names)]
+                if left != rows:
+                    self._write(left)
+            except OSError as error:  # what the block did is done
+                log.warning("what run %r has reserved is not given back, and lapses: %s", run_id, error)
+
+    @contextmanager
+    def _locked(self, wait_s: float) -> Generator[None]:
+        fd = lock_file(self.directory / "lock", wait_s=wait_s)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def _read(self) -> list[_Row]:
+        try:
+            return _decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return []
+
+    def _write(self, rows: list[_Row]) -> None:
+        if rows:
+            replace_file(self._path, _encode(rows), durable=False)
+        else:
+            self._path.unlink(missing_ok=True)

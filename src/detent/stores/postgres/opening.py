@@ -1,0 +1,132 @@
+"""The PostgreSQL store's connections: opened and closed, and the writer that commits with one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from detent.core.errors import ConfigError, StoreError
+from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
+from detent.stores.owed import Owed
+from detent.stores.postgres.connections import Connections, given_until, target_of
+from detent.stores.postgres.errors import is_lost, translate
+from detent.stores.postgres.operations import Release
+from detent.stores.postgres.schema import Connection, prepare
+from detent.stores.postgres.session import Holder, Session
+from detent.stores.postgres.writer import Writer
+from detent.stores.threads import Opening
+
+
+class PostgresOpening:
+    """Opens the tables, and closes everything again. See `PostgresStore`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = 4,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        refused_s: float | None = None,
+        lease_s: float = LEASE_S,
+        now: Callable[[], float] | None = None,
+        host: str | None = None,
+    ) -> None:
+        self._refused_s = busy_timeout_s if refused_s is None else refused_s
+        for name, value in (
+            ("connections", connections),
+            ("busy_timeout_s", busy_timeout_s),
+            ("refused_s", self._refused_s),
+            ("lease_s", lease_s),
+        ):
+            if not value > 0:
+                raise ConfigError(f"{name} is {value!r}; it must be above 0")
+        self._target = target_of(url)
+        self.url = self._target.shown
+        self._connections = Connections(self._target, most=connections, patience_s=busy_timeout_s)
+        self._lease = (host, lease_s, now)
+        self._holder = Holder(host=host, lease_s=lease_s, now=now)
+        self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
+        self._opening = Opening()
+        self._writer: Writer | None = None
+        self._session: Session
+        self._follower: Session
+        self._tell: asyncio.TimerHandle | None = None
+        self._owed = Owed(lambda run_id: self._open_writer().submit(Release(run_id, self._holder.name)))
+
+    async def open(self) -> None:
+        """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
+        await self._open()
+
+    async def look(self, *, upgrade: bool = False) -> bool:
+        """Connect if the schema has a store, and return whether it has; an earlier version is left as it is unless `upgrade`. See `open`."""
+        return await self._open(create=False, upgrade=upgrade)
+
+    async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
+        async with self._opening:
+            if self._writer is None:
+                writer = await self._begin(create=create, upgrade=upgrade)
+                if writer is None:
+                    return False
+                host, lease_s, now = self._lease
+                self._holder = Holder(host=host, lease_s=lease_s, now=now)
+                self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
+                self._follower = Session(self._connections, self._channels[1])
+                await self._connections.open()
+                self._writer = writer
+        return True
+
+    async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:
+        """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connections.patience_s
+        refused_by = min(deadline, loop.time() + self._refused_s)
+        while True:
+            db = await self._connections.connect(deadline, refused_by=refused_by)
+            writer = Writer(self._connections)
+            try:
+                with given_until(db, deadline):
+                    await self._connections.check_session(db, deadline)
+                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
+                    await (writer.start(db) if there else db.close())
+                return writer if there else None
+            except psycopg.Error as error:
+                lost = is_lost(error, db)
+                await db.close()
+                if not lost or loop.time() >= deadline:
+                    raise translate(error, self.url) from error
+                refused_by = deadline  # a server was there
+            except BaseException:
+                await db.close()
+                raise
+
+    async def close(self) -> None:
+        """Commit what was handed over, release all claims, and close. The store can be opened again."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        await self._owed.close()
+        if self._tell is not None:
+            self._tell.cancel()
+            self._tell = None
+        await writer.stop(last=self._goodbye)
+        for session in (self._session, self._follower):
+            await session.stop()
+        await self._connections.close()
+
+    async def _goodbye(self, db: Connection) -> None:
+        """Give up all claims; with the last use of the writer's connection."""
+        await db.execute("DELETE FROM claims WHERE holder=%s", (self._holder.name,))
+        await db.execute("DELETE FROM holders WHERE name=%s", (self._holder.name,))
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise StoreError(f"the store {self.url} is not open; call open() first")
+        return self._writer
+
+    async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
+        """Return the rows of a statement, after everything of this run that is under way."""
+        await self._open_writer().settled(run_id)
+        return await self._connections.rows(statement, values)

@@ -1,0 +1,215 @@
+"""What an `EventStore` promises of what runs reserve in their tenant's account: it is decided one after another, and never forgotten too early."""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from detent.core.errors import Conflict
+from detent.ports import Balance, EventStore, Reservation, Spent
+from detent.testing.conformance.promises import documented
+from detent.testing.conformance.store_places import Place, child_of, end, head_of, line, outcome, run_on, run_on_several, write
+
+DAY = "2026-03-01"
+
+
+def amount(tokens: int = 0, *, tenant: str = "acme", **more: Any) -> Spent:
+    """Return what is spent or reserved."""
+    return Spent(tenant=tenant, day=DAY, tokens=tokens, **more)
+
+
+def asking(run_id: str, amounts: dict[str, Spent], limits: Mapping[str, float] | None = None, **more: Any) -> Reservation:
+    """Return what is asked for; it lasts an hour."""
+    fields: dict[str, Any] = {"tenant": "acme", "since": DAY, "lasts_s": 3600, **more}
+    return Reservation(run_id=run_id, amounts=amounts, limits=dict(limits or {}), **fields)
+
+
+async def account(store: EventStore, run_id: str = "reader", **more: Any) -> Balance:
+    """Return what the account says to another run."""
+    return await store.reserve(asking(run_id, {}, **more))
+
+
+@documented(page="guides/write-a-store.md", port="EventStore")
+class ReservationContract:
+    """Reservations in the accounts of tenants."""
+
+    def test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole(self, place: Place) -> None:
+        """Each bound for itself, only for what is asked for; other tenants, and other days, are accounts of their own."""
+
+        async def body(store: EventStore) -> None:
+            await write(store, "one", range(1, 2), spent=amount(40, model_calls=3))
+            first = await store.reserve(asking("one", {"a": amount(20), "b": amount(10, cost_usd=0.5)}, {"tokens": 100, "cost_usd": 1.0}))
+            assert (first.granted, first.spent, first.others) == (True, amount(40, model_calls=3), amount())
+            for limits in ({"tokens": 100}, {"cost_usd": 1.0}):
+                refused = await store.reserve(asking("two", {"a": amount(1), "b": amount(30, cost_usd=0.6)}, limits))
+                assert (refused.granted, refused.spent.tokens, refused.others) == (False, 40, amount(30, cost_usd=0.5))
+            assert (await account(store)).others == amount(30, cost_usd=0.5), "nothing is kept of what is refused"
+            full = await store.reserve(asking("two", {"a": amount(30, cost_usd=0.5)}, {"tokens": 100, "cost_usd": 1.0, "model_calls": 1}))
+            assert full.granted, "up to the bound; none is looked at in which nothing is asked for"
+            assert not (await store.reserve(asking("one", {"c": amount(1)}, {"tokens": 100}))).granted, (
+                "what a run has reserved itself counts"
+            )
+            for elsewhere in ({"tenant": "other"}, {"since": "2026-03-02"}):
+                tenant = elsewhere.get("tenant", "acme")
+                answered = await store.reserve(asking("three", {"a": amount(30, tenant=tenant)}, {"tokens": 100}, **elsewhere))
+                assert answered.granted
+                assert answered.spent.tokens == 0
+
+        run_on(place, body)
+
+    def test_a_name_stands_for_one_amount(self, place: Place) -> None:
+        """What is reserved under it again takes the place of what was, which does not count against it; also nothing, at any bound."""
+
+        async def body(store: EventStore) -> None:
+            for tokens in (70, 100, 60):
+                assert (await store.reserve(asking("one", {"a": amount(tokens)}, {"tokens": 100}))).granted
+                assert (await account(store)).others == amount(tokens)
+            assert not (await store.reserve(asking("one", {"a": amount(101)}, {"tokens": 100}))).granted
+            assert (await account(store)).others == amount(60), "what is refused leaves what there was"
+            assert (await store.reserve(asking("one", {"a": amount()}, {"tokens": 1}))).granted
+            assert (await account(store)).others == amount()
+
+        run_on(place, body)
+
+    def test_an_append_gives_back_what_it_names(self, place: Place) -> None:
+        """Of its own run alone, and all of it where it names none; not an append that is refused."""
+
+        async def body(store: EventStore) -> None:
+            for run_id in ("one", "two"):
+                for number, name in enumerate("abcd"):
+                    await store.reserve(asking(run_id, {name: amount(10**number)}))
+            await write(store, "one", range(1, 2))
+            assert (await account(store)).others == amount(2222)
+            await write(store, "one", range(2, 3), durable=True, released=["a", "c", "unknown"], spent=amount(5))
+            assert await account(store) == Balance(granted=True, spent=amount(5), others=amount(2121))
+            for released in (["b"], None):
+                for durable in (False, True):
+                    late = store.append("one", 1, [line(2)], head=head_of("one", 2), durable=durable, released=released)
+                    assert isinstance(await outcome(late), Conflict)
+            assert (await account(store)).others == amount(2121)
+            await store.append("one", 2, [], head=head_of("one", 2), released=["b"])
+            assert (await account(store)).others == amount(2111)
+            await write(store, "two", range(1, 2), released=None)
+            assert (await account(store)).others == amount(1000)
+
+        run_on(place, body)
+
+    def test_what_is_charged_and_given_back_in_one_append_is_never_missing(self, place: Place) -> None:
+        """Whoever reads meanwhile, with any store, sees the reservation or the charge; at worst both."""
+
+        async def body(*stores: EventStore) -> None:
+            kept, done = 0, False
+
+            async def spend() -> None:
+                nonlocal kept, done
+                for seq in range(30):
+                    await stores[0].reserve(asking("run", {f"n{seq}": amount(1)}))
+                    kept += 1
+                    await stores[0].append(
+                        "run", seq, [line(seq)], head=head_of("run", seq + 1), durable=seq % 7 == 1, spent=amount(1), released=[f"n{seq}"]
+                    )
+                done = True
+
+            async def look(store: EventStore) -> None:
+                while not done:
+                    least, said = kept, await account(store)
+                    assert said.spent.tokens + said.others.tokens >= least, "what was reserved is neither reserved any more nor charged"
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(spend(), *(look(store) for store in stores))
+            assert await account(stores[1]) == Balance(granted=True, spent=amount(30), others=amount())
+
+        run_on_several(place, body)
+
+    def test_reservations_are_decided_one_after_another(self, place: Place) -> None:
+        """Of those that many runs ask for at once, with several stores, exactly as many are granted as there is room for."""
+
+        async def body(*stores: EventStore) -> None:
+            asked = [
+                store.reserve(asking(f"r{n}{number}", {"a": amount(3, model_calls=1)}, {"tokens": 32, "model_calls": 99}))
+                for number in range(8)
+                for n, store in enumerate(stores)
+            ]
+            assert sum(balance.granted for balance in await asyncio.gather(*asked)) == 10
+            for store in stores:
+                assert (await account(store)).others == amount(30, model_calls=10)
+
+        run_on_several(place, body, count=3)
+
+    def test_processes_decide_one_after_another(self, place: Place) -> None:
+        """Three processes at once reserve no more than there is room for, and use all of it."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        body = (
+            "import sys\n"
+            "    from detent.testing.conformance.store_reservations import amount, asking\n"
+            "    print('ready', flush=True)\n"
+            "    name = sys.stdin.readline().strip()\n"
+            "    asked = [asking(f'{name}{n}', {'a': amount(1)}, {'tokens': 20}) for n in range(15)]\n"
+            "    print(sum([(await store.reserve(one)).granted for one in asked]), flush=True)"
+        )
+        children = [child_of(place, body) for _ in range(3)]
+        granted = 0
+        try:
+            for child in children:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"ready\n"
+            for number, child in enumerate(children):
+                assert child.stdin is not None
+                child.stdin.write(b"p%d-\n" % number)
+                child.stdin.flush()
+            for child in children:
+                assert child.stdout is not None
+                granted += int(child.stdout.readline())
+        finally:
+            for child in children:
+                end(child)
+        assert granted == 20
+
+    def test_a_reservation_lapses(self, place: Place) -> None:
+        """It counts for as long as it was asked for, and no longer."""
+
+        async def body(store: EventStore) -> None:
+            await store.reserve(asking("one", {"a": amount(10)}, lasts_s=0))
+            await store.reserve(asking("one", {"b": amount(20)}))
+            assert (await account(store)).others == amount(20)
+            assert (await store.reserve(asking("two", {"a": amount(10)}, {"tokens": 30}))).granted
+
+        run_on(place, body)
+
+    def test_a_reservation_outlives_its_process_and_not_its_run(self, place: Place) -> None:
+        """One whose process was killed counts until its run gives it back; with a deleted run all that it has reserved goes."""
+
+        async def before(store: EventStore) -> None:
+            for run_id in ("gone", "kept"):
+                await write(store, run_id, range(1, 2))
+                await store.reserve(asking(run_id, {"a": amount(10)}))
+            await store.delete("gone")
+            assert (await account(store)).others == amount(10)
+
+        async def after(store: EventStore) -> None:
+            there = await account(store)
+            await write(store, "kept", range(2, 3), released=None)
+            assert (there.others, (await account(store)).others) == (amount(10 if place.child is None else 15), amount())
+
+        run_on(place, before)
+        if place.child is not None:
+            body = (
+                "from detent.testing.conformance.store_reservations import amount, asking\n"
+                "    await store.reserve(asking('kept', {'b': amount(5)}))\n"
+                "    print('reserved', flush=True)\n"
+                "    await asyncio.Event().wait()"
+            )
+            child = child_of(place, body)
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"reserved\n"
+            child.send_signal(signals.SIGKILL)
+            end(child)
+        if place.persistent:
+            run_on(place, after)

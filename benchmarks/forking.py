@@ -75,14 +75,13 @@ async def measure(url: str, records: int, times: int) -> dict[str, Any]:
         await engine.run(Agent(name="worker", tools=["look", "note"]), "work", run_id="parent", budget=bounds, turns=turns)
         head = await store.head("parent")
         assert head is not None
-        parts: Any = engine.runtime.parts
         there = await store.read("parent", limit=1)
         found: dict[str, Any] = {"store": url.partition(":")[0], "records": head.records}
         places = {"end": head.records, "middle": next(iter(await boundary(store, head.records // 2)))}
         for name, at in places.items():
-            kwargs: dict[str, Any] = {"at": at, "ceiling": records}
+            kwargs: dict[str, Any] = {"at": at, "edits": None, "effects": "dry_run", "host": None}
             found[f"fork at the {name}"] = await timed(
-                lambda n, name=name, kw=kwargs: forking.fork(parts, "parent", child_id=f"{name}-{n}", **kw), times
+                lambda n, name=name, kw=kwargs: forking.begin(engine.runtime, "parent", child_id=f"{name}-{n}", **kw), times
             )
             found[f"fork at the {name}, and load"] = await timed(
                 lambda n, name=name, at=at: engine.fork("parent", at=at, child_id=f"{name}-loaded-{n}", resume=False), max(3, times // 3)

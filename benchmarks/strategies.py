@@ -27,7 +27,9 @@ from detent.kernel.context import Run
 from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
 from detent.kernel.runner import Turns, run_kernel
+from detent.policies.guards import GUARDS
 from detent.policies.tiers import TieredPolicy
+from detent.ports import ContextProfile, ResultCompression, noop_hooks
 from detent.running.control import Control
 from detent.running.driving import drive
 from detent.running.live import LiveWorld
@@ -64,7 +66,19 @@ def a_run(n: int) -> Run:
     journal = Journal(store, RunState(run_id="r"), clock=SystemClock(), ids=RandomIds())
     journal.record(e.RunStarted(goal="look", agent=AgentSpec(name="a", tools=("look",)), budget=MOST))
     world = LiveWorld(journal=journal, planner=Looking(n), store=store, clock=SystemClock(), control=Control())
-    return Run(journal=journal, world=world, tools={"look": Registry([look]).get("look")}, policy=TieredPolicy())
+    return Run(
+        journal=journal,
+        world=world,
+        tools={"look": Registry([look]).get("look")},
+        policy=TieredPolicy(),
+        guards=(),
+        hooks=noop_hooks,
+        profile=ContextProfile(),
+        compression=ResultCompression(),
+        guard_named=GUARDS.__getitem__,
+        objection=lambda action, context: "",
+        heal=None,
+    )
 
 
 async def bare(n: int) -> None:

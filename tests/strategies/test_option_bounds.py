@@ -11,6 +11,7 @@ import pytest
 from detent import Agent, Budget, Engine, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.running.starting import admit
 from detent.strategies import heuristics
 from detent.strategies.thoughts import Thought, pruned
 from strategies.scenarios import events, passes, scores, thoughts
@@ -78,7 +79,7 @@ def test_an_option_below_what_makes_sense_is_refused_before_anything_runs(strate
     with pytest.raises(ConfigError, match=f"{option} is {least - 1}"):
         go(strategy, model, options={option: least - 1})
     assert model.views == []
-    Engine(planner=model)._admit(Agent(name="a", strategy=strategy, strategy_options={option: least}), "go")  # what a start checks
+    admit(Engine(planner=model).runtime, Agent(name="a", strategy=strategy, strategy_options={option: least}), "go")  # what a start checks
 
 
 def test_a_plan_that_came_to_nothing_hands_on_what_its_calls_gave() -> None:

@@ -111,7 +111,8 @@ def load_agent(path: str | Path) -> Agent:
         meta["workspace"] = str((home / said.workspace).resolve())
     if said.sandbox is not None:
         meta["sandbox"] = said.sandbox
-    same = {name: getattr(said, name) for name in Agent.__struct_fields__}
+    taken: dict[str, Any] = {name: getattr(said, name) for name in Agent.__struct_fields__}
+    same: dict[str, Any] = {name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in taken.items()}
     same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
     check_guards(said.guards, where, named=Names("guard", GUARDS).get)

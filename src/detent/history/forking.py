@@ -94,11 +94,11 @@ async def fork(
     effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
     """
     await runtime.visible(run_id, host)
-    child = await _begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
+    child = await begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
     return await runtime.go_on(child, observers=observers) if resume else result_of(await load_run(runtime.store, child))
 
 
-async def _begin(
+async def begin(
     runtime: Runtime,
     run_id: str,
     *,

@@ -46,6 +46,10 @@ replace = msgspec.structs.replace
 Sink = Callable[[Record, RunState], Any]
 
 
+_NOBODY = Fan()
+"""Of all runs that nobody watches: who tells nobody counts no failures."""
+
+
 class Journal:
     """The log of one run while it is being advanced here. `state` is the fold of everything recorded, committed or not."""
 
@@ -69,12 +73,12 @@ class Journal:
     def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
         self.state = state
         self._store, self._clock, self._ids = store, clock, ids
-        self._fan, self._sinks = Fan(), tuple(Listener(sink, patient=False) for sink in sinks)
+        self._fan, self._sinks = Fan() if sinks else _NOBODY, tuple(Listener(sink, patient=False) for sink in sinks)
         self._committed, self._charged = state.seq, state.usage
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
-        self._released: list[str] | None = []
+        self._released: tuple[str, ...] | None = ()
         self._gate, self._telling = Gate(), asyncio.Lock()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
@@ -119,14 +123,14 @@ class Journal:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
-            if not self._lines and not self._consumed and self._released == []:
+            if not self._lines and not self._consumed and self._released == ():
                 return
             lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
-            self._lines, self._consumed, self._released = [], [], []
+            self._lines, self._consumed, self._released = [], [], ()
             spent = self._spent(self._charged, state, lines)
             head = head_of(state)
             try:
-                charge: dict[str, Any] = {} if spent is None and released == [] else {"spent": spent, "released": released}
+                charge: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **charge)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
@@ -174,9 +178,9 @@ class Journal:
         return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
 
 
-def _both(names: list[str] | None, more: Sequence[str] | None) -> list[str] | None:
+def _both(names: tuple[str, ...] | None, more: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return all that is given back; None is everything."""
-    return None if names is None or more is None else [*names, *more]
+    return None if names is None or more is None else (*names, *more)
 
 
 _LABELLED = frozenset((RunStarted, Forked, RunWaiting, RunFinished, DeadLettered))

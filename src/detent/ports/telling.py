@@ -31,6 +31,8 @@ class Listener:
 class Fan:
     """Tells others. `failures` counts how often each of them has failed."""
 
+    __slots__ = ("failures",)
+
     def __init__(self) -> None:
         self.failures: dict[int, int] = {}
 

@@ -14,7 +14,6 @@ failures dropped, and made again. A cancellation ends what is being made: nothin
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import reduce
@@ -84,7 +83,7 @@ class StrategyPasses:
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
         self._run, self._kernel_of, self._turns = run, kernel_of, turns
-        self._seen = Counter[str]()
+        self._seen: dict[str, int] = {}
         self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
         known = run.state.passes if self._bound and not run.state.ancestors else {}
         self._unasked = {scope: None for scope, state in known.items() if state.digest}
@@ -262,7 +261,7 @@ class StrategyPasses:
 
     def _before(self, label: str) -> int:
         """Return how often the strategy has asked for this label before; count this time, too."""
-        self._seen[label] += 1
+        self._seen[label] = self._seen.get(label, 0) + 1
         return self._seen[label] - 1
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:

@@ -160,7 +160,11 @@ class Runtime:
 
         observers = one_of(observers)
         task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
-        return await self.answered(task, observers, turns=turns)
+        try:
+            state = await task
+        finally:
+            self.advancing.discard(task)
+        return await self.answered(state, observers, turns=turns)
 
     def take_on(
         self,
@@ -172,7 +176,7 @@ class Runtime:
         slot: bool = True,
         planner_for: Callable[[AgentSpec], Planner] | None = None,
     ) -> asyncio.Task[RunState]:
-        """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; `answered` awaits it."""
+        """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
         if self.parts.watcher.control(run_id) is not None:
             raise RunBusy(run_id, "this engine")
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
@@ -196,12 +200,8 @@ class Runtime:
         finally:
             self._queued.discard(advancing)
 
-    async def answered(self, task: asyncio.Task[RunState], observers: Sequence[Observer], *, turns: int | None) -> Result:
+    async def answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:
         """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
-        try:
-            state = await task
-        finally:
-            self.advancing.discard(task)
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
         return result_of(state)

@@ -59,7 +59,7 @@ async def run(
     `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
     """
     agent = await _with_servers(runtime, agent)
-    spec = _admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
     started = RunStarted(
         goal=goal,
         agent=spec,
@@ -98,7 +98,11 @@ async def run(
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
     del agent, spec, started  # a run in progress needs its state, not what it was made of
-    return await runtime.answered(task, observers, turns=turns)
+    try:
+        state = await task
+    finally:
+        runtime.advancing.discard(task)
+    return await runtime.answered(state, observers, turns=turns)
 
 
 async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
@@ -133,7 +137,7 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
     return hidden
 
 
-def _admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
+def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel

@@ -91,8 +91,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         return "a tool call names no tool", None
     if controls and isinstance(controls[0], FinalAnswer) and is_blank(controls[0].content):
         return "the final answer is blank", None
-    answer_is = controls[0].content if controls and isinstance(controls[0], FinalAnswer) else None
-    embedded = embedded_call(answer_is, context.tools)
+    embedded = embedded_call(controls[0].content, context.tools) if controls and isinstance(controls[0], FinalAnswer) else None
     event = Planned(
         actions=controls or calls,
         text=answer.text,

@@ -20,7 +20,7 @@ MOST_NESTED = 200
 
 def nests_too_deep(raw: bytes) -> bool:
     """Whether JSON nests deeper than `MOST_NESTED` levels; linear, and quick where it holds few brackets."""
-    if raw.count(b"[") + raw.count(b"{") <= MOST_NESTED:
+    if len(raw) <= MOST_NESTED or raw.count(b"[") + raw.count(b"{") <= MOST_NESTED:
         return False
     depth = 0
     for found in _BRACKETS.finditer(raw):

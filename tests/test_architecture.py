@@ -415,3 +415,16 @@ def test_one_module_knows_what_checks_json_schemas() -> None:
         if isinstance(n, ast.Constant) and isinstance(n.value, str) and library.fullmatch(n.value.split(".")[0])
     }
     assert {p.relative_to(PACKAGE).as_posix() for p in knows} == {"expressions/json_schema.py"}
+
+
+def test_every_room_says_what_it_is_for_and_where_to_start() -> None:
+    """The docstring of a folder: what it is for, its rule, the file to start with; and the files that it names are there."""
+    wrong = []
+    for sign in PACKAGE.rglob("__init__.py"):
+        said = ast.get_docstring(tree(sign)) or ""
+        if sign.parent != PACKAGE and not ("Rule: " in said and re.search(r"^Start with ", said, re.MULTILINE)):
+            wrong.append(where(sign))
+        start = re.search(r"^Start with `(\w+)`", said, re.MULTILINE)
+        if start and not list(sign.parent.glob(f"{start[1]}*")):
+            wrong.append(f"{where(sign)} starts with {start[1]}, which is not there")
+    assert wrong == []

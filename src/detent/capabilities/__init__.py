@@ -1,4 +1,8 @@
-"""Capabilities: what a host may use, described and resolved; and the secrets that tools ask for by name."""
+"""Capabilities: what a host may use, described and resolved; and the secrets that tools ask for by name.
+
+Rule: a credential reaches the tool that declared it and nobody else.
+Start with `registry`. `secrets` are the places that credentials come from.
+"""
 
 from detent.capabilities.registry import Capability, CapabilityRegistry
 from detent.capabilities.secrets import EnvironmentSecrets, FileSecrets, FunctionSecrets, SecretSources

@@ -1,4 +1,8 @@
-"""Embedders: texts become vectors. `HashingEmbedder` needs no model; the others call one."""
+"""Embedders: texts become vectors. `HashingEmbedder` needs no model; the others call one.
+
+Rule: the same text gives the same vector length, and a failure is a typed error.
+Start with `hashing`. `openai_compatible` and `pydantic_ai` ask a server, `calling` checks what came back.
+"""
 
 from detent.embedders.hashing import HashingEmbedder
 from detent.embedders.openai_compatible import OpenAICompatibleEmbedder

@@ -1,4 +1,8 @@
-"""Meta-tools that every engine knows by name, off unless an agent lists them: answered from the run's own state (`ports.MetaTool`)."""
+"""Meta-tools: calls that the kernel answers from the run's own state, off unless an agent lists them (`ports.MetaTool`).
+
+Rule: an answer is a pure function of arguments and state, because a resumed or replayed turn answers again.
+Start with `declaring`, which makes one. `recalling` and `keeping` are notes and results, `looking` finds in the run, `ending` ends it.
+"""
 
 from __future__ import annotations
 

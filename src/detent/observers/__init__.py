@@ -1,7 +1,8 @@
-"""Who is told what happens in a run: nothing here can fail one, and nothing here decides anything.
+"""Who is told what happens in a run, after the commit of the record.
 
-`NoopObserver`, `InMemoryObserver`, `ConsoleObserver`, `StreamingObserver`, `EventBus` (with `bus_hooks` for the five kernel hooks) and
-`CompositeObserver`. Give them to `Engine(observers=...)`, or to one run with `run(observers=...)`.
+Rule: an observer can fail no run and decides nothing; all are told through `ports.telling`.
+Start with `in_memory`, the smallest. `console` prints, `streaming` yields records and chunks, `bus` publishes events to handlers (`bus_hooks` does it
+for the kernel's hooks), `composite` tells several. Give them to `Engine(observers=...)`, or to one run with `run(observers=...)`.
 """
 
 from detent.observers.bus import EventBus, bus_hooks

@@ -1,6 +1,8 @@
 """Policies: allow, deny, stop, or ask a person. Guards: whether a call makes sense now.
 
-A policy is an object with `version`, `decide(call, state)` and `may_ask(tool)` (`detent.ports.Policy`).
+Rule: `decide(call, state)` is a pure function of the call and the recorded state; what fails denies.
+Start with `tiers`, the default, and `rules`, policies as data. `documents` reads policy files, `combining` puts the house's and the agent's together,
+`guards` are the checks by name, `provenance` asks where a value came from. What the model is told of a denial: `kernel.deciding`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
 
-The kernel knows these and nothing behind them. What others write for it (stores, planners, tools, schedulers, policies, guards, observers,
-approvers, capabilities, secret sources, embedders, clocks, ids, worker hosts) has an in-process reference and a contract suite in
-`detent.testing.conformance`.
+Rule: the kernel knows these and nothing behind them; a protocol has an in-process reference and a contract suite in `detent.testing.conformance`.
+Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` how observers and
+hooks are told, `json_data` what counts as JSON data. Programs import these names from `detent.extend`.
 """
 
 from detent.ports.clocks import Clock, Ids

@@ -3,7 +3,8 @@
     report = asyncio.run(simulate(make_engine, agent, "Pay the invoice"))
     report.raise_for_problems()
 
-Nothing here imports pytest; `detent.testing.conformance` holds the contract suites of the seams.
+Rule: fakes, not mocks; nothing here imports pytest but `detent.testing.conformance`, the contract suites of the seams.
+Start with `scripted` (a planner that says what you wrote) and `simulating`, which runs an agent once for every fault.
 """
 
 from detent.testing.assertions import (

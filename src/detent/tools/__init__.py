@@ -1,4 +1,9 @@
-"""Tools: typed functions, tools that bring a JSON Schema, the registry that an engine owns, the workspace tools, and how many calls run at once."""
+"""Tools: what an agent can do in the world.
+
+Rule: a tool declares its side effect; arguments are checked before it runs, and what it raises becomes an outcome.
+Start with `functions`: `tool` and `Tool`. `workspace` has files, search and exec for one directory, `web` fetches, `mcp` brings the tools of other
+servers. `registry` is what an engine owns, `done` ends a run, `failures` are typed errors for models.
+"""
 
 from detent.ports import Together
 from detent.tools.functions.bounded import Bounded

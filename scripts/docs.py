@@ -203,7 +203,7 @@ def _option(option: Any) -> tuple[str, str]:
 
 def config_keys(old: str) -> str:
     """Every key of `detent.toml` outside `[budget]`."""
-    from detent.config.agents import DEFAULTS, Config
+    from detent.config.engines import DEFAULTS, Config
 
     rows: list[Sequence[str]] = []
     for field in msgspec.structs.fields(Config):
@@ -320,7 +320,7 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 def schemas() -> dict[str, Any]:
     """Return the JSON Schema of each file that people write, by the name of the schema's file."""
-    from detent.config.agents import DEFAULTS, Config
+    from detent.config.engines import DEFAULTS, Config
     from detent.config.loading import AgentFile
     from detent.planners.rules.files import FORMS
 
@@ -335,7 +335,8 @@ def schemas() -> dict[str, Any]:
 
 def finer(kind: type, name: str) -> Any:
     """Return what a key may hold, where its reader accepts less, or another form, than the type of the field says; else None."""
-    from detent.config import agents, loading, mcp_tables
+    from detent.config import loading, mcp_tables
+    from detent.config.engines import DEFAULTS, Config, StoreConfig, WorkspaceConfig
     from detent.core import budget
     from detent.planners.model.control_tools import ACTIONS
     from detent.planners.rules.files import FORMS
@@ -375,10 +376,10 @@ def finer(kind: type, name: str) -> Any:
         (loading.AgentFile, "policy"): policy,
         (loading.AgentFile, "deliverables"): lambda: listed(deliverable()),
         (loading.AgentFile, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
-        (agents.Config, "store"): lambda: either(text, of_struct(agents.StoreConfig, agents.DEFAULTS.store)),
-        (agents.Config, "workspace"): lambda: either(text, of_struct(agents.WorkspaceConfig, agents.DEFAULTS.workspace)),
-        (agents.Config, "policy"): policy,
-        (agents.Config, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
+        (Config, "store"): lambda: either(text, of_struct(StoreConfig, DEFAULTS.store)),
+        (Config, "workspace"): lambda: either(text, of_struct(WorkspaceConfig, DEFAULTS.workspace)),
+        (Config, "policy"): policy,
+        (Config, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
         (mcp_tables.McpTable, "env"): texts,
         (mcp_tables.McpTable, "headers"): texts,
         (mcp_tables.McpTable, "tools"): lambda: either(listed(text), tables(of_struct(ToolPins))),

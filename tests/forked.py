@@ -31,7 +31,7 @@ ALWAYS = (
     *("pydantic.functional_validators", "pydantic.json_schema", "pydantic.plugin", "pydantic.type_adapter", "pydantic.types"),
     *("detent.cli.main", "detent.engine", "detent.capabilities.secrets", "detent.meta_tools", "detent.observers.console"),
     *("detent.planners.model.attachments", "detent.policies", "detent.policies.rules", "detent.strategies", "detent.testing.faults"),
-    *("detent.stores.files.store", "detent.stores.ram", "detent.stores.selection", "detent.stores.sqlite.store", "detent.stores.urls"),
+    *("detent.stores.files.store", "detent.stores.ram", "detent.stores.listing", "detent.stores.sqlite.store", "detent.stores.urls"),
     "detent.tools.mcp.servers",
 )
 """What every process finds imported."""

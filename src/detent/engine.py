@@ -17,7 +17,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from detent.clock import RandomIds, SystemClock
 from detent.config.adapters import governing, policy_at
-from detent.config.agents import Agent, Config, WorkspaceConfig
+from detent.config.agents import Agent
+from detent.config.engines import Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
 from detent.config.names import Names, plugged
 from detent.config.planners import Planners

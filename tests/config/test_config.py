@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine
-from detent.config.agents import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.config.environment import ENVIRONMENT, config_from_environment, parse_budget
 from detent.config.imports import load_part, load_tool
 from detent.config.loading import find_config, load_agent, load_config

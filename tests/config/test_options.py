@@ -20,10 +20,11 @@ import yaml
 
 from detent import Agent
 from detent.cli.starting import STARTER
-from detent.config import editors
-from detent.config.agents import Config, ProgramOptions
-from detent.config.editors import SCHEMAS, schema_line
+from detent.config import schema_lines
+from detent.config.agents import ProgramOptions
+from detent.config.engines import Config
 from detent.config.loading import AgentFile, load_agent, load_config
+from detent.config.schema_lines import SCHEMAS, schema_line
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
@@ -250,5 +251,5 @@ def test_a_file_names_the_schema_of_the_installed_package(tmp_path: Path, monkey
     """As a URL that an editor can open without a network; relative where the package is installed below the file."""
     assert schema_line(tmp_path / "agent.toml") == f"#:schema {(SCHEMAS / 'agent.json').as_uri()}\n"
     assert schema_line(tmp_path / "rules.yaml") == f"# yaml-language-server: $schema={(SCHEMAS / 'rules.json').as_uri()}\n"
-    monkeypatch.setattr(editors, "SCHEMAS", tmp_path / ".venv" / "schemas")
+    monkeypatch.setattr(schema_lines, "SCHEMAS", tmp_path / ".venv" / "schemas")
     assert schema_line(tmp_path / "detent.toml") == "#:schema ./.venv/schemas/detent.json\n"

@@ -142,7 +142,7 @@ def test_every_key_is_described() -> None:
     import tomllib
 
     from detent.cli.starting import AGENT_TOML, DETENT_TOML
-    from detent.config.agents import Config
+    from detent.config.engines import Config
     from detent.config.loading import AgentFile
     from detent.core.budget import Budget
 

@@ -11,7 +11,7 @@ import pytest
 
 from amounts import stride
 from detent import Agent, Budget, Engine, FinalAnswer, Host, Plan, TenantBudget, ToolCall, Usage, View
-from detent.config.agents import Config
+from detent.config.engines import Config
 from detent.config.loading import load_config
 from detent.core import events as e
 from detent.core.codec import read_log

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine
-from detent.config.agents import Config
+from detent.config.engines import Config
 from detent.config.loading import load_agent, load_config
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError

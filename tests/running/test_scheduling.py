@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine, ToolCall, ToolContext, tool
-from detent.config.agents import Config, LimitsConfig
+from detent.config.engines import Config, LimitsConfig
 from detent.core import events as e
 from detent.core.errors import ConfigError, Suspended
 from detent.ports import Job, Signal, Together, ToolSpec

@@ -11,7 +11,7 @@ import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.clock import RandomIds, SystemClock
-from detent.config.agents import Config, LimitsConfig, StoreConfig, WorkerConfig
+from detent.config.engines import Config, LimitsConfig, StoreConfig, WorkerConfig
 from detent.core.actions import Schedule
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull, Suspended
 from detent.core.events import RunResumed

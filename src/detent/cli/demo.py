@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from detent.cli.output import FAILED, Output
-from detent.config.editors import schema_line
+from detent.config.schema_lines import schema_line
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, DetentError
 from detent.core.events import ToolFinished, ToolReconciled, ToolStarted

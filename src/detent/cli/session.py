@@ -23,8 +23,9 @@ import msgspec
 from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.options import Setup
 from detent.cli.output import Output
-from detent.config.agents import DEFAULTS, Agent, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.agents import Agent
 from detent.config.assembly import made_workspace
+from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.config.environment import config_from_environment
 from detent.config.imports import load_skills, load_tool
 from detent.config.loading import find_config, load_agent, load_config

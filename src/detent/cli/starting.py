@@ -9,7 +9,7 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.output import Output
-from detent.config.editors import schema_line
+from detent.config.schema_lines import schema_line
 from detent.core.errors import ConfigError
 
 DETENT_TOML = """\

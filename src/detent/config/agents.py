@@ -1,4 +1,4 @@
-"""Agents and engines as data: what a program or a file says, with defaults and merge.
+"""Agents as data: what a program or a file says of one.
 
 Nothing here reads a file or makes a part: `loading` does the first, `assembly` the second.
 """
@@ -6,17 +6,13 @@ Nothing here reads a file or makes a part: `loading` does the first, `assembly` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
 
 from detent.config.profile import sized
 from detent.core.agent import AgentOptions, AgentSpec
-from detent.core.budget import CEILING, Budget
 from detent.core.errors import ConfigError
-from detent.metering.model_limits import ModelLimits, ModelRetries
-from detent.metering.pricing import ModelPrice
-from detent.metering.tenants import TenantBudget
 from detent.tools.mcp.settings import McpServer
 
 
@@ -114,174 +110,3 @@ def _check_raw_text(agent: Agent) -> None:
         raise ConfigError(
             f'agent {agent.name!r}: model_settings: on_device: constrain has no effect with tool_calls = "text"; leave it out'
         )
-
-
-# The engine -------------------------------------------------------------------------------------------------------------------
-
-
-class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where runs are kept; the fields besides `url` are options of the stores that have them."""
-
-    url: str | None = None
-    """Where runs are kept: `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`."""
-    busy_timeout_s: float | None = None
-    """How long to wait for a locked file or database, in seconds; default 30."""
-    refused_s: float | None = None
-    """How long a store of PostgreSQL that is opened tries an address where no server listens, in seconds; default 2 for commands,
-    `busy_timeout_s` for programs.
-    """
-    lease_s: float | None = None
-    """After how many seconds without a sign of life a worker on another host counts as dead; default 30."""
-
-
-class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The directory whose workspace tools agents may list, and what its programs may do."""
-
-    root: str | None = None
-    """The directory that workspace tools are confined to; on the command line the current one without it."""
-    allow_delete: bool | None = None
-    """Lets `apply_patch` remove and move files, and makes it destructive."""
-    sandbox: Literal["auto", "require", "off"] | None = None
-    """Whether `exec` runs programs in a sandbox: where one can be made (the default), not at all without one, never."""
-    sandbox_network: bool | None = None
-    """Leaves sandboxed programs this machine's network."""
-    sandbox_readable: tuple[str, ...] | None = None
-    """Further paths that sandboxed programs may read."""
-    sandbox_memory_bytes: int | None = None
-    """Memory of a sandboxed program with all that it starts; default 1 GiB."""
-    sandbox_processes: int | None = None
-    """Processes of a sandboxed program; default 128."""
-
-
-class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where agents that list `fetch` or `http_request` may go."""
-
-    allow: tuple[str, ...] | None = None
-    """Where `fetch` and `http_request` may go; nowhere without any."""
-    allow_private: tuple[str, ...] | None = None
-    """Ranges of addresses that are not public and may be used all the same, such as `10.1.2.3/32`."""
-    methods: tuple[Literal["POST", "PUT", "PATCH", "DELETE"], ...] | None = None
-    """Makes the tool `http_request`, with these methods."""
-    max_bytes: int | None = None
-    """The largest answer, after decompression; default 5,000,000."""
-    timeout_s: float | None = None
-    """For one call with its redirects, in seconds; default 30."""
-
-
-class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine does at most."""
-
-    ceiling: int | None = None
-    """The most iterations that any budget may ask for."""
-    max_concurrent_runs: int | None = None
-    """How many runs an engine advances at once; no limit without it."""
-    max_concurrent_calls: int | None = None
-    """How many calls of tools run at once, over all runs; no limit without it."""
-    max_concurrent_calls_of: dict[str, int] | None = None
-    """The same of single tools: `[limits.max_concurrent_calls_of]`, tool = number."""
-
-
-class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all model calls of an engine: limits, prices, retries."""
-
-    limits: dict[str, ModelLimits] | None = None
-    """`[models.limits.PROVIDER]`: `concurrent`, `requests_per_minute`, `tokens_per_minute` of all runs together."""
-    prices: dict[str, ModelPrice] | None = None
-    """`[models.prices."PROVIDER:MODEL"]`: `input_usd`, `output_usd`, `cached_usd` for a million tokens; they go before the price list."""
-    retries: ModelRetries | None = None
-    """How failed model calls are tried again: `retries`, `base_s`, `max_s`, `retry_after_s`, `total_wait_s`."""
-    titles: bool | None = None
-    """Whether the agent's `small_model` is asked once what a run is called in lists."""
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How `detent worker` and `Engine.work` advance runs."""
-
-    concurrency: int | None = None
-    """How many runs a worker advances at once, at most `limits.max_concurrent_runs`; default 4."""
-    max_attempts: int | None = None
-    """How often a run is taken up that fails or gets no further, before it is given up; default 5."""
-    retry_pause_s: float | None = None
-    """Before the second attempt, in seconds; each later pause is twice as long, at most 300; default 1."""
-    poll_s: float | None = None
-    """How often a worker looks for what is due, in seconds; default 0.5."""
-
-
-class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line shows of a run in progress."""
-
-    verbosity: int | None = None
-    """What is shown of a run in progress: 0 a line a call, 1 input and output too, 2 every record."""
-    progress: bool | None = None
-    """Whether anything is shown while a run is in progress."""
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is made of, as data. None means "not said here"; an explicit 0 or false is kept (`over`).
-
-    `planner` and `policy` may also be the name of a plug-in's (entry points `detent.planners`, `detent.policies`).
-    """
-
-    store: StoreConfig = StoreConfig()
-    """Where runs are kept."""
-    workspace: WorkspaceConfig = WorkspaceConfig()
-    """The directory of the workspace tools, and what its programs may do."""
-    http: HttpConfig = HttpConfig()
-    """Where `fetch` and `http_request` may go."""
-    limits: LimitsConfig = LimitsConfig()
-    """What an engine does at most."""
-    models: ModelsConfig = ModelsConfig()
-    """Limits, prices and retries of model calls."""
-    budget: Budget = Budget()
-    """Limits of every run."""
-    worker: WorkerConfig = WorkerConfig()
-    """How a worker advances runs."""
-    output: OutputConfig = OutputConfig()
-    """What the command line shows of a run in progress."""
-    agent: str | None = None
-    """The agent of `detent run`: a file, or a name in `[agents]`."""
-    agents: dict[str, str] | None = None
-    """Names of agent files: `tidy = "agents/tidy.toml"`."""
-    tools: tuple[str, ...] | None = None
-    """Tools for every agent, as import paths: `module:attribute` or `./file.py:attribute`."""
-    planner: str | None = None
-    """Import path of a planner, for agents without rules; a class is called without arguments."""
-    policy: str | dict[str, Any] | None = None
-    """Path of a policy file or import path of a policy; or its rules, as `[[policy]]`; without it the tiers."""
-    observers: tuple[str, ...] | None = None
-    """Import paths of observers."""
-    mcp: dict[str, McpServer] | None = None
-    """MCP servers, each a table `[mcp.NAME]`."""
-    redact: tuple[str, ...] | None = None
-    """Regular expressions of what stays out of every log."""
-    secrets: dict[str, str] | None = None
-    """Where secrets are kept: name = `env:VARIABLE` or `file:PATH`."""
-    tenants: dict[str, TenantBudget] | None = None
-    """By tenant, what all its runs may use in a window: `window` ("day" or "month"), `max_runs`, `max_model_calls`, `max_tool_calls`,
-    `max_total_tokens`, `max_cost_usd`; `"*"` for each that is not named.
-    """
-
-    def over(self, base: Config) -> Config:
-        """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""
-        return over(self, base)
-
-
-PartT = TypeVar("PartT", bound=msgspec.Struct)
-
-PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, OutputConfig, Budget)
-
-DEFAULTS = Config(
-    store=StoreConfig(url="sqlite:///.detent/runs.db"),
-    limits=LimitsConfig(ceiling=CEILING),
-    output=OutputConfig(verbosity=0, progress=True),
-)
-"""What holds without any file, variable or option; bounds are those of `core.budget.DEFAULT`."""
-
-
-def over(part: PartT, base: PartT) -> PartT:
-    """Return `part` with every field that is None taken from `base`; parts inside are merged in the same way. 0 and false are kept."""
-    merged: dict[str, Any] = {}
-    for name in part.__struct_fields__:
-        mine, theirs = getattr(part, name), getattr(base, name)
-        merged[name] = over(mine, theirs) if isinstance(mine, PARTS) else theirs if mine is None else mine
-    return type(part)(**merged)

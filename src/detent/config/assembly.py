@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.agents import DEFAULTS, Config, WorkspaceConfig
+from detent.config.engines import DEFAULTS, Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
 from detent.config.imports import load_part, load_tool
 from detent.config.loading import load_config

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 
-from detent.config.agents import Config
+from detent.config.engines import Config
 from detent.config.tables import expected, nearest, take
 from detent.core.budget import FIELDS, Budget, checked
 from detent.core.errors import BudgetRefused, ConfigError

@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.config.agents import Agent, Config, ProgramOptions
+from detent.config.agents import Agent, ProgramOptions
+from detent.config.engines import Config
 from detent.config.environment import check_budget
 from detent.config.imports import absolute_import, load_skills, load_tool
 from detent.config.mcp_tables import take_servers

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from detent.config.agents import ModelsConfig
+from detent.config.engines import ModelsConfig
 from detent.config.tables import take
 from detent.core.errors import ConfigError
 from detent.metering.model_limits import ModelLimits, ModelRetries

@@ -10,7 +10,7 @@ from functools import reduce
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
-from detent.stores.selection import select
+from detent.stores.listing import select
 
 
 class _Run:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, Host, ToolCall, ToolContext, tool
-from detent.config.agents import Config, WorkspaceConfig
+from detent.config.engines import Config, WorkspaceConfig
 from detent.config.environment import config_from_environment
 from detent.config.loading import load_agent, load_config
 from detent.core.errors import ConfigError

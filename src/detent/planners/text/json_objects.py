@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.ports import UNREADABLE
+from detent.ports import UNREADABLE, nests_too_deep
 
 MOST_OBJECTS = 64
 LONGEST_MENDED = 50_000
@@ -89,7 +89,7 @@ def _mended(text: str, start: int, floor: int) -> Found:
     if end < 0:
         return Found(start=start, end=len(text), problem="the JSON is not complete", whole=False)
     stands = _stands(text, start, end, floor)
-    if end - start > LONGEST_MENDED:
+    if end - start > LONGEST_MENDED or nests_too_deep(text[start:end].encode("utf-8", "surrogatepass")):  # mending takes the square of both
         return Found(start=start, end=end, problem="it is not JSON", stands=stands)
     import json_repair
 

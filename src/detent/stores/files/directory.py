@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from detent.core.errors import ConfigError, StoreBusy, StoreError, StoreFull
+from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import Claims, Inboxes, sync_directory
 from detent.stores.files.reserved import Reserved
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
-from detent.stores.owed import Owed
-from detent.stores.threads import Threads
+from detent.stores.unreleased import Owed
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 

@@ -19,8 +19,8 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
+from detent.stores.listing import select
 from detent.stores.locks import remove_dead
-from detent.stores.selection import select
 
 log = logging.getLogger("detent.stores.files.store")
 

@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 
 from detent.core.errors import ConfigError, StoreError
+from detent.stores.daemon_threads import Opening
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
-from detent.stores.owed import Owed
 from detent.stores.postgres.connections import Connections, given_until, target_of
 from detent.stores.postgres.errors import is_lost, translate
 from detent.stores.postgres.operations import Release
 from detent.stores.postgres.schema import Connection, prepare
 from detent.stores.postgres.session import Holder, Session
 from detent.stores.postgres.writer import Writer
-from detent.stores.threads import Opening
+from detent.stores.unreleased import Owed
 
 
 class PostgresOpening:

@@ -15,13 +15,13 @@ import msgspec
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.stores.listing import check_query
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
 from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
 from detent.stores.postgres.schema import Connection
 from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Seen
-from detent.stores.selection import check_query
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_signal = msgspec.json.Decoder(Signal).decode

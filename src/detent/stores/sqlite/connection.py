@@ -12,8 +12,8 @@ from typing import Any
 from detent.core.errors import ConfigError, StoreError
 from detent.core.records import RunHead
 from detent.ports import store_files
+from detent.stores.daemon_threads import Opening
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
-from detent.stores.owed import Owed
 from detent.stores.sqlite.operations import (
     Append,
     Operation,
@@ -22,7 +22,7 @@ from detent.stores.sqlite.operations import (
 )
 from detent.stores.sqlite.schema import Db, is_busy, translate
 from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
-from detent.stores.threads import Opening
+from detent.stores.unreleased import Owed
 
 _TURN_S = 0.01
 

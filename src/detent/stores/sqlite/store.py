@@ -17,8 +17,8 @@ import msgspec
 from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.stores.listing import check_query
 from detent.stores.locks import remove_dead
-from detent.stores.selection import check_query
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.operations import (
     SPENT,

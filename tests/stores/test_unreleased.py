@@ -16,8 +16,8 @@ import pytest
 from detent.core.errors import RunBusy, StoreBusy
 from detent.ports import EventStore
 from detent.stores.files.store import FileStore
-from detent.stores.owed import Owed
 from detent.stores.sqlite.store import SqliteStore
+from detent.stores.unreleased import Owed
 
 STORES: dict[str, Callable[[Path], EventStore]] = {
     "file": lambda path: FileStore(path / "runs", busy_timeout_s=0.05),

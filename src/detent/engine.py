@@ -27,8 +27,8 @@ from detent.core.records import Record
 from detent.history import forking, looking, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
-from detent.metering.model_limits import limits_of
 from detent.metering.pricing import ModelPrice, Prices
+from detent.metering.provider_limits import limits_of
 from detent.metering.tenants import TenantBudget, Tenants
 from detent.ports import (
     Capabilities,

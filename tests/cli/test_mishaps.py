@@ -184,7 +184,7 @@ def test_a_flipped_byte_is_found_and_nothing_is_resumed(desk: Desk) -> None:
     """Verify names the sequence and exits 1, so do show and resume; export saves the lines; the tool does not run."""
     desk.steps("note", "ask", "second", "answer")
     desk.detent("run", "Go")
-    with sqlite3.connect(desk.home / ".detent" / "runs.db") as database:
+    with contextlib.closing(sqlite3.connect(desk.home / ".detent" / "runs.db")) as database, database:
         rows = database.execute("SELECT key, data FROM records ORDER BY key").fetchall()
         key, line = rows[4]
         place = line.index(b"main.1.0")

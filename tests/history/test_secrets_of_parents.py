@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_erasing_a_parent_takes_its_values_from_its_forks(tmp_path: Path) -> Non
                 with pytest.raises(RunErased):
                     await engine.resume(fork)
                 assert (await engine.verify(fork)).ok
-            with sqlite3.connect(tmp_path / "runs.db") as db:
+            with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as db:
                 stored = b"\n".join(bytes(data) for (data,) in db.execute("SELECT data FROM blobs"))
             assert CARD.encode() not in stored
         for one in (store, away):

@@ -11,8 +11,8 @@ from detent.core import events as e
 from detent.core.budget import NOTHING
 from detent.core.codec import read_log
 from detent.core.errors import ModelCallFailure
-from detent.metering.model_limits import ModelRetries
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import ModelRetries
 from detent.ports import ModelAnswer
 from detent.stores.ram import RamStore
 from kernel.runs import engine_for

@@ -14,8 +14,8 @@ from detent.config.groups import Models
 from detent.config.loading import load_config
 from detent.core import events as e
 from detent.core.errors import ConfigError
-from detent.metering.model_limits import WINDOW_S, ModelLimits, ModelRetries, ProviderLimits
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import WINDOW_S, ModelLimits, ModelRetries, ProviderLimits
 from detent.ports import View
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock

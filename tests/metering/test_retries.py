@@ -13,7 +13,7 @@ from detent import Agent, Budget
 from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.errors import ConfigError, ModelCallFailure, Suspended
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.stores.ram import RamStore
 from metering.providers import MODEL, Caller, Provider, answer, check, engine, events_of, failure, of, run, used
 

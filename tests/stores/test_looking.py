@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_an_empty_database_file_is_no_store_and_stays_empty(tmp_path: Path) -> N
     path.touch()
     assert not looking(f"sqlite:///{path}", nothing)
     assert path.stat().st_size == 0
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE mine (a)")
     with pytest.raises(ConfigError, match="not a Detent store"):
         looking(f"sqlite:///{path}", nothing)

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from detent.core.budget import CEILING, Budget
-from detent.metering.model_limits import ModelLimits, ModelRetries
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.metering.tenants import TenantBudget
 from detent.tools.mcp.settings import McpServer
 

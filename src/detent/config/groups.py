@@ -8,7 +8,7 @@ import msgspec
 
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
-from detent.metering.model_limits import ModelLimits, ModelRetries, ProviderLimits
+from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
 
 GRACE_S = 5.0
 

@@ -28,8 +28,8 @@ import msgspec
 from detent.config.engines import ModelsConfig
 from detent.config.tables import take
 from detent.core.errors import ConfigError
-from detent.metering.model_limits import ModelLimits, ModelRetries
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.metering.tenants import TenantBudget, checked_tenants
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -28,8 +28,8 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
 from detent.kernel.context import KernelContext
-from detent.metering.model_limits import Entry, ModelRetries, ProviderLimits
 from detent.metering.pricing import Prices
+from detent.metering.provider_limits import Entry, ModelRetries, ProviderLimits
 from detent.metering.reserving import Allowed, Asked, allowed, bounded
 from detent.metering.tenants import Tenants
 from detent.ports import Chunk, ModelAnswer

@@ -17,7 +17,7 @@ from cli.desk import Done, ended
 from detent import Agent, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
 from forked import asking, fork
 from planners.model.aimock import MODELS, Mock, aimock, calls, when

@@ -15,7 +15,7 @@ import pytest
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says, streamed

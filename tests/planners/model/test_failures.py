@@ -16,7 +16,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, ModelCallFailure
 from detent.core.events import ModelCallFinished, PlanRejected
 from detent.core.state import Item
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from detent.ports import Plan, ToolSpec, View
 from planners.gateways import KeepingGateway

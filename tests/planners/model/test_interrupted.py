@@ -18,7 +18,7 @@ import pytest
 from detent import Agent, Budget, Engine
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from forked import asking, fork
 from planners.model.chat_server import Answer, ChatServer, says, streamed

@@ -15,7 +15,7 @@ from detent import Agent, Engine, Result
 from detent.config.groups import Models
 from detent.core.errors import ModelCallFailure
 from detent.embedders.openai_compatible import OpenAICompatibleEmbedder
-from detent.metering.model_limits import ModelRetries
+from detent.metering.provider_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
 from detent.planners.model.planner import ModelPlanner
 from detent.planners.model.transcription import transcribe

@@ -13,8 +13,8 @@ import pytest
 from detent import Agent, Budget, Engine, Result, tool
 from detent.config.groups import Models
 from detent.core.errors import ConfigError, MalformedPlan
-from detent.metering.model_limits import ModelRetries
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import ModelRetries
 from detent.observers.in_memory import InMemoryObserver
 from detent.planners.model import control_tools
 from detent.planners.model.failures import failure_of

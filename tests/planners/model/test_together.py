@@ -13,8 +13,8 @@ from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
 from detent.core.budget import NOTHING
-from detent.metering.model_limits import ModelLimits, ModelRetries
 from detent.metering.pricing import ModelPrice
+from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from detent.ports import Branch, StrategyRun
 from planners.model.chat_server import Answer, ChatServer, fails, says

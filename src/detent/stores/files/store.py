@@ -1,4 +1,4 @@
-"""The store of plain files: one JSONL file a run (see `file_log`), readable with any tool; several processes of one host may use it at once.
+"""The store of plain files: one JSONL file a run (see `log`), readable with any tool; several processes of one host may use it at once.
 
 An append locks the run's file, checks that nobody appended meanwhile, and adds records and commit line in one write. What a dying process left
 half written is never read; the next append moves it to `<run>.torn`.

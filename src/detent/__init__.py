@@ -98,9 +98,11 @@ _MODULES = {name: module for module, names in _WHERE.items() for name in names.s
 
 _MOVED = {
     "detent.loading": "detent.config.loading",
+    "detent.model_limits": "detent.metering.provider_limits",
     "detent.planners.generation": "detent.planners.raw_text.generation",
     "detent.planners.generators": "detent.planners.raw_text.generators",
     "detent.planners.on_device": "detent.planners.raw_text.planner",
+    "detent.planners.transcription": "detent.planners.model.transcription",
     "detent.pricing": "detent.metering.pricing",
     "detent.tools.fetch": "detent.tools.web.fetch",
     "detent.tools.skills": "detent.tools.workspace.skills",
@@ -123,7 +125,7 @@ if not TYPE_CHECKING:
         return value
 
     class _Moved:
-        """Finds modules under the paths that the docs named before 0.1; the values are copies of what is there now."""
+        """Finds modules under the paths that pages named before; what is imported is the module that is there now."""
 
         @classmethod
         def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
@@ -140,11 +142,8 @@ if not TYPE_CHECKING:
         @staticmethod
         def exec_module(module: object) -> None:
             from importlib import import_module
-            from warnings import warn
 
-            now = import_module(_MOVED[module.__name__])
-            warn(f"{module.__name__} is {now.__name__} now", DeprecationWarning, stacklevel=2)
-            vars(module).update({name: value for name, value in vars(now).items() if not name.startswith("__")})
+            sys.modules[module.__name__] = import_module(_MOVED[module.__name__])
 
     import sys
 

@@ -7,9 +7,12 @@ opens to.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import os
 import socket
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
@@ -68,7 +71,18 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
     def door(engine: Engine, *args: P.args, **options: P.kwargs) -> R:
         return room(engine.runtime, *args, **options)
 
-    return door
+    made: Any = door
+    signature = inspect.signature(room)
+    first, *others = signature.parameters.values()
+    made.__signature__ = signature.replace(parameters=[first.replace(name="self", annotation="Engine"), *others])
+    made.__module__, made.__qualname__ = __name__, f"Engine.{room.__name__}"
+    if inspect.iscoroutinefunction(room):  # one frame more for each run in progress would be the other way to say so
+        if sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(made)
+        else:
+            coroutines: Any = asyncio.coroutines
+            made._is_coroutine = coroutines._is_coroutine
+    return made
 
 
 class Engine:
@@ -239,11 +253,14 @@ class Engine:
     # Run ------------------------------------------------------------------------------------------------------------------------
 
     run = opens(starting.run)
-    run_sync = opens(starting.run_sync)
     step = opens(starting.step)
     resume = opens(starting.resume)
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
+
+    def run_sync(self, agent: Agent, goal: str, **options: Any) -> Result:
+        """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
+        return self.call_sync(lambda: self.run(agent, goal, **options))
 
     def call_sync(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Run one coroutine of this engine to its end in a new event loop, and close the engine."""

@@ -191,6 +191,7 @@ UNSAYABLE: dict[str, Any] = {
     "^Schedule .* delay_s is nan": Schedule(delay_s=NAN),
     "look .* nested too deeply": ToolCall(tool="look", args={"n": nested(3_000)}),
     "answer .* nested too deeply": FinalAnswer(content=nested(3_000)),
+    "answer .* nested too deeply: ": FinalAnswer(content=[HALF, nested(250)]),
     "look .*4300 digits": ToolCall(tool="look", args={"n": 10**5_000}),
     "answer .*4300 digits": FinalAnswer(content=[10**5_000]),
 }

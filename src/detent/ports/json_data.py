@@ -49,16 +49,34 @@ def json_problem(value: Any, *, escaping: bool = False) -> str:
     try:
         raw = encode(value)
     except UnicodeEncodeError:
-        return _found(value, escaping=escaping)
+        return _too_deep(value) or _found(value, escaping=escaping)
     except RecursionError:
         return "it contains itself, or is nested too deeply"
     except Exception as error:  # noqa: BLE001 - foreign data
         return f"{type(value).__name__}: {error}"
     if nests_too_deep(raw):
-        return f"it is nested too deeply: more than {MOST_NESTED} levels"
+        return _DEEP
     if b"null" not in raw or _all_finite(value):  # NaN and infinities are written as null
         return ""
     return _found(value, escaping=escaping)
+
+
+_DEEP = f"it is nested too deeply: more than {MOST_NESTED} levels"
+
+
+def _too_deep(value: Any) -> str:
+    """Return `_DEEP` for data that nests deeper than is allowed and cannot be encoded as it is; level by level, without a stack."""
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        inside = [part for one in level if isinstance(one, (dict, list, tuple)) for part in _inside(cast("Any", one))]
+        if not inside:
+            return ""
+        level = inside
+    return _DEEP
+
+
+def _inside(one: Any) -> Iterable[Any]:
+    return cast("dict[str, Any]", one).values() if isinstance(one, dict) else one
 
 
 def written(value: Any) -> str:

@@ -242,11 +242,6 @@ async def reopen(
     return await runtime.go_on(run_id, event, advance=resume, observers=observers)
 
 
-def run_sync(runtime: Runtime, agent: Agent, goal: str, **options: Any) -> Result:
-    """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
-    return call_sync(runtime, lambda: run(runtime, agent, goal, **options))
-
-
 def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
 

@@ -84,9 +84,13 @@ def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
     """Open a connection that never waits, commits by hand, and leaves checkpoints to the store; `how` are parameters of SQLite's URI."""
     where, uri = (f"{path.as_uri()}?{how}", True) if how else (path, False)
     db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri)
-    db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-    db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
-    db.execute("PRAGMA secure_delete=ON").fetchall()
+    try:
+        db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+        db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+        db.execute("PRAGMA secure_delete=ON").fetchall()
+    except BaseException:  # it is no database, or somebody has locked it
+        db.close()
+        raise
     return db
 
 

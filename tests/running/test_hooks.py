@@ -326,7 +326,7 @@ def test_a_run_that_has_ended_is_let_go_by_a_cancellation_too(caplog: pytest.Log
         running = asyncio.create_task(engine.run(Agent(name="w"), "go", run_id="r"))
         await begun.wait()
         assert (await engine.cancel("r")).status == "completed"
-        assert (await asyncio.wait_for(running, 10)).status == "completed"
+        assert (await asyncio.wait_for(running, 60)).status == "completed"
         assert not await store.signals(["r"])
 
     with caplog.at_level(logging.ERROR, logger="detent"):

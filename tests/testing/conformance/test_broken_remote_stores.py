@@ -213,7 +213,7 @@ def _place(server: Server, kind: type[RemoteStore]) -> RemotePlace:
         ForgetsWhatItHolds: 0.3,
         IsAnotherHolderEachTime: 0.3,
     }  # every check of the first one runs into it
-    place.patience_s = patience.get(kind, 5.0)
+    place.patience_s = patience.get(kind, 60.0)
     return place
 
 

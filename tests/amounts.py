@@ -8,9 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+import pytest
+
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 _SHARE = {"default": 5, "many": 1}.get(PROFILE, 1)
 _SAMPLE = {"default": 1, "many": 4}
+
+in_check = pytest.mark.skipif(PROFILE == "default", reason="costly, and what it promises has cheaper tests: `scripts/check` runs it")
+"""Marks a test that `scripts/check` runs and `python -m pytest` does not: one of programs for developers, or a slow way to see what others see."""
 
 
 def times(many: int, *, soak: int | None = None) -> int:

@@ -1,7 +1,12 @@
-"""The benchmarks run and print all their figures; what they measure is nobody's pass or fail."""
+"""The benchmarks run and print all their figures; what they measure is nobody's pass or fail.
+
+They are programs for developers, and each starts many processes: `scripts/check` runs them, by default they are only imported.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -11,7 +16,8 @@ import sys
 
 import pytest
 
-from source_code import ROOT
+from amounts import in_check
+from source_code import ROOT, of_type
 from stores.postgres.cluster import MISSING, programs
 
 LONGEST_S = 500
@@ -36,6 +42,7 @@ EXPECTED = (
 )
 
 
+@in_check
 @pytest.mark.timeout(LONGEST_S + 20)
 def test_the_benchmark_prints_every_row() -> None:
     """With small numbers; every figure is above zero, and every target says whether it was met."""
@@ -97,6 +104,20 @@ def test_every_benchmark_is_run_here() -> None:
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*FIGURES, "overhead"}
 
 
+@pytest.mark.parametrize("name", sorted({*FIGURES, "overhead"}))
+def test_a_benchmark_finds_what_it_imports(name: str) -> None:
+    """What it imports of the package is there, under that name."""
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"benchmarks/{name}.py was NOT imported: it needs {NEEDS[name]}, which is not installed")
+    path = ROOT / "benchmarks" / f"{name}.py"
+    for module, names in ((n.module, n.names) for n in of_type(path, ast.ImportFrom)):
+        if module is not None and module.split(".")[0] == "detent":
+            found = importlib.import_module(module)
+            for alias in names:
+                assert hasattr(found, alias.name) or importlib.util.find_spec(f"{module}.{alias.name}"), f"no {module}.{alias.name}"
+
+
+@in_check
 @pytest.mark.timeout(LONGEST_S + 20)
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: pytest.FixtureRequest) -> None:

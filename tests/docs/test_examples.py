@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
 from docs.providers import answering
 from forked import asking, fork
@@ -37,6 +38,8 @@ VOLATILE = (
 OWN_SDK = ("anthropic", "bedrock", "google", "groq", "mistral", "openrouter")
 """Providers whose models are asked through a module of their own in pydantic-ai; all others are asked as OpenAI is."""
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
+BY_DEFAULT = ("models-openai", "models-ollama")
+"""Pages about models that are gone through by default. Each of the others needs the SDK of its vendor, which takes seconds to import."""
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "extending").glob("*.py")])
 
 
@@ -131,9 +134,14 @@ def _providers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
         yield
 
 
+def marks_of(page: Path) -> tuple[pytest.MarkDecorator, ...]:
+    """Return what marks the test of a page."""
+    return (in_check,) if page.name.startswith("models-") and page.stem not in BY_DEFAULT else ()
+
+
 @pytest.mark.usefixtures("_providers")
 @pytest.mark.filterwarnings("ignore:FUNCTION_CALL is not a valid FinishReason")
-@pytest.mark.parametrize("page", RUNNING, ids=name_of)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page)) for page in RUNNING], ids=[name_of(page) for page in RUNNING])
 def test_what_a_page_shows_is_what_happens(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""
     namespace: dict[str, Any] = {"__name__": "docs_page"}

@@ -169,7 +169,7 @@ def ran(*args: Any, **options: Any) -> Ran:
 
 def run_async(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine function, for at most 20 seconds."""
-    return asyncio.run(asyncio.wait_for(call(), 20))
+    return asyncio.run(asyncio.wait_for(call(), 60))
 
 
 def call(name: str = "look", **args: Any) -> ToolCall:

@@ -276,7 +276,7 @@ def test_a_request_can_be_answered_while_what_stands_before_it_still_runs() -> N
         result = await running
         assert (result.status, bank.paid) == ("completed", [5])
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_parallel_calls_are_approved_one_by_one_in_any_order() -> None:
@@ -370,7 +370,7 @@ def test_an_approver_in_the_program_is_one_person() -> None:
         result = await engine.approve("r", CALL, by="bob")
         assert (result.status, bank.paid) == ("completed", [5])
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_question_with_an_unusable_schema_can_be_told_apart() -> None:

@@ -12,7 +12,7 @@ from detent.core import events as e
 from detent.tools.done import done_tool
 from kernel.runs import END, Decide, Desk, call, ran
 
-MEET_S = 10
+MEET_S = 60
 
 
 class Meeting:

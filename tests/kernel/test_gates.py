@@ -32,7 +32,7 @@ class Visitors:
         return {name: asyncio.create_task(self.visit(name)) for name in names}
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not happened():
                 await asyncio.sleep(0)
 

@@ -123,7 +123,7 @@ def test_an_observer_may_wait_for_another_run_of_the_tenant(bound: str) -> None:
         observer, desk = Starting(), Desk()
         budgets = {"acme": TenantBudget(**{bound: 99_999})}  # type: ignore[arg-type]
         made = observer.engine = engine(Planning(planned), desk.put, tenant_budgets=budgets, observers=[observer])
-        result = await asyncio.wait_for(made.run(Agent(name="w", tools=["put"]), "go", host=ACME, run_id="run"), 20)
+        result = await asyncio.wait_for(made.run(Agent(name="w", tools=["put"]), "go", host=ACME, run_id="run"), 60)
         assert result.status == "completed" and observer.told == list(range(1, result.state.seq + 1))
 
     asyncio.run(main())

@@ -263,7 +263,7 @@ def test_leaving_a_stream_does_not_stop_the_run() -> None:
                 await asyncio.sleep(0.001)
             ended.set()
 
-        await asyncio.wait_for(watch(), 10)
+        await asyncio.wait_for(watch(), 60)
         assert ended.is_set() and desk.ran == [("put", 1), ("put", 2)]
 
     run_async(main)

@@ -56,7 +56,7 @@ def test_ctrl_c_and_sigterm_suspend_a_run_that_can_be_resumed(tmp_path: Path, nu
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "hanging\n"
     os.kill(child.pid, number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (5, f"suspended r {name}\n", "")
 
     async def main() -> None:
@@ -102,7 +102,7 @@ def test_the_claim_of_a_run_in_a_long_call_is_renewed_and_a_run_that_was_lost_st
 
         engine = engine_for(Script([call("hang"), END]), hang, store=Store())
         with pytest.raises(Suspended, match=watcher.LOST):
-            await asyncio.wait_for(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"), 20)
+            await asyncio.wait_for(engine.run(Agent(name="w", tools=["hang"]), "go", run_id="r"), 60)
         assert len(renewed) == 3
 
     run_async(main)
@@ -201,7 +201,7 @@ def test_run_sync_works_from_a_thread_and_leaves_signals_as_they_were() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go")))
     thread.start()
-    thread.join(20)
+    thread.join(60)
     results.append(Engine(planner=Script([END])).run_sync(Agent(name="w"), "go"))
     assert [r.status for r in results] == ["completed"] * 2 and signal.getsignal(signal.SIGINT) is before
 

@@ -63,7 +63,7 @@ def test_a_claim_that_failed_leaves_nothing_of_the_one_before_it(kind: str, tmp_
         await other.close()
         await store.close()
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -76,7 +76,7 @@ def test_a_release_beside_close_ends(kind: str, tmp_path: Path) -> None:
         await store.claim("run")
         await asyncio.gather(store.release("run"), store.close())
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_what_is_given_up_anew_is_given_up_though_the_attempt_before_it_ends_first() -> None:
@@ -104,4 +104,4 @@ def test_what_is_given_up_anew_is_given_up_though_the_attempt_before_it_ends_fir
         await second
         assert "run" not in owed
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), 60))

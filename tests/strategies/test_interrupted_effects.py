@@ -86,7 +86,7 @@ def test_a_cancellation_interrupts_a_model_call_in_a_phase() -> None:
         (failed,) = of(events, e.ModelCallFailed)
         assert failed.kind == "cancelled" and of(events, e.EffectRecorded) == []
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -104,7 +104,7 @@ def test_a_cancellation_interrupts_an_effect_of_a_strategy(stubborn: bool) -> No
         events = await cancelled(stuck, strategies={"mine": mine})
         assert of(events, e.EffectRecorded) == of(events, e.PassStarted) == []
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_the_bound_that_ended_a_pass_is_known_after_a_crash_and_in_a_replay() -> None:
@@ -196,7 +196,7 @@ def test_what_is_left_of_a_budget_leaves_out_what_open_calls_have_reserved() -> 
             await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=Budget(max_total_tokens=100))
         assert left == [70]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 # What cannot be an effect -------------------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_a_cancellation_interrupts_the_passes_that_wait_and_no_commit_of_a_pass_
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_log_that_ends_amid_passes_side_by_side_replays_to_its_end() -> None:
@@ -608,4 +608,4 @@ def test_an_effect_may_run_another_agent() -> None:
             for run_id in ("inner", "r"):
                 assert (await made.replay(run_id)).identical
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))

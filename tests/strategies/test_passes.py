@@ -226,7 +226,7 @@ def test_a_run_that_was_cancelled_amid_its_work_and_opened_again_replays(side_by
         assert replayed.identical, replayed.divergence
 
     engine = engine_with(mine, Slow({"first": "1", "a": "2", "b": "3"}), bounds=Bounds(grace_s=0.01))
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("critique", ["SATISFIED", "UNSATISFIED: no"])
@@ -407,7 +407,7 @@ def test_parallel_passes_are_cancelled_and_suspended_together(how: str) -> None:
         replayed = await engine.replay("r")
         assert replayed.identical, replayed.divergence
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("bound", [{"max_tool_calls": 2}, {"max_calls_of": {"peek": 2}}])

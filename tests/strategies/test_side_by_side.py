@@ -87,7 +87,7 @@ def test_a_cancellation_that_comes_after_the_last_pass_is_on_record_before_the_s
             assert kinds == ["TurnStarted", "PassFinished"] * 2 + ["CancelRequested", "PassStarted", "PassFinished"]
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_run_that_is_cancelled_while_its_passes_come_to_rest_does_not_wait_for_what_they_wait_for() -> None:
@@ -105,7 +105,7 @@ def test_a_run_that_is_cancelled_while_its_passes_come_to_rest_does_not_wait_for
             assert of(await events_of(made.store, "r"), e.RunWaiting) == []
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("asked", [Schedule(delay_s=60.0), AskUser(question="well?")])
@@ -126,7 +126,7 @@ def test_a_pass_is_not_held_back_by_what_the_one_beside_it_waits_for(asked: Any)
             assert result.status.startswith("waiting_for_") and result.state.passes["b"].status == "done"
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_pass_that_finds_the_cancellation_that_another_has_put_on_record_replays() -> None:
@@ -161,7 +161,7 @@ def test_a_pass_that_finds_the_cancellation_that_another_has_put_on_record_repla
             assert [type(one) for one in of(events, e.CancelRequested, e.ToolFinished)] == [e.CancelRequested, e.ToolFinished]
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 class Uneven(RamStore):
@@ -249,7 +249,7 @@ def test_what_stops_a_pass_amid_its_work_weighs_more_than_the_wait_of_another() 
             assert (await made.resume("r")).status == "waiting_for_user"
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_run_that_one_pass_ends_while_the_others_wait_replays() -> None:
@@ -271,7 +271,7 @@ def test_a_run_that_one_pass_ends_while_the_others_wait_replays() -> None:
             assert (result.status, result.reason) == ("stopped", "max_iterations")
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -319,7 +319,7 @@ def test_what_a_pass_answers_after_a_cancellation_was_recorded_beside_it_replays
             assert kinds == [e.RunResumed] * resumed + [e.CancelRequested, e.Planned]
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_pass_that_waits_goes_on_waiting_when_the_one_beside_it_uses_up_a_bound_of_the_run() -> None:
@@ -340,7 +340,7 @@ def test_a_pass_that_waits_goes_on_waiting_when_the_one_beside_it_uses_up_a_boun
             assert (result.status, result.iterations) == ("completed", 5)  # the answer was heard in one last turn
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_waits_replays() -> None:
@@ -372,7 +372,7 @@ def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_
             await replays(made)
 
     made: Any = engine(Planning(plan), strategies={"mine": mine})
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_pass_that_had_ended_and_goes_on_when_the_run_is_opened_again_replays() -> None:
@@ -398,7 +398,7 @@ def test_a_pass_that_had_ended_and_goes_on_when_the_run_is_opened_again_replays(
             assert (await made.reopen("r", by="ann")).status == "completed"
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize(("labels", "bound"), [("a", "max_total_s"), ("ab", "max_total_s"), ("ab", "max_running_s")])
@@ -437,7 +437,7 @@ def test_a_call_that_is_approved_when_the_time_is_over_does_not_begin(labels: st
             assert (result.reason, result.state.dimension, result.usage.tool_calls) == ("budget_exhausted", bound[4:], 0)
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_effects_that_fail_beside_each_other_are_both_on_record() -> None:
@@ -458,7 +458,7 @@ def test_effects_that_fail_beside_each_other_are_both_on_record() -> None:
             assert [effect.label for effect in of(await events_of(made.store, "r"), e.EffectRecorded)] == ["one", "two"]
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_run_that_a_tool_of_a_pass_begins_or_replays_is_none_of_its_passes() -> None:
@@ -486,4 +486,4 @@ def test_a_run_that_a_tool_of_a_pass_begins_or_replays_is_none_of_its_passes() -
             assert [item.content for item in result.tool_calls] == ["max_iterations"]
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -173,7 +173,7 @@ def test_many_threads_may_register_at_once() -> None:
     together = threading.Barrier(8)
 
     def work(number: int) -> None:
-        together.wait(20)
+        together.wait(60)
         for i in range(50):
             registry.register(make(f"own-{number}-{i}"))
             try:

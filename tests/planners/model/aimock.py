@@ -39,7 +39,7 @@ class Mock:
 
     def requests(self, about: str = "") -> list[dict[str, Any]]:
         """Return the requests for answers so far, oldest first; `about` is text that must stand in them."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         connection.request("GET", "/__aimock/journal")
         entries: list[dict[str, Any]] = json.loads(connection.getresponse().read())
         connection.close()

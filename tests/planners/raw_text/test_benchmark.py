@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 
+from amounts import in_check
 from source_code import ROOT
 
 
+@in_check
 def test_the_benchmark_prints_every_row() -> None:
     """With few rounds; every figure is above zero, and the one with a target says whether it was met."""
     command = [sys.executable, str(ROOT / "benchmarks" / "on_device.py"), "--quick", "--json", "--turns", "100"]

@@ -204,7 +204,7 @@ def test_pieces_come_while_the_model_still_speaks(dialect: str) -> None:
             for piece in (said[:10], said[10:]):
                 data = {"message": {"content": piece}} if dialect == "ollama" else {"choices": [{"delta": {"content": piece}}]}
                 await exchange.send((b"" if dialect == "ollama" else b"data: ") + json.dumps(data).encode() + b"\n\n")
-                await asyncio.wait_for(first.wait(), 20)
+                await asyncio.wait_for(first.wait(), 60)
             end = {"message": {}, "done": True} if dialect == "ollama" else {"choices": [{"delta": {}, "finish_reason": "stop"}]}
             await exchange.send((b"" if dialect == "ollama" else b"data: ") + json.dumps(end).encode() + b"\n\n")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from amounts import times
+from amounts import sampled, times
 from detent import Budget, Engine
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.planner import OnDevicePlanner
@@ -142,7 +142,7 @@ def mutated(chance: random.Random) -> str:
     return text[:60_000]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", sampled(range(5), few=2))
 def test_mutated_output_never_runs_what_did_not_validate(seed: int) -> None:
     """Many outputs a seed: each tool got what fits its schema, was named in the text, and the run ended or waits in good order."""
     chance = random.Random(seed)

@@ -398,7 +398,7 @@ def test_a_blocking_generator_holds_nothing_up() -> None:
         go.set()
 
     asyncio.run(main())
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 # Verifiers --------------------------------------------------------------------------------------------------------------------

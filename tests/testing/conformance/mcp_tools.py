@@ -1,57 +1,46 @@
-"""An MCP server made with the official SDK, whose tools do what the contract of tools wants: `mcp_tools.py HOME` over stdin and stdout."""
+"""An MCP server whose tools do what the contract of tools wants: `mcp_tools.py HOME` over stdin and stdout; standard library, to start fast."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import sys
-from pathlib import Path
+from typing import Any
 
-from mcp.server.mcpserver import MCPServer
-from mcp.types import ToolAnnotations
-
-HOME = Path(sys.argv[1])
-READ = ToolAnnotations(read_only_hint=True)
-WRITE = ToolAnnotations(read_only_hint=False, destructive_hint=False)
-server = MCPServer("contract")
+READ = {"readOnlyHint": True}
+WRITE = {"readOnlyHint": False, "destructiveHint": False}
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+LEVELS = {"echo": READ, "fails": WRITE, "breaks": WRITE, "hangs": READ, "hangs_writing": WRITE, "large": READ}
+TOOLS = [{"name": name, "description": f"Does {name}.", "inputSchema": SCHEMA, "annotations": level} for name, level in LEVELS.items()]
 
 
-@server.tool(annotations=READ)
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
+def said(text: str, **more: Any) -> dict[str, Any]:
+    """Return a result of one text."""
+    return {"content": [{"type": "text", "text": text}], **more}
 
 
-@server.tool(annotations=WRITE)
-def fails(text: str) -> str:
-    """Fail."""
-    raise ValueError("there is no such account")
+def answer(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what answers a request; None for no answer."""
+    params = message.get("params") or {}
+    match message["method"], params.get("name"):
+        case "initialize", _:
+            info = {"name": "contract", "version": "1"}
+            return {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}}
+        case "tools/list", _:
+            return {"result": {"tools": TOOLS}}
+        case "tools/call", "breaks":
+            os._exit(1)
+        case "tools/call", "hangs" | "hangs_writing":
+            return None
+        case "tools/call", "fails":
+            return {"result": said("there is no such account", isError=True)}
+        case "tools/call", name:
+            return {"result": said(params["arguments"]["text"] * (500 if name == "large" else 1))}
+        case _:
+            return {"error": {"code": -32601, "message": "Method not found"}}
 
 
-@server.tool(annotations=WRITE)
-def breaks(text: str) -> str:
-    """End this process."""
-    os._exit(1)
-
-
-@server.tool(annotations=READ)
-async def hangs(text: str) -> str:
-    """Hang."""
-    await asyncio.Event().wait()
-    return text
-
-
-@server.tool(annotations=WRITE)
-async def hangs_writing(text: str) -> str:
-    """Hang."""
-    await asyncio.Event().wait()
-    return text
-
-
-@server.tool(annotations=READ)
-def large(text: str) -> str:
-    """Say much."""
-    return text * 500
-
-
-server.run("stdio")
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message and "method" in message and (given := answer(message)) is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **given}), flush=True)

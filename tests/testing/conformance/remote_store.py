@@ -179,7 +179,7 @@ class RemotePlace(Place):
     """Stores of one kind at one server."""
 
     persistent = False
-    patience_s = 3.0
+    patience_s = 60.0
 
     def __init__(self, server: Server, kind: type[RemoteStore] = RemoteStore) -> None:
         self.server = server.address

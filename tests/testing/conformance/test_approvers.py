@@ -45,7 +45,7 @@ def as_messages(person: Person) -> Any:
 
 
 class Made(ApproverMaker):
-    patience_s = 20.0
+    patience_s = 60.0
 
     def __init__(self, make: Callable[[Person], Any]) -> None:
         self._make = make

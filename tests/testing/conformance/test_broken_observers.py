@@ -143,7 +143,7 @@ class Makers(ObserverMaker):
 
     def __init__(self, kind: type[Sound]) -> None:
         self._kind = kind
-        self.patience_s = 0.3 if kind is NeverEnds else 5.0
+        self.patience_s = 0.05 if kind is NeverEnds else 60.0
 
     def observer(self) -> Observer:
         return self._kind()

@@ -207,7 +207,13 @@ def test_the_suite_rejects_a_store_that_breaks_when_it_is_cut(kind: type[RemoteS
 
 def _place(server: Server, kind: type[RemoteStore]) -> RemotePlace:
     place = RemotePlace(server, kind)
-    place.patience_s = 0.3 if kind in (WaitsForEver, ForgetsWhatItHolds, IsAnotherHolderEachTime) else 5.0
+    patience = {
+        WaitsForEver: 0.05,
+        NeverConnectsAgain: 1.0,
+        ForgetsWhatItHolds: 0.3,
+        IsAnotherHolderEachTime: 0.3,
+    }  # every check of the first one runs into it
+    place.patience_s = patience.get(kind, 60.0)
     return place
 
 

@@ -270,11 +270,11 @@ class RaisesWhenItCannotTell(Sound):
 
 
 class Makers(ToolMaker):
-    patience_s = 2.0
     limit_s = 0.01
 
     def __init__(self, kind: type[Sound]) -> None:
         self.kind, self.by_key = kind, dict[str, str]()
+        self.patience_s = 0.3 if kind is IgnoresTheDeadline else 60.0
 
     def tool(self, wish: ToolWish) -> Tool:
         return self.kind(wish, self.by_key)

@@ -173,7 +173,7 @@ def test_a_timeout_marks_the_context_and_leaves_an_effect_in_doubt(sync: bool, o
         await asyncio.Event().wait()
 
     def blocks() -> None:
-        release.wait(20)
+        release.wait(60)
 
     made = tool(blocks if sync else waits, timeout_s=0.02, **options)
     context = context_for(made)
@@ -291,7 +291,7 @@ def test_a_cancellation_from_outside_goes_on(sync: bool) -> None:
 
     def blocks() -> None:
         started.set()
-        release.wait(20)
+        release.wait(60)
 
     made = tool(blocks if sync else waits, side_effect="write")
 
@@ -654,7 +654,7 @@ def test_what_reconcile_does_not_know_stays_in_doubt() -> None:
     assert reconciled(lambda key: None) is None
     assert reconciled(failing(OSError("offline"))) is None
     assert reconciled(lambda key: True) is None
-    assert reconciled(lambda key: hung.wait(20), timeout_s=0.02) is None
+    assert reconciled(lambda key: hung.wait(60), timeout_s=0.02) is None
     hung.set()
 
 

@@ -22,7 +22,7 @@ from tool_calls import context_for
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait until something that another thread does is done; fail after 20 s."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0)
 
@@ -94,7 +94,7 @@ def test_a_hung_call_is_counted_replaced_and_leaves_when_it_ends() -> None:
     def hang() -> str:
         threads.append(threading.current_thread())
         started.set()
-        release.wait(20)
+        release.wait(60)
         return "late"
 
     async def main() -> None:
@@ -123,7 +123,7 @@ def test_a_call_that_is_given_up_while_it_waits_never_runs() -> None:
 
     async def main() -> None:
         pool = ThreadPool(1)
-        first = asyncio.create_task(pool.call(lambda: (started.set(), release.wait(20))))
+        first = asyncio.create_task(pool.call(lambda: (started.set(), release.wait(60))))
         await asyncio.to_thread(started.wait, 20)
         second = asyncio.create_task(pool.call(lambda: ran.append(1)))
         await until(lambda: pool.waiting == 1)
@@ -143,7 +143,7 @@ def test_a_call_that_is_given_up_while_it_waits_never_runs() -> None:
 def test_a_tool_that_waits_for_a_thread_has_not_timed_out() -> None:
     """Its own limit counts from when it starts; the one before it took longer than that."""
     release, started = threading.Event(), threading.Event()
-    slow = tool(lambda: started.set() or release.wait(20), name="slow", side_effect="none")
+    slow = tool(lambda: started.set() or release.wait(60), name="slow", side_effect="none")
     quick = tool(lambda: "done", name="quick", side_effect="write", timeout_s=0.02)
 
     async def main() -> ToolOutcome:
@@ -170,7 +170,7 @@ def test_a_tool_that_never_got_a_thread_was_not_executed() -> None:
     """The run's deadline passed while it waited: that is known, also of a destructive tool, and the message says why."""
     release, started = threading.Event(), threading.Event()
     ran: list[int] = []
-    slow = tool(lambda: started.set() or release.wait(20), name="slow", side_effect="none")
+    slow = tool(lambda: started.set() or release.wait(60), name="slow", side_effect="none")
     wipe = tool(lambda: ran.append(1), name="wipe")
 
     async def main() -> ToolOutcome:
@@ -192,7 +192,7 @@ def test_a_tool_that_never_got_a_thread_was_not_executed() -> None:
 def test_a_timed_out_tool_frees_its_place() -> None:
     """The tool after it is served, and the hung thread is counted."""
     release = threading.Event()
-    hang = tool(lambda: release.wait(20), name="hang", side_effect="read", timeout_s=0.02)
+    hang = tool(lambda: release.wait(60), name="hang", side_effect="read", timeout_s=0.02)
     fine = tool(lambda: 1, name="fine", side_effect="read")
 
     async def main() -> None:
@@ -212,7 +212,7 @@ def test_one_pool_serves_several_event_loops() -> None:
     pool, release, started = ThreadPool(2), threading.Event(), threading.Event()
 
     async def leave_behind() -> None:
-        pool.submit(lambda: (started.set(), release.wait(20)))
+        pool.submit(lambda: (started.set(), release.wait(60)))
         await asyncio.to_thread(started.wait, 20)
 
     asyncio.run(leave_behind())
@@ -234,7 +234,7 @@ def test_a_closed_pool_takes_no_jobs_and_its_idle_threads_end() -> None:
         return threads
 
     for thread in asyncio.run(main()):
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -148,7 +148,7 @@ def ask() -> dict[str, Any]:
     for method, params in wanted.items():
         send({"id": f"q-{method}", "method": method, "params": params})
     with answered:
-        answered.wait_for(lambda: len(answers) == len(wanted), timeout=20)
+        answered.wait_for(lambda: len(answers) == len(wanted), timeout=60)
     return {key.removeprefix("q-"): value for key, value in answers.items()}
 
 

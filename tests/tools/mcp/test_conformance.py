@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from mcp import types
 
+from amounts import in_check
 from detent.tools.mcp import elicitation
 from detent.tools.mcp.elicitation import defaults_of, give_defaults
 from tools.mcp.desks import node_tool
@@ -30,7 +31,9 @@ def checked(scenario: str, place: Path, elicitation: str = "decline") -> dict[st
     return {check["id"]: check for check in checks if check["status"] != "INFO"}
 
 
-@pytest.mark.parametrize("scenario", ["initialize", "tools_call", "sse-retry"])
+@pytest.mark.parametrize(
+    "scenario", ["initialize", "tools_call", pytest.param("sse-retry", marks=in_check)]
+)  # the last one waits for seconds
 def test_a_scenario_passes(scenario: str, tmp_path: Path) -> None:
     """Handshake, calls, and an event stream that breaks off and is taken up again."""
     checks = checked(scenario, tmp_path)

@@ -92,7 +92,7 @@ def test_auto_and_require_run_in_a_sandbox_where_it_works(tmp_path: Path) -> Non
         tools = workspace_tools(tmp_path, sandbox_mode=mode)  # type: ignore[arg-type]
         assert exec_tool(tools).spec.sandboxed is True
         done = ran(tools)
-        assert (done["sandboxed"], done["not_sandboxed"], done["success"]) == (True, "", True)
+        assert (done["sandboxed"], done["not_sandboxed"], done["success"]) == (True, "", True), done
     off = workspace_tools(tmp_path, sandbox_mode="off")
     assert exec_tool(off).spec.sandboxed is False
     assert (ran(off)["sandboxed"], ran(off)["not_sandboxed"]) == (False, "the sandbox is switched off")

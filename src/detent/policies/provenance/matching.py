@@ -89,7 +89,8 @@ def normal(text: str) -> str:
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_QUOTES).translate(_DASHES)
-        text = "".join(c for c in text if c.isascii() or unicodedata.category(c) != "Cf")
+        for c in {c for c in set(text) if not c.isascii() and unicodedata.category(c) == "Cf"}:
+            text = text.replace(c, "")
     return " ".join(text.lower().split())
 
 

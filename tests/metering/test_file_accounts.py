@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent.core.errors import StoreFull
-from detent.ports import RunQuery, Spent
+from detent.ports import Reservation, RunQuery, Spent
 from detent.stores.files import logs as file_logs
 from detent.stores.files.store import FileStore
 from detent.testing.conformance.store import head_of, line
@@ -89,3 +90,43 @@ def test_accounts_are_readable_by_their_owner_alone_and_no_runs(tmp_path: Path) 
     assert len(files) == 4
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert [entry.name for entry in tmp_path.iterdir()] == ["logs"]
+
+
+RESERVING = Reservation(run_id="run", tenant="acme", since=DAY, amounts={"a": ONE}, limits={"tool_calls": 2}, lasts_s=30)
+
+
+@pytest.mark.parametrize("torn", [b"", b'[["other","a",9', b"\xff\xfe", b'[["\xff","a",9e9,{}]]', b"{}"])
+def test_a_torn_list_of_reservations_is_dropped_and_said_once(torn: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a power cut may leave it: whoever reserves, gives back or deletes goes on."""
+    path = tmp_path / "logs"
+
+    async def body(store: FileStore) -> None:
+        await store.reserve(RESERVING)
+        (path / ".reserved" / "reserved.json").write_bytes(torn)
+        nothing = msgspec.structs.replace(RESERVING, amounts={})
+        for _ in range(2):
+            assert (await store.reserve(nothing)).granted
+        assert len(caplog.records) == 1
+        assert "reserved.json cannot be read" in caplog.records[0].getMessage()
+        assert (await store.reserve(RESERVING)).granted
+        (path / ".reserved" / "reserved.json").write_bytes(torn)
+        await store.append("run", 0, [line(1)], head=head_of("run", 1), spent=ONE, released=["a"])
+        assert len(await store.read("run")) == 1
+        assert len(caplog.records) == 2
+
+    on_store(path, body)
+
+
+def test_an_append_that_is_written_succeeds_whatever_becomes_of_giving_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had reserved lapses."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise StoreFull("no space")
+
+    async def body(store: FileStore) -> None:
+        await store.reserve(msgspec.structs.replace(RESERVING, amounts={"a": ONE, "b": ONE}))
+        monkeypatch.setattr("detent.stores.files.reserved.replace_file", full)
+        await store.append("run", 0, [line(1)], head=head_of("run", 1), spent=ONE, released=["a"])
+        assert len(await store.read("run")) == 1
+
+    on_store(tmp_path / "logs", body)

@@ -486,7 +486,9 @@ def test_a_start_that_is_reserved_elsewhere_and_never_recorded_is_not_waited_for
         dead = made.tenants.starting("dead", "acme")
         assert await dead.__aenter__() != ()
         for _ in range(2):
-            with pytest.raises(BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*900 s"):
+            with pytest.raises(
+                BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*lapses after 30 s"
+            ):
                 await made.run(AGENT, "go", host=ACME, run_id="r")
         assert await store.head("r") is None
         assert await dead.__aexit__(Crash, Crash(), None) is False

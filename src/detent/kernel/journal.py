@@ -119,6 +119,11 @@ class Journal:
         """Give back with the next commit what the run has reserved under these names; None for all of it."""
         self._released = _both(self._released, names)
 
+    @property
+    def unreleased(self) -> Sequence[str]:
+        """Names that no commit has given back yet; none where use of models, which replaces them in the account, is not committed either."""
+        return () if self._released is None or self.state.usage.total_tokens != self._charged.total_tokens else self._released
+
     async def commit(self, *, durable: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
         self._gate.closed = not self._gate.closed or await self._gate.turn()

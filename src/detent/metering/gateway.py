@@ -197,7 +197,7 @@ class Gateway:
 
     async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
         """Wait for room in the bounds, at the provider and in the tenant's account; return the place there and what the call may use."""
-        look, tenants = LOOKS_S[0], self._tenants
+        look, tenants, waiting = LOOKS_S[0], self._tenants, None
         if tenants and not tenants.reserves(self._run.state.host.tenant):
             tenants = None
         while True:
@@ -220,6 +220,8 @@ class Gateway:
                 raise
             entry.leave(0)
             if tenants:
+                waiting = waiting or tenants.waiting(self._run.state.host.tenant)
+                waiting.goes_on()
                 await self._rested(look)
                 look = min(look * 2, LOOKS_S[1])
 

@@ -14,32 +14,59 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from datetime import date, datetime
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import date, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
 
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.codec import read_record
-from detent.core.errors import BudgetRefused, ConfigError, DetentError
+from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports import Balance, Clock, EventStore, Reservation, Spent, ToolSpec
 from detent.ports.outside import Interrupted
 
+log = logging.getLogger("detent")
+
 OTHERS = "*"
 """Stands for every tenant that is not named; each has an account of its own."""
 LAPSES_S = 900.0
-"""So long holds a reservation that nobody gives back; longer than models answer."""
+"""So long holds what a model call has reserved and nobody gives back; longer than models answer."""
+BEGINS_S = 30.0
+"""So long holds what calls of tools and starts have reserved: their records follow at once."""
 BUSY_S = 30.0
 """So long a start waits for starts elsewhere that are about to be recorded."""
 PAUSES_S = (0.002, 0.25)
 """Where what other runs have reserved is in the way, the account is read again after so long: at first, at most."""
+SAID_S = 2.0
+"""A wait for what other runs have reserved is told in the log after so long."""
 _START = "start"
+
+
+class Waiting:
+    """A wait for what other runs of a tenant have reserved, which holds for `lasts_s` at most; told once, where it is long."""
+
+    __slots__ = ("_began", "_tenant", "_until")
+
+    def __init__(self, tenant: str, now: datetime, lasts_s: float) -> None:
+        self._tenant, self._until = tenant, now + timedelta(seconds=lasts_s)
+        self._began: float | None = time.monotonic()
+
+    def goes_on(self) -> None:
+        """Tell of the wait, where that is due."""
+        if self._began is not None and time.monotonic() - self._began >= SAID_S:
+            self._began = None
+            log.warning(
+                "a run waits for what other runs of tenant %r have reserved: until they go on, or, where their process died, until %s at the latest",
+                self._tenant,
+                self._until.isoformat(timespec="seconds"),
+            )
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,28 +169,45 @@ class Tenants:
         if budget is None or budget.max_runs is None:
             yield ()
             return
-        asked = self._asked(run_id, budget, {_START: Spent(tenant=tenant, day=budget.since(self._clock.now()), runs=1)})
+        amounts = {_START: Spent(tenant=tenant, day=budget.since(self._clock.now()), runs=1)}
+        asked = self._asked(run_id, budget, amounts, BEGINS_S)
         try:
             await self._start(asked, tenant)
             yield (_START,)
         except BaseException:
-            nothing = {_START: Spent(tenant=tenant, day=asked.since)}
-            with suppress(DetentError):  # it lapses
-                await self._reserve(msgspec.structs.replace(asked, amounts=nothing, lasts_s=0.0))
+            await self.give_back(run_id, tenant, (_START,))
             raise
+
+    async def give_back(self, run_id: str, tenant: str, names: Sequence[str]) -> None:
+        """Give back what the run has reserved under these names where no append does, by reserving nothing; at worst it lapses."""
+        if not names:
+            return
+        day = day_of(self._clock.now())
+        nothing = dict.fromkeys(names, Spent(tenant=tenant, day=day))
+        asked = Reservation(run_id=run_id, tenant=tenant, since=day, amounts=nothing, limits={}, lasts_s=0.0)
+        try:
+            await self._reserve(asked)
+        except Exception as error:  # noqa: BLE001 - why it is given back is what counts
+            log.warning("what run %r has reserved for tenant %r is not given back, and lapses: %s", run_id, tenant, error)
 
     async def _start(self, asked: Reservation, tenant: str) -> None:
         """Wait while starts of other runs, which are about to be recorded, are in the way."""
         deadline, pause = time.monotonic() + BUSY_S, PAUSES_S[0]
+        waiting = self.waiting(tenant, asked.lasts_s)
         while not (await self._reserve(asked)).granted:
             await self.refuse_start(tenant)
             if time.monotonic() >= deadline:
                 raise BudgetRefused(
                     f"other runs of tenant {tenant!r} have reserved the last starts that max_runs leaves, and are not on record after {BUSY_S:g} s;"
-                    f" nothing was recorded of this one. Start it again: what a process that died had reserved lapses after {LAPSES_S:g} s"
+                    f" nothing was recorded of this one. Start it again: what a process that died had reserved lapses after {asked.lasts_s:g} s"
                 )
+            waiting.goes_on()
             await asyncio.sleep(pause)  # polls what starts elsewhere have reserved
             pause = min(pause * 2, PAUSES_S[1])
+
+    def waiting(self, tenant: str, lasts_s: float = LAPSES_S) -> Waiting:
+        """Return a wait that begins now, for what others have reserved for so long."""
+        return Waiting(tenant, self._clock.now(), lasts_s)
 
     def reserves(self, tenant: str) -> bool:
         """Whether model calls of the tenant's runs reserve in its account."""
@@ -182,7 +226,7 @@ class Tenants:
             f"{name}+": Spent(tenant=tenant, day=since, model_calls=1),
             name: Spent(tenant=tenant, day=since, tokens=most.total_tokens, cost_usd=most.cost_usd or 0.0),
         }
-        balance = await self._kept(context, budget, amounts)
+        balance = await self._kept(context, budget, amounts, LAPSES_S)
         others, counts = balance.others, 0 if balance.granted else balance.others.model_calls
         held = NOTHING
         if others.tokens or others.cost_usd or counts:
@@ -202,6 +246,7 @@ class Tenants:
         specs = [context.tools[call.tool].spec for call in calls]
         costly = budget.max_cost_usd is not None and any(spec.cost_usd is not None for spec in specs)
         pause, name = PAUSES_S[0], str(next(self._names))
+        waiting: Waiting | None = None
         while True:
             since = budget.since(self._clock.now())
             await context.commit()
@@ -212,20 +257,22 @@ class Tenants:
             amount = _beginnings(specs, budget, spent)
             if amount == Spent(tenant=spent.tenant, day=since):
                 return None
-            if (await self._kept(context, budget, {name: amount})).granted:
+            if (await self._kept(context, budget, {name: amount}, BEGINS_S)).granted:
                 return _beginning(context, name, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
+            waiting = waiting or self.waiting(run.host.tenant, LAPSES_S if costly else BEGINS_S)
+            waiting.goes_on()
             await context.run.world.pause(pause)
             context.run.world.proceed()
             if context.run.world.cancelled:
                 raise Interrupted
             pause = min(pause * 2, PAUSES_S[1])
 
-    async def _kept(self, context: Any, budget: TenantBudget, amounts: dict[str, Spent]) -> Balance:
+    async def _kept(self, context: Any, budget: TenantBudget, amounts: dict[str, Spent], lasts_s: float) -> Balance:
         """Reserve, once everything that the run has used is committed; put on record what the account says."""
         await context.commit()
         run: RunState = context.run.state
         try:
-            balance = await self._reserve(self._asked(run.run_id, budget, amounts))
+            balance = await self._reserve(self._asked(run.run_id, budget, amounts, lasts_s))
         except BaseException:
             context.run.journal.release(tuple(amounts))
             raise
@@ -241,9 +288,9 @@ class Tenants:
             await asyncio.wait([task])
             raise
 
-    def _asked(self, run_id: str, budget: TenantBudget, amounts: dict[str, Spent]) -> Reservation:
+    def _asked(self, run_id: str, budget: TenantBudget, amounts: dict[str, Spent], lasts_s: float) -> Reservation:
         one = next(iter(amounts.values()))
-        return Reservation(run_id=run_id, tenant=one.tenant, since=one.day, amounts=amounts, limits=budget.bounds, lasts_s=LAPSES_S)
+        return Reservation(run_id=run_id, tenant=one.tenant, since=one.day, amounts=amounts, limits=budget.bounds, lasts_s=lasts_s)
 
     def _note(self, context: Any, budget: TenantBudget, spent: Spent) -> None:
         """Put on record what the store says, where it says something new."""

@@ -21,7 +21,7 @@ from detent.config.profile import compression_for, make_profile
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
-from detent.core.errors import DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
+from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -136,7 +136,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -149,6 +149,7 @@ class Advancing:
     ) -> None:
         self.parts, self.run_id = parts, run_id
         self._planner_for = planner_for
+        self._journal: Journal | None = None
         self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
@@ -180,6 +181,8 @@ class Advancing:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
             self.parts.watcher.remove(self.run_id)
+            if isinstance(error, Conflict) or self.control.stop == LOST:
+                self._journal = None  # who has the run now gives back what it had reserved
             await asyncio.shield(self._give_back())
         if isinstance(error, asyncio.CancelledError) and self.control.stop:
             raise Suspended(self.run_id, self.control.stop) from None
@@ -190,6 +193,8 @@ class Advancing:
         if not self.parts.watcher.holds(self.run_id, self.control):
             return  # it was taken on again: the claim is not this one's any more
         try:
+            if self.parts.tenants and self._journal is not None:
+                await self.parts.tenants.give_back(self.run_id, self._journal.state.host.tenant, self._journal.unreleased)
             await give_back(self.parts.store, self.run_id)
         finally:
             self.parts.watcher.free(self.run_id, self.control)
@@ -219,6 +224,7 @@ class Advancing:
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
         parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
+        self._journal = journal
         BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
         MAKING.set("")
         run = self._run(journal)

@@ -63,7 +63,7 @@ class Reserved:
                 left = [row for row in rows if row[0] != run_id or (names is not None and row[1] not in names)]
                 if left != rows:
                     self._write(left)
-            except OSError as error:  # what the block did is done
+            except Exception as error:  # noqa: BLE001 - what the block did is done
                 log.warning("what run %r has reserved is not given back, and lapses: %s", run_id, error)
 
     @contextmanager
@@ -75,9 +75,14 @@ class Reserved:
             os.close(fd)
 
     def _read(self) -> list[_Row]:
+        """Return what is reserved; a file that nobody can read, as a power cut may leave it, is dropped: what it said would lapse anyway."""
         try:
             return _decode(self._path.read_bytes())
         except FileNotFoundError:
+            return []
+        except ValueError as error:  # msgspec's errors are ValueErrors
+            log.warning("%s cannot be read, and is dropped: what runs had reserved is free for others (%s)", self._path, error)
+            self._path.unlink(missing_ok=True)
             return []
 
     def _write(self, rows: list[_Row]) -> None:

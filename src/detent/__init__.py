@@ -9,6 +9,8 @@ TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, a
 
 if TYPE_CHECKING:
     from detent.config.agents import Agent
+    from detent.config.engines import WorkspaceConfig
+    from detent.config.groups import Bounds, Models
     from detent.core.actions import (
         Abstain,
         AskUser,
@@ -42,6 +44,7 @@ __all__ = [
     "Abstain",
     "Agent",
     "AskUser",
+    "Bounds",
     "Budget",
     "CancelSubagent",
     "CompleteGoal",
@@ -53,6 +56,7 @@ __all__ = [
     "Host",
     "JoinSubagent",
     "McpServer",
+    "Models",
     "NotExecuted",
     "Parting",
     "Plan",
@@ -74,12 +78,15 @@ __all__ = [
     "Upgraded",
     "Usage",
     "View",
+    "WorkspaceConfig",
     "tool",
 ]
 
 _WHERE = {
     "history.comparing": "Diff Parting",
     "config.agents": "Agent",
+    "config.engines": "WorkspaceConfig",
+    "config.groups": "Bounds Models",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
     "core.agent": "Host",
     "core.budget": "Budget Usage",

@@ -182,3 +182,14 @@ def test_the_scripts_name_no_registry() -> None:
     """Where packages come from is the business of pip's own settings."""
     files = [ROOT / "scripts" / "check", ROOT / ".ci" / "run", ROOT / "pyproject.toml"]
     assert [f.name for f in files if re.search(r"pypi|npmjs|index-url|find-links|--registry", f.read_text(encoding="utf-8"))] == []
+
+
+def test_the_scripts_name_modules_that_are_there() -> None:
+    """What the shell scripts import is not seen by a linter."""
+    named = {
+        name
+        for script in ("scripts/check", ".ci/run")
+        for name in re.findall(r"(?:from|import) (detent(?:\.[a-z_]+)+)", (ROOT / script).read_text(encoding="utf-8"))
+    }
+    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    assert {name for name in named if not any(name == file or name.startswith(f"{file}.") for file in files)} == set()

@@ -193,3 +193,18 @@ def test_the_scripts_name_modules_that_are_there() -> None:
     }
     files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     assert {name for name in named if not any(name == file or name.startswith(f"{file}.") for file in files)} == set()
+
+
+@pytest.mark.parametrize(("profile", "points", "often"), [("default", 4, 20), ("many", 16, 100), ("soak", 50, 500)])
+def test_each_profile_tries_more_than_the_one_before_it(profile: str, points: int, often: int) -> None:
+    """A sample by default, more in the check, every point in the soak."""
+    program = "from amounts import sampled, times; print(len(sampled(range(50), few=4)), times(100))"
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": profile, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [str(points), str(often)]
+
+
+def test_the_check_and_the_soak_ask_for_their_profiles() -> None:
+    """Without them every run would be a sample."""
+    assert "export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-many}" in (ROOT / "scripts" / "check").read_text(encoding="utf-8")
+    assert '"HYPOTHESIS_PROFILE": "soak"' in (ROOT / "scripts" / "soak").read_text(encoding="utf-8")

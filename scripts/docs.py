@@ -68,12 +68,13 @@ def type_of(kind: Any) -> str:
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
     names |= {
         "Sequence[str]": "list of texts",
+        "bool | tuple[str, ...]": "true, false, or list of texts",
         "str | list[dict[str, Any]]": "file name, or list of tables",
         "dict[str, str]": "table of texts",
         "dict[str, int]": "table of numbers",
         "str | dict[str, Any]": "file name, import path, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
-        "Sequence[dict[str, Any]]": "list of tables",
+        "tuple[dict[str, Any], ...]": "list of tables",
         "Sequence[dict[str, str]]": "list of tables",
     }
     said = said.removesuffix(" | None")
@@ -223,6 +224,8 @@ def agent_keys(old: str) -> str:
 
 
 KEY = ("key", "type", "default", "meaning")
+NOT_IN_FILES = {("AgentFile", "grants")}
+"""Options of a program that its file must not have: the operator's file says them."""
 
 
 def _keys(kind: Any, defaults: Any, prefix: str = "") -> list[Sequence[str]]:
@@ -233,6 +236,7 @@ def _keys(kind: Any, defaults: Any, prefix: str = "") -> list[Sequence[str]]:
         if field.name == "budget"
         else (f"`{prefix}{field.name}`", type_of(field.type), value(getattr(defaults, field.name)), said[field.name])
         for field in msgspec.structs.fields(kind)
+        if (kind.__name__, field.name) not in NOT_IN_FILES
     ]
 
 
@@ -338,13 +342,13 @@ def finer(kind: type, name: str) -> Any:
     from detent.config import loading, mcp_tables
     from detent.config.engines import DEFAULTS, Config, StoreConfig, WorkspaceConfig
     from detent.core import budget
+    from detent.expressions.grants import Grant
     from detent.planners.model.control_tools import ACTIONS
     from detent.planners.rules.files import FORMS
     from detent.planners.settings import ModelSettings
     from detent.policies import documents
-    from detent.policies.provenance.grants import Grant
     from detent.ports import ContextProfile
-    from detent.tools.mcp.settings import ToolPins
+    from detent.tools.mcp.settings import OPERATORS_KEYS, ToolPins
 
     text: dict[str, Any] = {"type": "string"}
 
@@ -360,6 +364,10 @@ def finer(kind: type, name: str) -> Any:
     def texts() -> dict[str, Any]:
         return tables(either(text, {"type": "object", "properties": {"env": text}, "required": ["env"], "additionalProperties": False}))
 
+    def servers_of_agents() -> dict[str, Any]:
+        table = of_struct(mcp_tables.McpTable)
+        return tables({**table, "properties": {key: said for key, said in table["properties"].items() if key not in OPERATORS_KEYS}})
+
     def policy() -> dict[str, Any]:
         return either(text, listed(_policy_rule(of_struct(documents.Rule))), of_struct(documents.PolicyDocument))
 
@@ -372,13 +380,13 @@ def finer(kind: type, name: str) -> Any:
         (loading.AgentFile, "model_settings"): lambda: of_struct(ModelSettings),
         (loading.AgentFile, "profile"): lambda: of_struct(ContextProfile),
         (loading.AgentFile, "rules"): lambda: either(text, of_rules(FORMS)),
-        (loading.AgentFile, "grants"): lambda: listed(of_struct(Grant)),
         (loading.AgentFile, "policy"): policy,
         (loading.AgentFile, "deliverables"): lambda: listed(deliverable()),
-        (loading.AgentFile, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
+        (loading.AgentFile, "mcp"): servers_of_agents,
         (Config, "store"): lambda: either(text, of_struct(StoreConfig, DEFAULTS.store)),
         (Config, "workspace"): lambda: either(text, of_struct(WorkspaceConfig, DEFAULTS.workspace)),
         (Config, "policy"): policy,
+        (Config, "grants"): lambda: listed(of_struct(Grant)),
         (Config, "mcp"): lambda: tables(of_struct(mcp_tables.McpTable)),
         (mcp_tables.McpTable, "env"): texts,
         (mcp_tables.McpTable, "headers"): texts,
@@ -401,6 +409,8 @@ def of_struct(kind: Any, defaults: Any = None) -> dict[str, Any]:
     said = meanings(kind)
     properties: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
+        if (kind.__name__, field.name) in NOT_IN_FILES:
+            continue
         default = field.default if defaults is None else getattr(defaults, field.name)
         inner = default if isinstance(default, msgspec.Struct) and defaults is not None else None
         own: dict[str, Any] = finer(kind, field.name) or (of_type(field.type) if inner is None else of_struct(type(inner), inner))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,10 @@ settings.load_profile(PROFILE)
 
 for name in [name for name in os.environ if name.startswith("DETENT_")]:
     del os.environ[name]
+
+# No test reads or writes the state of whoever runs it.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="detent-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # Processes that tests start see the same code as the tests, whether or not it is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))

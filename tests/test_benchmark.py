@@ -83,6 +83,9 @@ FIGURES: dict[str, tuple[str, ...]] = {
         for n in (20, 100, 1000)
         for line in (f"bare work at {n} turns # µs", f"a plan at {n} turns # µs", f"times the bare work at {n} turns # x")
     ),
+    "redaction": tuple(
+        f"{what} # ms a MB # of the floor" for what in ("floor", "no pattern", "5 patterns", "50 patterns", "a hostile pattern")
+    ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (
         *("one commit of one row of # bytes # us", "one run alone, an iteration # us # times", "# runs at once, iterations # /s"),

@@ -27,6 +27,7 @@ PROVIDES = {
 
 COMES_WITH = {
     "anyio": "mcp",
+    "cryptography": "mcp",
     "genai_prices": "pydantic_ai",
     "boto3": "pydantic_ai",
     "openai": "pydantic_ai",

@@ -23,10 +23,12 @@ from detent.config.adapters import governing, policy_at
 from detent.config.agents import Agent
 from detent.config.engines import Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
-from detent.config.names import Names, plugged
+from detent.config.names import Names, check_parts, plugged
 from detent.config.planners import Planners
-from detent.core.budget import CEILING, checked
+from detent.config.state_directory import state_directory, state_home
+from detent.core.budget import CEILING
 from detent.core.records import Record
+from detent.expressions.grants import check_grants
 from detent.history import forking, looking, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
@@ -52,6 +54,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
+from detent.ports.options import check_is, check_table, checked, checked_options
 from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
@@ -99,9 +102,11 @@ class Engine:
     (`detent.config.groups`); `model_prices`: prices by "provider:name" that go before the price list. `bounds`: what holds for every run.
     `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named. `scheduler`: when
     the calls of all runs begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` hands
-    runs to workers, and how `work` is one (none: an `InProcessHost`, for which the store is the queue).
+    runs to workers, and how `work` is one (none: an `InProcessHost`, for which the store is the queue). `grants`: which arguments may take
+    their values from which tool's output, for every agent.
     """
 
+    @checked_options
     def __init__(
         self,
         *,
@@ -122,6 +127,7 @@ class Engine:
         guards: Mapping[str, Guard] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
+        grants: Sequence[dict[str, Any]] = (),
         secrets: SecretSource | None = None,
         capabilities: Capabilities | None = None,
         models: Models | None = None,
@@ -138,18 +144,33 @@ class Engine:
         from detent.policies.tiers import TieredPolicy
         from detent.strategies import BUILT_IN
         from detent.tools.functions.schema import schema_digest
+        from detent.tools.mcp.kept import Kept
         from detent.tools.mcp.servers import Servers
         from detent.tools.registry import Registry
         from detent.workers.in_process import InProcessHost
 
+        check_parts(
+            store=None if isinstance(store, str) else store,
+            planner=planner,
+            policy=None if isinstance(policy, (str, Path)) else policy,
+            secrets=secrets,
+            capabilities=capabilities,
+            approver=approver,
+            ceiling=ceiling,
+        )
+        check_is(str | Path | WorkspaceConfig, workspace=workspace)
+        check_table(McpServer, mcp=mcp)
+        check_table(ModelPrice, model_prices=model_prices)
+        check_table(TenantBudget, tenant_budgets=tenant_budgets)
         Redactor(redact, b"")
+        check_grants(grants, "grants")
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
         house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or Models(), bounds or Bounds()
         self.tools = Registry(tools, more=lambda name: BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
         if work_in.root is not None:
             self.tools.add_all(made for made in made_workspace(work_in.root, work_in) if made.name not in self.tools)
-        self.servers = Servers(self.tools, mcp, workspace=work_in.root)
+        self.servers = Servers(self.tools, mcp, workspace=work_in.root, kept=Kept(state_home, state_directory))
         self.prices, self.ceiling, self.worker_host = Prices(model_prices), ceiling, worker_host or InProcessHost()
         self.budget = checked(bounds.budget, ceiling=ceiling)
         self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock)
@@ -182,6 +203,7 @@ class Engine:
             watcher=Watcher(self.store),
             hooks=hooks,
             redact=tuple(redact),
+            grants=tuple(grants),
             secrets=secrets,
             capabilities=capabilities,
             worker=f"{socket.gethostname()}:{os.getpid()}",
@@ -192,14 +214,15 @@ class Engine:
         )
 
     @classmethod
-    def from_config(cls, config: str | Path | Config | None = None, **overrides: Any) -> Engine:
+    def from_config(cls, config: str | Path | Config | None = None, *, trust: bool = False, **overrides: Any) -> Engine:
         """Make an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the parts that were made.
 
-        Raises `ConfigError` naming the part that could not be made.
+        What a file would have imported, started or sent happens in a directory that is trusted (`detent trust`, `DETENT_TRUST`), or with
+        `trust`: the program makes the file its own. Raises `ConfigError` naming the part that could not be made.
         """
         from detent.config.assembly import engine_options
 
-        made = cls(**engine_options(config, overrides))
+        made = cls(**engine_options(config, overrides, trust=trust))
         made.runtime.owns_store = made.runtime.owns_store or "store" not in overrides
         return made
 

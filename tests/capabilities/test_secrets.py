@@ -19,9 +19,10 @@ from detent import Agent, Engine, FatalToolError, FinalAnswer, Host, NotExecuted
 from detent.capabilities import EnvironmentSecrets, FileSecrets, FunctionSecrets, SecretSources
 from detent.capabilities.secrets import read_secrets
 from detent.core.errors import ConfigError
+from detent.expressions.spellings import forms_of
 from detent.observers.in_memory import InMemoryObserver
 from detent.ports import ToolOutcome, ToolSpec
-from detent.secrecy.vault import Vault, forms_of
+from detent.secrecy.vault import Vault
 from detent.testing.scripted import ScriptedPlanner
 from detent.tools.functions.settlement import Happened
 from kernel.runs import Allow
@@ -196,8 +197,8 @@ def test_what_reconcile_says_is_kept_clean(tmp_path: Path) -> None:
             engine.suspend("test")
             await asyncio.gather(running, return_exceptions=True)
         async with Engine(**{**options, "planner": ScriptedPlanner([FinalAnswer(content="done")])}) as engine:
-            await engine.resume("r")
-            log = b"\n".join(await engine.store.read("r"))
+            await engine.resume("r@acme")
+            log = b"\n".join(await engine.store.read("r@acme"))
         assert b"credential:github" in log
         assert not any(trace in log for trace in traces())
 
@@ -305,7 +306,7 @@ def test_configuration_names_where_secrets_are_and_never_holds_them(tmp_path: Pa
     (tmp_path / "detent.toml").write_text('store = "ram:"\n[secrets]\ngithub = "env:TOKEN_HERE"\n')
     read = read_secrets({"github": "env:TOKEN_HERE"})
     assert read is not None and read.get("github", Host()) == SECRET and read_secrets({}) is None
-    engine = Engine.from_config(tmp_path / "detent.toml")
+    engine = Engine.from_config(tmp_path / "detent.toml", trust=True)
     assert engine.runtime.parts.secrets is not None and tuple(engine.runtime.parts.secrets.names()) == ("github",)
     for said in (SECRET, "env:", "vault:x"):
         with pytest.raises(ConfigError, match=r"secrets\.github") as refused:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.state_directory import OPERATORS_FILE, state_directory
 from forked import fork
 
 TOOLS = '''\
@@ -99,7 +100,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Desk:
-    """A directory to work in, with an agent that follows the steps given to `steps`."""
+    """A directory to work in, which its commands trust, with an agent that follows the steps given to `steps`."""
 
     imports: Sequence[str] = ()
     """What most of its commands will import besides."""
@@ -109,6 +110,11 @@ class Desk:
         (home / "tools.py").write_text(TOOLS)
         (home / "agent.toml").write_text(AGENT)
         self.steps("note", "answer")
+
+    @property
+    def store(self) -> Path:
+        """The store that commands use here."""
+        return state_directory(self.home) / "runs.db"
 
     def steps(self, *names: str) -> None:
         """Make the agent do these things in this order."""
@@ -120,6 +126,17 @@ class Desk:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its commands."""
+        return {**os.environ, "DETENT_TRUST": str(self.home)}
+
+    def operator_says(self, text: str) -> None:
+        """Write the operator's configuration of the directory."""
+        place = state_directory(self.home)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / OPERATORS_FILE).write_text(text)
 
     @property
     def notes(self) -> list[str]:
@@ -135,7 +152,7 @@ class Desk:
 
     def start(self, *words: str, **environment: str) -> Any:
         """Start a command."""
-        settings = {**os.environ, **environment}
+        settings = {**self.environment, **environment}
         return fork(["-m", "detent", *words], cwd=self.home, env=settings, stderr=subprocess.PIPE, imports=self.imports)
 
     def start_and_wait_for_the_tool(self, *words: str, **environment: str) -> Any:

@@ -68,7 +68,7 @@ def test_with_nothing_at_hand_it_fails_and_says_what_would_help(desk: Desk) -> N
         pytest.skip("a model server is running on this machine")
     assert (code, found["ok"]) == (1, False)
     assert any("OPENAI_API_KEY" in step for step in found["next"]) and any("detent init" in step for step in found["next"])
-    assert not (desk.home / ".detent").exists(), "nothing is made by looking"
+    assert not desk.store.parent.exists(), "nothing is made by looking"
 
 
 def test_a_key_is_found_by_its_variable_and_never_shown(desk: Desk) -> None:

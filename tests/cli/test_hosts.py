@@ -18,14 +18,13 @@ def test_a_run_is_charged_to_the_tenant_that_is_named(desk: Desk) -> None:
     """It is listed as the tenant's, and the tenant's budget of `detent.toml` holds for it and for no other run."""
     desk.write("detent.toml", "[tenants.acme]\nmax_runs = 1\n")
     assert desk.detent("run", "Write", "--tenant", "acme", "--run-id", "mine").code == 0
-    assert [run["run_id"] for run in desk.detent("list", "--tenant", "acme", "--json").json] == ["mine"]
+    assert [run["run_id"] for run in desk.detent("list", "--tenant", "acme", "--json").json] == ["mine@acme"]
     refused = desk.detent("run", "Write", "--tenant", "acme")
     assert refused.code == 2
     assert "tenant 'acme' has started 1 of max_runs=1" in refused.err
     assert desk.detent("run", "Write").code == 0
     other = desk.detent("run", "Write", "one", "line", "--run-id", "mine", "--tenant", "other")
-    assert other.code == 2
-    assert "host.tenant" in other.err
+    assert other.code == 0, "an id belongs to its tenant"
 
 
 @pytest.mark.parametrize("words", [("run", "x", "--tenant", ""), ("submit", "x", "--principal", " "), ("worker", "--tenant", "")])
@@ -33,7 +32,7 @@ def test_an_empty_name_makes_nobody_the_operator(desk: Desk, words: tuple[str, .
     """Such as `--tenant "$TENANT"` without the variable: it is refused, and nothing is recorded."""
     done = desk.detent(*words)
     assert (done.code, "is empty; name one, or leave the option out" in done.err) == (2, True), done
-    assert not (desk.home / ".detent" / "runs.db").exists()
+    assert not desk.store.exists()
 
 
 def test_principal_and_scopes_reach_policy_and_tools(desk: Desk) -> None:
@@ -57,6 +56,7 @@ def test_credentials_are_all_for_the_operator_and_those_that_are_named_for_a_hos
         + 'async def note(text: str, context: ToolContext) -> str:\n    """Write a line."""\n    leave(context.secret("desk-key")[:3])\n    return "ok"\n'
     )
     desk.write("detent.toml", '[secrets]\ndesk-key = "env:DESK_KEY"\n')
+    desk.operator_says('environment = ["DESK_KEY"]\n')
     env = {"DESK_KEY": "s3cret-of-the-desk"}
     assert desk.detent("run", "Write", **env).code == 0
     refused = desk.detent("run", "Write", "--tenant", "acme", **env)

@@ -18,6 +18,7 @@ from detent.cli.options import Setup
 from detent.cli.progress import Progress
 from detent.cli.session import Session
 from detent.cli.trace import make_trace
+from detent.config.state_directory import store_url
 from detent.core.codec import read_log
 from detent.testing import ScriptedPlanner
 
@@ -66,7 +67,7 @@ def test_list_keeps_ids_statuses_and_goals_on_a_terminal_of_80_columns(
             return True
 
     async def fill() -> None:
-        async with Engine(store=f"sqlite:///{tmp_path}/.detent/runs.db", planner=ScriptedPlanner([AskUser(question="Which?")])) as engine:
+        async with Engine(store=store_url(tmp_path), planner=ScriptedPlanner([AskUser(question="Which?")])) as engine:
             await engine.run(Agent(name=agent), "Water the plants on the balcony and those in the kitchen", run_id=run_id)
 
     asyncio.run(fill())
@@ -86,7 +87,7 @@ def test_list_without_a_store_creates_none(desk: Desk) -> None:
     """Looking leaves nothing behind."""
     done = desk.detent("list")
     assert (done.code, done.out) == (0, "")
-    assert not (desk.home / ".detent").exists()
+    assert not desk.store.parent.exists()
 
 
 def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
@@ -113,7 +114,8 @@ def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
         "resumed",
         "records, head",
         "receipt   failed: 2 calls ok, 1 failed (note 1 ok, wipe 1 ok, explode 0 ok 1 failed)",
-        "approved by ann (main.2.0)",
+        " detent (main.2.0)",
+        "approved by ann via ",
     ):
         assert piece in audit
 
@@ -232,7 +234,7 @@ def test_replay_names_the_record_where_code_and_log_part(desk: Desk) -> None:
     same = desk.detent("replay", "last")
     assert same.code == 0
     assert "identical" in same.out
-    desk.write("tools.py", (desk.home / "tools.py").read_text().replace('side_effect="write"', 'side_effect="destructive"'))
+    desk.write("tools.py", (desk.home / "tools.py").read_text().replace('side_effect="write"', 'side_effect="write", idempotent=True'))
     other = desk.detent("replay", "last")
     assert other.code == 1
     assert "differs at record" in other.out
@@ -263,12 +265,12 @@ def commands(run: str) -> dict[str, tuple[str, ...]]:
         "replay": ("replay", run),
         "approvals": ("approvals",),
         "tools": ("tools",),
-        "gc": ("gc",),
+        "gc": ("gc", "--yes"),
         "resume": ("resume", run),
         "approve": ("approve", run, "main.1.0", "--no-resume"),
         "cancel": ("cancel", run),
-        "erase": ("erase", run),
-        "delete": ("delete", run),
+        "erase": ("erase", run, "--yes"),
+        "delete": ("delete", run, "--yes"),
         "init": ("init", "new"),
         "unknown run": ("show", "nothing"),
         "unknown option": ("show", run, "--colour"),

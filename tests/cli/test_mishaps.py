@@ -157,7 +157,7 @@ def test_an_unknown_run_is_a_usage_error(desk: Desk, command: str) -> None:
     done = desk.detent(command, "20200101-000000-nothing-abc123")
     assert done.code == 2
     assert "detent list" in done.err
-    assert not (desk.home / ".detent").exists()
+    assert not desk.store.parent.exists()
 
 
 @pytest.mark.parametrize("store", ["sqlite:///runs.db", "file:runs"])
@@ -184,7 +184,7 @@ def test_a_flipped_byte_is_found_and_nothing_is_resumed(desk: Desk) -> None:
     """Verify names the sequence and exits 1, so do show and resume; export saves the lines; the tool does not run."""
     desk.steps("note", "ask", "second", "answer")
     desk.detent("run", "Go")
-    with contextlib.closing(sqlite3.connect(desk.home / ".detent" / "runs.db")) as database, database:
+    with contextlib.closing(sqlite3.connect(desk.store)) as database, database:
         rows = database.execute("SELECT key, data FROM records ORDER BY key").fetchall()
         key, line = rows[4]
         place = line.index(b"main.1.0")
@@ -209,7 +209,7 @@ def test_a_log_of_a_newer_format_is_refused(desk: Desk) -> None:
     run_id = desk.only_run()
 
     async def append_record_of_the_future() -> None:
-        store = SqliteStore(desk.home / ".detent" / "runs.db")
+        store = SqliteStore(desk.store)
         await store.open()
         *_, last = read_log(run_id, await store.read(run_id))
         envelope = Envelope(run=run_id, seq=last.envelope.seq + 1, at=datetime.now(UTC), v=99)

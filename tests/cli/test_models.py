@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli.desk import Desk
+from cli.terminals import at_a_terminal
 from forked import asking
 from planners.model.chat_server import ChatServer, fails, says
 
@@ -177,7 +173,7 @@ def test_what_is_missing_is_said_in_two_lines(words: list[str], environment: dic
     done = desk.detent(*words, **{**NO_KEYS, **environment})
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch(said, done.err), done.err
-    assert not (desk.home / ".detent").exists()
+    assert not desk.store.parent.exists()
 
 
 def test_a_planner_of_the_configuration_is_not_silently_passed_over(desk: Desk) -> None:
@@ -221,29 +217,19 @@ def test_what_a_server_makes_up_fills_no_screen(desk: Desk) -> None:
 
 def on_a_terminal(desk: Desk, *words: str, when: dict[str, Callable[[], Any]]) -> str:
     """Run a command on a terminal of 100 columns and return all that was written to it; `when` a text is shown, something is done, once."""
-    leader, follower = pty.openpty()
-    environment = {**os.environ, **NO_KEYS, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    environment = {**desk.environment, **NO_KEYS, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "detent", *words], cwd=desk.home, env=environment, stdin=follower, stdout=follower, stderr=follower
-    )
-    os.close(follower)
-    seen, left = b"", dict(when)
-    while True:
-        ready, _, _ = select.select([leader], [], [], 60)
-        try:
-            piece = os.read(leader, 65536) if ready else b""
-        except OSError:
-            break
-        if not piece:
-            break
-        seen += piece
-        for text in [text for text in left if text.encode() in seen]:
+    left = dict(when)
+
+    def does(shown: str) -> str:
+        for text in [text for text in left if text in shown]:
             left.pop(text)()
-    os.close(leader)
-    assert process.wait(60) == 0, seen.decode()
-    assert not left, f"{list(left)} never shown: {seen.decode()}"
-    return seen.decode()
+        return ""
+
+    sat = at_a_terminal(*words, types=does, env=environment, cwd=desk.home, rows=30, columns=100)
+    assert sat.code == 0, sat.shown
+    assert not left, f"{list(left)} never shown: {sat.shown}"
+    return sat.shown
 
 
 def test_on_a_terminal_thinking_is_dimmed_and_calls_show_from_their_start(desk: Desk) -> None:
@@ -258,7 +244,7 @@ def test_on_a_terminal_thinking_is_dimmed_and_calls_show_from_their_start(desk: 
     with ChatServer([answered, says("It went on.")]) as server:
         ask = ["run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:pause", "pause"]
         shown = on_a_terminal(desk, *ask, when={"asking served": asked.set, "| pause": lambda: desk.write("go", "")})
-    assert "\x1b[2m      First I pause.\\x1b]0;evil\\x07" in shown
+    assert "\x1b[2m      First I pause.\\u001b]0;evil\\u0007" in shown
     assert "Let me wait." in shown
     assert shown.index("pause ok") < shown.rindex("It went on.")
     final = shown.rsplit("\x1b[2K", 1)[-1]

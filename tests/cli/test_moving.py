@@ -38,7 +38,7 @@ def test_a_run_is_copied_to_another_store_and_shown_there(desk: Desk) -> None:
     assert (refused.code, "--move" in refused.err) == (2, True)
     everything = desk.detent("copy", "--all", "--to", "sqlite:///other.db")
     assert "not copied: 1 unfinished run" in everything.err and "copied 1 run to" in everything.err
-    assert desk.detent("copy", "last", "--to", "sqlite:///other.db", "--move").code == 0
+    assert desk.detent("copy", "last", "--to", "sqlite:///other.db", "--move", "--yes").code == 0
     assert len(run_ids(desk)) == 1
     assert desk.detent("approve", "last", "main.1.0", "--store", "sqlite:///other.db").code == 0
     assert "wiped x" in desk.notes
@@ -66,7 +66,7 @@ def test_old_runs_are_archived_and_brought_back(desk: Desk) -> None:
     dry = desk.detent("archive", "--before", "2100-01-01", "--to", "out", "--dry-run")
     assert sorted(dry.out.split()) == sorted(before)
     assert not (desk.home / "out").exists()
-    done = desk.detent("archive", "--before", "2100-01-01", "--to", "out", "--json")
+    done = desk.detent("archive", "--before", "2100-01-01", "--to", "out", "--json", "--yes")
     assert (done.code, {moved["run_id"] for moved in done.json}) == (0, set(before))
     assert run_ids(desk) == []
     assert len(list((desk.home / "out").glob("*.jsonl.gz"))) == 2
@@ -90,18 +90,18 @@ def test_commands_work_on_a_postgresql_store(desk: Desk, postgres_url: str) -> N
     assert (tail.returncode, out) == (0, "all done\n")
     assert desk.notes == ["one", "wiped x"]
     assert desk.detent("replay", "last", "--store", url).code == 0
-    assert desk.detent("copy", "--all", "--store", url, "--to", "file:copied", "--move").code == 0
+    assert desk.detent("copy", "--all", "--store", url, "--to", "file:copied", "--move", "--yes").code == 0
     assert run_ids(desk, "--store", url) == []
     assert desk.detent("verify", "last", "--store", "file:copied").code == 0
     assert desk.detent("copy", "--all", "--store", "file:copied", "--to", url).code == 0
-    assert desk.detent("gc", "--store", url).code == 0
+    assert desk.detent("gc", "--store", url, "--yes").code == 0
 
 
 def test_one_of_several_that_cannot_be_moved_is_left_and_said(desk: Desk) -> None:
     """A run that is damaged and a file that is: the others are copied, archived and imported all the same, and the command exits 1."""
     for name in ("one", "two", "three"):
         assert desk.detent("run", "go", "--run-id", name).code == 0
-    with contextlib.closing(sqlite3.connect(desk.home / ".detent/runs.db")) as db:
+    with contextlib.closing(sqlite3.connect(desk.store)) as db:
         rows = [row for row in db.execute("SELECT key, data FROM records").fetchall() if b'"run":"one"' in row[1]]
         for key, data in rows:
             db.execute("UPDATE records SET data=? WHERE key=?", (data.replace(b'"written"', b'"wriTTen"'), key))

@@ -61,5 +61,5 @@ def test_run_takes_every_option_that_submit_takes() -> None:
 
 def test_every_command_that_answers_takes_the_same_options_at_the_end() -> None:
     """Who answers, whether the run continues here, where, and how it is reported."""
-    ends = {tuple(options_of(name)[-7:]) for name in GROUPS["Answer"] if name != "approvals"}
-    assert ends == {("--by", "--no-resume", "--store", "--workspace", "--config", "--json", "--verbose")}
+    ends = {tuple(options_of(name)[-8:]) for name in GROUPS["Answer"] if name != "approvals"}
+    assert ends == {("--by", "--no-resume", "--store", "--workspace", "--config", "--trust", "--json", "--verbose")}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cli.desk import Desk, ended
+from cli.terminals import at_a_terminal, typed
 
 
 @pytest.fixture
@@ -252,30 +250,13 @@ def test_a_run_goes_on_in_the_workspace_that_its_log_names(desk: Desk, tmp_path:
 def test_on_a_terminal_the_person_is_asked(desk: Desk) -> None:
     """An approval is asked for right there; `y` runs the call, and the run completes in the same command."""
     desk.steps("wipe", "answer")
-    main, terminal = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "detent", "run", "Clean"], cwd=desk.home, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal
-    )
-    os.close(terminal)
-    seen = b""
-    while b"ater: " not in seen:
-        seen += os.read(main, 4096)
-    os.write(main, b"what\ny\n")
-    out, _ = process.communicate(timeout=60)
-    os.close(main)
-    assert (process.returncode, out, desk.notes) == (0, b"all done\n", ["wiped x"])
+    sat = at_a_terminal("run", "Clean", types=typed("ater: ", "what\ny\n"), env=desk.environment, cwd=desk.home, piped=True)
+    assert (sat.code, sat.out, desk.notes) == (0, "all done\n", ["wiped x"])
 
 
 def test_putting_an_approval_off_leaves_the_run_waiting(desk: Desk) -> None:
     """`l` at the prompt: exit 3, nothing ran, the approval is still open."""
     desk.steps("wipe", "answer")
-    main, terminal = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "detent", "run", "Clean"], cwd=desk.home, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal
-    )
-    os.close(terminal)
-    os.write(main, b"l\n")
-    out, _ = process.communicate(timeout=60)
-    os.close(main)
-    assert (process.returncode, out, desk.notes) == (3, b"", [])
+    sat = at_a_terminal("run", "Clean", types=typed("ater: ", "l\n"), env=desk.environment, cwd=desk.home, piped=True)
+    assert (sat.code, sat.out, desk.notes) == (3, "", [])
     assert len(desk.detent("approvals", "--json").json) == 1

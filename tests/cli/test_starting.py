@@ -66,22 +66,22 @@ def test_the_demo_can_be_read(desk: Desk) -> None:
 def test_erase_keeps_the_chain_and_delete_keeps_nothing(desk: Desk) -> None:
     """After erase the content is gone from every command and the digests verify; after delete the run is unknown."""
     desk.detent("run", "--run-id", "mine", "A secret goal")
-    assert desk.detent("erase", "last").code == 0
+    assert desk.detent("erase", "last", "--yes").code == 0
     assert desk.detent("verify", "last").code == 0
     assert "secret" not in desk.detent("export", "last").out + desk.detent("list").out
     assert desk.detent("show", "last").code == 2
-    assert b"secret" not in (desk.home / ".detent" / "runs.db").read_bytes()
-    assert desk.detent("delete", "last").code == 0
+    assert b"secret" not in desk.store.read_bytes()
+    assert desk.detent("delete", "last", "--yes").code == 0
     assert desk.detent("verify", "last").code == 2
-    assert desk.detent("gc").code == 0
+    assert desk.detent("gc", "--yes").code == 0
 
 
 def test_a_run_in_progress_is_not_erased(desk: Desk) -> None:
     """Busy: exit 5, and the run completes."""
     desk.steps("pause", "answer")
     process = desk.start_and_wait_for_the_tool("run", "Go")
-    assert desk.detent("erase", "last").code == 5
-    assert desk.detent("delete", "last").code == 5
+    assert desk.detent("erase", "last", "--yes").code == 5
+    assert desk.detent("delete", "last", "--yes").code == 5
     desk.write("go", "")
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -112,7 +112,7 @@ def test_the_store_follows_the_same_order(desk: Desk) -> None:
     desk.detent("run", "Go")
     desk.detent("run", "Go", DETENT_STORE="file:environment")
     desk.detent("run", "Go", "--store", "file:option", DETENT_STORE="file:environment")
-    assert [(desk.home / name).is_dir() for name in ("filed", "environment", "option", ".detent")] == [True, True, True, False]
+    assert [(desk.home / name).is_dir() for name in ("filed", "environment", "option")] == [True, True, True] and not desk.store.exists()
 
 
 def test_agents_have_names_in_the_configuration(desk: Desk) -> None:

@@ -12,6 +12,7 @@ import pytest
 from cli.desk import Desk, ended
 from cli.test_models import on_a_terminal
 from detent import Engine
+from detent.config.state_directory import store_url
 
 TOOLS = '''\
 """A tool that puts each text down once, whatever becomes of the process; the text `slow` is held up in the process that begins it."""
@@ -80,7 +81,7 @@ def test_a_killed_worker_among_three_costs_no_run_and_repeats_no_effect(desk: De
 
 async def sound(desk: Desk, runs: list[str]) -> bool:
     """Whether the digest chains of all runs hold."""
-    async with Engine(store=f"sqlite:///{desk.home}/.detent/runs.db") as engine:
+    async with Engine(store=store_url(desk.home)) as engine:
         return all([(await engine.verify(run)).ok for run in runs])
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from detent import Agent, Budget, Engine
-from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.engines import Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig
 from detent.config.environment import ENVIRONMENT, config_from_environment, parse_budget
 from detent.config.imports import load_part, load_tool
 from detent.config.loading import find_config, load_agent, load_config
+from detent.config.state_directory import store_url
 from detent.core.errors import BudgetRefused, ConfigError
 
 TOOLS = '''\
@@ -273,7 +274,7 @@ def test_an_engine_is_made_from_a_file(home: Path) -> None:
     (home / "a.toml").write_text('name = "a"\ntools = ["./tools.py:look"]\nrules = "rules.yaml"\n')
 
     async def main() -> None:
-        async with Engine.from_config("detent.toml") as engine:
+        async with Engine.from_config("detent.toml", trust=True) as engine:
             assert {"look", "read_file"} <= set(engine.tools.names())
             result = await engine.run(load_agent("a.toml"), "look")
             assert (result.status, result.output, result.state.budget.max_iterations) == ("completed", "seen", 7)
@@ -330,7 +331,8 @@ def test_a_zero_is_not_taken_for_unset(home: Path) -> None:
 
 def test_without_anything_the_defaults_hold(home: Path) -> None:
     """The store of the command line, so that both see the same runs."""
-    assert Engine.from_config().store.url == DEFAULTS.store.url == "sqlite:///.detent/runs.db"
+    assert Engine.from_config().store.url == store_url(home)
+    assert store_url(home).startswith("sqlite:////")
 
 
 def test_configuration_is_light_to_import() -> None:

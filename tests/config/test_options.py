@@ -115,7 +115,7 @@ def test_the_recorded_agent_is_written_as_ever() -> None:
 @pytest.mark.parametrize(("kind", "part"), [(AgentFile, "agent file"), (Budget, "bounds")])
 def test_every_option_is_documented(kind: type, part: str, generator: ModuleType) -> None:
     """Each has a line below it, which stands in the table."""
-    said = generator.meanings(kind)
+    said = {key: meaning for key, meaning in generator.meanings(kind).items() if (kind.__name__, key) not in generator.NOT_IN_FILES}
     assert [name for name, meaning in said.items() if not meaning] == []
     assert {row[0].strip("`[]"): row[-2].replace("\\|", "|") for row in rows(generated(DOCS / "configuration.md", part))} == said
 
@@ -141,7 +141,7 @@ def test_a_schema_has_the_keys_of_its_reader_with_their_documentation(kind: tupl
     """No key more, none less, each with a description."""
     name, struct = kind
     properties = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))["properties"]
-    said = generator.meanings(struct)
+    said = {key: meaning for key, meaning in generator.meanings(struct).items() if (struct.__name__, key) not in generator.NOT_IN_FILES}
     said = {key: said[key] or None for key in said}
     assert {key: schema.get("description") for key, schema in properties.items()} == said
 
@@ -187,7 +187,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("agent", {"name": "a", "budget": {"iterations": 3}}),
     ("agent", {"name": "a", "model_settings": {"temprature": 1}}),
     ("agent", {"name": "a", "mcp": {"files": {"comand": "x"}}}),
-    ("agent", {"name": "a", "grants": [{"sink": "a.b", "sauce": "c"}]}),
+    ("agent", {"name": "a", "grants": [{"sink": "a.b", "source": "c"}]}),
+    ("detent", {"grants": [{"sink": "a.b", "sauce": "c"}]}),
     ("agent", {"name": "a", "rules": [{"name": "r", "anser": "x"}]}),
     ("agent", {"name": "a", "policy": [{"id": "r", "decision": "deny", "wen": "true"}]}),
     ("agent", {"name": "a", "wrap_up": "yes"}),

@@ -311,6 +311,53 @@ def accounted() -> Log:
     return log
 
 
+def answering() -> Log:
+    """A run whose tool is declared anew while an approval is open; answers that count with how they came, and those that do not."""
+    via = "ann@build7 detent"
+    log = Log("20260101-000000-tidy-hhhhhh").add(
+        e.RunStarted(
+            goal="tidy",
+            agent=AgentSpec(name="tidier", tools=("look", "wipe")),
+            budget=DEFAULT,
+            digests={"tool:look": "0123456789abcdef", "tool:wipe": "d0"},
+            levels={"look": "read", "wipe": "destructive"},
+        ),
+        e.PassStarted(key="main", kernel="react"),
+    )
+    asked = e.ApprovalRequested(call="main.1.0", tool="wipe", digest="d1d0", approvers=2, args_digest="d1")
+    turn(log).add(calls(0, tool="wipe"), asked, e.ApprovalResolved(call="main.1.0", decision="approved", by="ann", via=via, signal="s1"))
+    log.add(
+        e.RunWaiting(status="waiting_for_approval", running_ms=1.0),
+        e.RunResumed(
+            worker="host:1",
+            running_ms=1.0,
+            changed=("tool:wipe",),
+            digests={"tool:wipe": "d9"},
+            levels={"new": "none"},
+            lowered={"look": "none", "wipe": "read"},
+        ),
+        e.LevelsAccepted(levels={"wipe": "read"}, by="ann", via=via),
+        e.AnswerRefused(
+            kind="approval",
+            code="approval_not_pending",
+            reason="it changed",
+            about="main.1.0",
+            by="bob",
+            via="bob@build7 detent",
+            signal="s2",
+        ),
+    )
+    log.add(e.ApprovalRequested(call="main.1.0", tool="wipe", digest="d1d9", args_digest="d1"))
+    log.add(e.ApprovalEdited(call="main.1.0", args={"n": 3}, digest="d3", by="ann", via=via, signal="s3"))
+    log.add(begun("main.1.0", tool="wipe", side_effect="destructive"), e.ToolInDoubt(call="main.1.0", why="its worker ended"))
+    log.add(e.ToolReconciled(call="main.1.0", outcome="happened", source="person", result=raw("gone"), by="ann", via=via, signal="s4"))
+    log.add(e.BudgetChanged(budget=Budget(max_iterations=5), by="ann", via=via))
+    log.add(e.CancelRequested(by="ann", why="enough", via=via, signal="s5"))
+    log.add(e.PassFinished(status="failed", reason="cancelled", error="enough"))
+    log.add(e.RunFinished(status="stopped", reason="cancelled", error="enough"))
+    return log.add(e.AnswerRefused(kind="reply", code="not_asked", reason="the run is stopped"), e.RunReopened(by="ann", via=via))
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
@@ -319,6 +366,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "embedded": embedded,
     "metered": metered,
     "accounted": accounted,
+    "answering": answering,
 }
 
 

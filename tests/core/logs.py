@@ -51,6 +51,8 @@ class Log:
 RUN_WIDE = (
     e.RunStarted,
     e.RunResumed,
+    e.LevelsAccepted,
+    e.AnswerRefused,
     e.RunReopened,
     e.RunWaiting,
     e.RunFinished,

@@ -18,11 +18,11 @@ from detent.core.budget import (
     Budget,
     Exhausted,
     Usage,
-    checked,
     exhausted,
     remaining,
 )
 from detent.core.errors import BudgetRefused
+from detent.ports.options import checked
 
 limits = st.none() | st.integers(1, 9)
 budgets = st.builds(Budget, **dict.fromkeys(FIELDS, limits))

@@ -170,8 +170,17 @@ def test_what_belongs_to_a_pass_needs_that_pass(event: Any) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_after_its_end_a_run_takes_only_what_may_follow(name: str) -> None:
-    """Terminal rule: only `RunReopened`, `ToolReconciled`, `Erased` and memory events; every other event of the golden logs is refused."""
-    after_end = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+    """Terminal rule: only `RunReopened`, `AnswerRefused`, `ToolReconciled`, `Erased` and memory events; every other event of the golden logs is refused."""
+    after_end = (
+        e.RunReopened,
+        e.AnswerRefused,
+        e.ToolReconciled,
+        e.Erased,
+        e.MemoryProposed,
+        e.MemoryWritten,
+        e.MemorySuperseded,
+        e.MemoryTombstoned,
+    )
     for event in GOLDEN[name]().events:
         log = stopped()
         if isinstance(event, after_end):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from laws.places import Place, agent_of, engine_on
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that does not listen is interrupted after 10 ms."""
-    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "bounds", Bounds(grace_s=0.01))  # type: ignore[arg-type]
+    monkeypatch.setitem(inspect.unwrap(Engine.__init__).__kwdefaults__, "bounds", Bounds(grace_s=0.01))  # type: ignore[arg-type]
 
 
 def outcomes(records: Any) -> list[str]:

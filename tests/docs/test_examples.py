@@ -144,6 +144,8 @@ def marks_of(page: Path) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page)) for page in RUNNING], ids=[name_of(page) for page in RUNNING])
 def test_what_a_page_shows_is_what_happens(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""
+    if page.name != "tutorial.md":  # which shows how a directory is trusted; on the other pages that has been done
+        monkeypatch.setenv("DETENT_TRUST", str(desk))
     namespace: dict[str, Any] = {"__name__": "docs_page"}
     known: dict[str, str] = {}
     for name in [Path(b.file).stem for b in blocks(page) if b.file.endswith(".py")]:

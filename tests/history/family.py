@@ -106,8 +106,8 @@ NAMES = ("look", "dump", "note", "fail", "wipe")
 
 async def parent_of(engine: Engine, run_id: str = "parent", **options: Any) -> Result:
     """Let the varied run come to its end."""
-    await engine.run(agent_of(*NAMES), "clean up", run_id=run_id, variables={"who": "ann"}, **options)
-    return await finish(engine, run_id)
+    begun = await engine.run(agent_of(*NAMES), "clean up", run_id=run_id, variables={"who": "ann"}, **options)
+    return await finish(engine, begun.run_id)
 
 
 async def finish(engine: Engine, run_id: str, *, reply: str = "blue") -> Result:

@@ -94,9 +94,9 @@ def test_what_was_used_is_shown_and_not_charged() -> None:
         tools = Tools()
         async with make_engine("ram:", tools) as engine:
             parent = await parent_of(engine, host=Host(tenant="acme"))
-            at = max(r.envelope.seq for r in await engine.records("parent") if isinstance(r.event, e.TurnStarted)) - 1
+            at = max(r.envelope.seq for r in await engine.records(parent.run_id) if isinstance(r.event, e.TurnStarted)) - 1
             bounded = {"budget": {"max_iterations": 1, "max_tool_calls": 1}}
-            child = await engine.fork("parent", child_id="child", edits=bounded)
+            child = await engine.fork(parent.run_id, child_id="child", edits=bounded)
             assert (child.status, child.usage.iterations, child.usage.tool_calls) == ("completed", 1, 0)
             assert child.state.inherited.iterations == 7 == parent.usage.iterations - 1
             assert child.state.inherited.tool_calls == parent.usage.tool_calls
@@ -172,7 +172,7 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing() -> None:
             parent = await parent_of(engine, host=Host(tenant="acme", principal="ann"))
             for at in (0, -1, parent.state.seq + 1, True, 3.0, "3"):
                 with pytest.raises(ConfigError, match=rf"has {parent.state.seq} records.*not at"):
-                    await engine.fork("parent", at=at)  # type: ignore[arg-type]
+                    await engine.fork(parent.run_id, at=at)  # type: ignore[arg-type]
             with pytest.raises(RunNotFound):
                 await engine.fork("nowhere")
             with pytest.raises(RunNotFound):
@@ -180,25 +180,25 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing() -> None:
             with pytest.raises(RunContextMismatch, match=r"host\.principal"):
                 await engine.fork("parent", host=Host(tenant="acme", principal="bob"))
             with pytest.raises(NotAllowedNow, match="already"):
-                await engine.fork("parent", child_id="parent")
+                await engine.fork(parent.run_id, child_id="parent", host=Host(tenant="acme", principal="ann"))
             with pytest.raises(ConfigError, match="choose one of dry_run"):
-                await engine.fork("parent", effects="twice")  # type: ignore[arg-type]
+                await engine.fork(parent.run_id, effects="twice")  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="run id"):
-                await engine.fork("parent", child_id="no/slash")
+                await engine.fork(parent.run_id, child_id="no/slash")
             assert len(await engine.list_runs()) == 1
             child = await engine.fork("parent", child_id="child", host=Host(tenant="acme", principal="ann"))
             assert child.state.host.tenant == "acme"
-            (head,) = [head for head in await engine.list_runs(tenant="acme") if head.run_id == "child"]
-            assert (head.parent, head.goal_id, head.agent, head.status) == ("parent", "parent", "worker", "completed")
+            (head,) = [head for head in await engine.list_runs(tenant="acme") if head.run_id == "child@acme"]
+            assert (head.parent, head.goal_id, head.agent, head.status) == (parent.run_id, parent.run_id, "worker", "completed")
             with pytest.raises(RunNotFound):
                 await engine.load("child", host=Host(tenant="other"))
-            await engine.erase("parent")
-            with pytest.raises(RunErased, match="'parent' was erased"):
-                await engine.fork("parent", child_id="late")
-            with pytest.raises(RunErased, match="'child' goes on from run 'parent', which was erased"):
-                await engine.load("child")
+            await engine.erase(parent.run_id)
+            with pytest.raises(RunErased, match="'parent@acme' was erased"):
+                await engine.fork(parent.run_id, child_id="late")
+            with pytest.raises(RunErased, match="'child@acme' goes on from run 'parent@acme', which was erased"):
+                await engine.load(child.run_id)
             with pytest.raises(RunErased):
-                await engine.fork("child")
+                await engine.fork(child.run_id)
 
     run_async(main)
 

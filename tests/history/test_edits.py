@@ -238,7 +238,7 @@ def test_sensitive_values_stay_what_they_were() -> None:
     async def main() -> None:
         sent: list[str] = []
 
-        @tool(side_effect="write")
+        @tool(side_effect="write", sensitive=["text"])
         async def send(text: str) -> str:
             """Send a text."""
             sent.append(text)

@@ -55,13 +55,12 @@ def test_a_step_or_a_run_with_the_id_of_another_tenants_run_does_not_touch_it() 
     async def main() -> None:
         engine = engine_for(Script([END]))
         await engine.run(Agent(name="w"), "a secret goal", run_id="r", host=ACME)
-        before = await engine.store.read("r")
+        before = await engine.store.read("r@acme")
         with pytest.raises(RunNotFound):
             await engine.step(run_id="r", host=OTHER)
-        with pytest.raises(Exception, match="r") as caught:
-            await engine.run(Agent(name="w"), "go", run_id="r", host=OTHER)
-        assert "secret" not in str(caught.value) and "acme" not in str(caught.value)
-        assert await engine.store.read("r") == before
+        begun = await engine.run(Agent(name="w"), "go", run_id="r", host=OTHER, turns=0)
+        assert (begun.run_id, begun.state.goal) == ("r@other", "go")
+        assert await engine.store.read("r@acme") == before
 
     run_async(main)
 
@@ -73,14 +72,14 @@ def test_listing_and_approvals_show_a_host_its_own_and_an_operator_all() -> None
         engine = engine_for(Script([call("wipe", n=1)]), *Desk().all)
         for tenant in ("acme", "other", ""):
             await engine.run(Agent(name="w", tools=["wipe"]), "go", run_id=f"r{tenant}", host=Host(tenant=tenant))
-        assert {h.run_id for h in await engine.list_runs()} == {"racme", "rother", "r"}
-        assert [h.run_id for h in await engine.list_runs(host=ACME)] == ["racme"]
-        assert [h.run_id for h in await engine.list_runs(RunQuery(tenant="other"), host=ACME)] == ["racme"], (
+        assert {h.run_id for h in await engine.list_runs()} == {"racme@acme", "rother@other", "r"}
+        assert [h.run_id for h in await engine.list_runs(host=ACME)] == ["racme@acme"]
+        assert [h.run_id for h in await engine.list_runs(RunQuery(tenant="other"), host=ACME)] == ["racme@acme"], (
             "a host cannot ask for another's"
         )
-        assert {a.run_id for a in await engine.approvals()} == {"racme", "rother", "r"} and [
+        assert {a.run_id for a in await engine.approvals()} == {"racme@acme", "rother@other", "r"} and [
             a.run_id for a in await engine.approvals(host=OTHER)
-        ] == ["rother"]
+        ] == ["rother@other"]
         assert (await engine.load("racme", host=ACME)).host == ACME
 
     run_async(main)
@@ -253,8 +252,10 @@ def test_a_signal_that_means_nothing_is_dropped_and_the_run_goes_on() -> None:
                 ("child", {}),
             ]
         ):
-            await engine.signal("r", Signal(id=f"s{n}", kind=kind, payload=payload))  # type: ignore[arg-type]
+            await engine.store.post("r", Signal(id=f"s{n}", kind=kind, payload=payload))  # type: ignore[arg-type]
         assert (await engine.resume("r")).status == "waiting_for_user" and await engine.store.signals(["r"]) == {}
+        refused = [r.event.code for r in await engine.records("r") if isinstance(r.event, e.AnswerRefused)]
+        assert refused == ["unreadable", "approval_unknown", "unreadable", "unreadable", "unreadable", "unreadable"]
         assert (await engine.reply("r", "yes")).status == "completed"
 
     run_async(main)

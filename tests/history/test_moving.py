@@ -309,7 +309,7 @@ def test_archiving_that_was_interrupted_before_the_removal_is_done_again(tmp_pat
         held = await moving.take(store, "run")
         end = list(read_log("run", held.lines[:-2]))[-1]
         last = end.envelope
-        head = msgspec.structs.replace(held.head, records=last.seq, status=last.status or "running", updated_at=last.at)
+        head = msgspec.structs.replace(held.head, records=last.seq, status=last.status or "running", reason=last.reason, updated_at=last.at)
         early = msgspec.structs.replace(held, head=head, lines=held.lines[:-2], digest=end.digest)
         moving.write_archive(tmp_path / "run.jsonl.gz", early)
         await moving.archive(store, tmp_path, "run")

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from detent import Agent, AskUser, Engine, FinalAnswer, Host, tool
+from detent import Agent, AskUser, Engine, FinalAnswer, tool
 from detent.core.codec import read_log
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
-ACME = Host(tenant="acme")
 SECRET = "the-launch-code-is-7421"
 
 
@@ -40,7 +39,7 @@ def test_an_erased_run_keeps_its_chain_and_nothing_of_its_content(kind: str, tmp
         url = url_of(kind, tmp_path)
         async with Engine(store=url, planner=Script([call("dump"), FinalAnswer(content=SECRET)]), tools=[dump]) as engine:
             other = await engine.run(Agent(name="w", tools=["dump"]), "keep me")
-            result = await engine.run(Agent(name="w", tools=["dump"]), f"find {SECRET}", run_id="r", host=ACME, variables={"x": SECRET})
+            result = await engine.run(Agent(name="w", tools=["dump"]), f"find {SECRET}", run_id="r", variables={"x": SECRET})
             assert SECRET.encode() in bytes_below(tmp_path)
             digests = [r.digest for r in await engine.records("r")]
             await engine.delete(other.run_id)
@@ -50,7 +49,7 @@ def test_an_erased_run_keeps_its_chain_and_nothing_of_its_content(kind: str, tmp
             lines = await engine.store.read("r")
             assert [r.digest for r in read_log("r", lines)][:-1] == digests and await engine.store.list_blobs("r") == []
             (head,) = await engine.list_runs()
-            assert (head.run_id, head.status, head.tenant, head.goal) == ("r", "completed", "acme", "")
+            assert (head.run_id, head.status, head.tenant, head.goal) == ("r", "completed", "", "")
             for verb in (engine.load, engine.resume, engine.replay):
                 with pytest.raises(RunErased, match="run 'r' was erased"):
                     await verb("r")

@@ -16,9 +16,9 @@ from detent.running.lineage import SECRET
 from detent.stores import open_store
 from history.family import run_async
 from laws.places import PurePlanner
-from secrecy.test_redaction import CARD, CARDS, HIDDEN, Bank
+from secrecy.test_redaction import CARD, CARDS, GRANT, HIDDEN, Bank
 
-AGENT = Agent(name="teller", tools=["card_of", "charge"])
+AGENT = Agent(name="teller", tools=["card_of", "charge"], grants=[GRANT])
 OTHER = CARD[::-1]
 
 

@@ -108,10 +108,10 @@ def test_the_same_code_takes_every_open_run_on() -> None:
             assert [(run.run_id, run.status, run.goes_on) for run in found.runs] == [
                 ("one", "waiting_for_user", True),
                 ("two", "waiting_for_user", True),
-                ("running", "running", True),
+                ("running@acme", "running", True),
             ]
             assert found.stranded == ()
-            assert [run.run_id for run in (await engine.check_upgrade(host=Host(tenant="acme"))).runs] == ["running"]
+            assert [run.run_id for run in (await engine.check_upgrade(host=Host(tenant="acme"))).runs] == ["running@acme"]
             assert (await engine.check_upgrade("two")).runs[0].run_id == "two"
 
     run_async(main)

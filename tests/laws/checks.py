@@ -73,7 +73,16 @@ def check_transitions(states: Sequence[RunState]) -> None:
 
 def check_exits(records: Sequence[Record]) -> None:
     """Law 6: one exit an opening, nothing but the allowed after it, an output exactly when completed, a reason of the closed list."""
-    after = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+    after = (
+        e.RunReopened,
+        e.AnswerRefused,
+        e.ToolReconciled,
+        e.Erased,
+        e.MemoryProposed,
+        e.MemoryWritten,
+        e.MemorySuperseded,
+        e.MemoryTombstoned,
+    )
     finished = False
     for record in records:
         event = record.event

@@ -154,7 +154,11 @@ def test_a_run_that_is_opened_again_is_given_its_turns_in_a_row_anew(plan: Any, 
 @pytest.mark.parametrize("option", FIELDS)
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_bound_that_is_not_above_zero_is_refused(option: str, value: int) -> None:
-    """By the run, by the agent, by the engine and by reopen, before anything is recorded."""
+    """By the run, by the agent, by the engine and by reopen, before anything is recorded; below 0 where it is written."""
+    if value < 0:
+        with pytest.raises(BudgetRefused, match=option):
+            Budget(**{option: value})
+        return
     nothing = Budget(**{option: value})
     with pytest.raises(BudgetRefused, match=option):
         Engine(bounds=Bounds(budget=nothing))

@@ -186,12 +186,14 @@ def test_signals_are_taken_up_once_however_often_they_are_posted(tmp_path: Path)
         from detent.ports import Signal
 
         place = Place("sqlite", tmp_path)
-        signal = Signal(id="s1", kind="approval", by="ann", payload={"call": "main.1.0", "decision": "approved"})
         async with engine_on(place.store(), plan, [act]) as engine, engine_on(place.store(), plan, [act]) as other:
             await engine.run(agent_of(act), "act", run_id="run")
+            (asked,) = await engine.approvals(run_id="run")
+            answer = {"call": "main.1.0", "digest": asked.digest}
+            signal = Signal(id="s1", kind="approval", by="ann", payload={**answer, "decision": "approved"})
             await engine.signal("run", signal)
             await other.signal("run", signal)
-            await other.signal("run", Signal(id="s2", kind="approval", by="bob", payload={"call": "main.1.0", "decision": "denied"}))
+            await other.store.post("run", Signal(id="s2", kind="approval", by="bob", payload={**answer, "decision": "denied"}))
             assert (await engine.resume("run")).output == "done"
             await other.signal("run", signal)
             assert (await other.resume("run")).status == "completed"

@@ -164,7 +164,7 @@ def test_a_cancel_that_comes_too_late_does_not_end_the_next_opening(tmp_path: Pa
         place = Place("sqlite", tmp_path)
         async with engine_on(place.store(), plan) as engine:
             await engine.run(agent_of(), "end", run_id="run")
-            await engine.signal("run", Signal(id="late", kind="cancel"))
+            await engine.store.post("run", Signal(id="late", kind="cancel", by="ann"))
             assert (await engine.reopen("run")).output == "done"
             assert (await engine.replay("run")).identical
         check_laws(await place.lines("run"))

@@ -67,7 +67,7 @@ def test_a_run_suspended_before_its_tool_call_begins_gives_back_what_it_had_rese
         assert [one.tool_calls for one in held] == [1]
         assert (await others(store)).tool_calls == 0
         assert (await made.tenants.spent("acme")).tool_calls == 0
-        assert (await made.resume("r")).status == "completed"
+        assert (await made.resume("r@acme")).status == "completed"
         await place.close()
 
     asyncio.run(main())

@@ -50,7 +50,7 @@ def test_runs_that_start_together_are_no_more_than_the_tenant_may_start(kind: st
         assert sum(isinstance(error, BudgetRefused) for error in ended) == 4, ended
         assert (await made[0].tenants.spent("acme")).runs == 2
         there = {result.run_id for result in started}
-        for name in {f"r{n}{i}" for n in range(3) for i in range(2)} - there:
+        for name in {f"r{n}{i}@acme" for n in range(3) for i in range(2)} - there:
             assert await stores[0].head(name) is None
             assert await stores[0].list_blobs(name) == []
         await place.close()
@@ -79,10 +79,10 @@ def test_a_fork_is_a_run_that_the_tenant_starts() -> None:
         store = RamStore()
         made = engine(Caller(Provider(*[answer()] * 9)), store=store, tenant_budgets={"acme": TenantBudget(max_runs=2)})
         await made.run(AGENT, "go", host=ACME, run_id="first")
-        assert await made.fork("first", child_id="second") is not None
+        assert await made.fork("first@acme", child_id="second") is not None
         assert (await made.tenants.spent("acme")).runs == 2
         with pytest.raises(BudgetRefused, match="has started 2 of max_runs=2"):
-            await made.fork("first", child_id="third")
+            await made.fork("first@acme", child_id="third")
         assert await store.head("third") is None
 
     asyncio.run(main())
@@ -138,7 +138,7 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
         assert (await running).status == (await waiting).status == "completed"
         room = 40 - 15 - 10 if "max_total_tokens" in limits else int((0.3 - 0.06 - 0.01) / 0.01 + 1e-9)
         assert then.limits == [min(29, room)]
-        assert (await one.replay("one")).identical and (await two.replay("two")).identical
+        assert (await one.replay("one@acme")).identical and (await two.replay("two@acme")).identical
         spent = await one.tenants.spent("acme")
         assert spent.tokens == 30
         assert store._shelf.reserved == {}, "nothing stays reserved"
@@ -196,9 +196,11 @@ def test_a_call_is_given_what_others_leave_and_the_record_says_what_they_held() 
         assert then.limits == [20]
         first.go.set()
         await running
-        held = {name: [s.held for s in await events_of(store, name) if isinstance(s, e.ModelCallStarted)] for name in ("one", "two")}
-        assert held == {"one": [Usage()], "two": [used(30, 0, cost_usd=0.21)]}
-        assert (await two.replay("two")).identical
+        held = {
+            name: [s.held for s in await events_of(store, name) if isinstance(s, e.ModelCallStarted)] for name in ("one@acme", "two@acme")
+        }
+        assert held == {"one@acme": [Usage()], "two@acme": [used(30, 0, cost_usd=0.21)]}
+        assert (await two.replay("two@acme")).identical
 
     asyncio.run(main())
 
@@ -246,7 +248,7 @@ def test_a_bound_on_tool_calls_is_never_passed_by_batches_side_by_side(siblings:
         assert (await made[0].tenants.spent("acme")).tool_calls == 10
         assert {result.state.dimension for result in ended if result.reason == "budget_exhausted"} == {"tenant_tool_calls"}
         for n, one in enumerate(made):
-            again = await one.replay(f"r{n}")
+            again = await one.replay(f"r{n}@acme")
             assert again.identical, again.divergence
 
     asyncio.run(main())
@@ -310,7 +312,7 @@ def test_a_costly_tool_waits_for_what_a_model_call_of_another_run_has_reserved(e
             for _ in range(2):  # what that one has used is read, and put on record
                 looked.clear()
                 await looked.wait()
-            await two.cancel("two")
+            await two.cancel("two@acme")
             assert (await waiting).reason == "cancelled"
         first.go.set()
         assert (await running).status == "completed"
@@ -318,7 +320,7 @@ def test_a_costly_tool_waits_for_what_a_model_call_of_another_run_has_reserved(e
             assert (await waiting).status == "completed"
         assert len(bought) == (ends == "goes on")
         assert store._shelf.reserved == {}
-        again = await two.replay("two")
+        again = await two.replay("two@acme")
         assert again.identical, again.divergence
 
     asyncio.run(main())
@@ -359,17 +361,17 @@ def test_a_run_that_is_taken_on_gives_back_what_it_had_reserved() -> None:
         doomed = engine(Caller(stuck, input_tokens=10, max_output_tokens=20), store=dying, **options)
         task = asyncio.create_task(doomed.run(AGENT, "go", host=ACME, run_id="r"))
         await stuck.asked.wait()
-        lines = list(await store.read("r"))
+        lines = list(await store.read("r@acme"))
         await dying.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert await store.read("r") == lines, "it died without another word"
+        assert await store.read("r@acme") == lines, "it died without another word"
         provider = Provider(answer())
         other = engine(Caller(provider, input_tokens=10, max_output_tokens=90), store=store, ids=SequentialIds(500), **options)
-        result = await other.resume("r")
+        result = await other.resume("r@acme")
         assert (result.status, provider.limits) == ("completed", [60]), "nothing counts twice"
         assert (await other.tenants.spent("acme")).tokens == 45
-        assert (await other.replay("r")).identical
+        assert (await other.replay("r@acme")).identical
 
     asyncio.run(main())
 
@@ -406,8 +408,8 @@ def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that
             then = place.store()
             spent, held = await account(then)
             assert sum(sent) <= spent + held <= sum(sent) + 30, f"died {when} {at}: {store.done}"
-            made, there = made_on(then, 500), await then.head("r") is not None
-            result = await (made.resume("r") if there else made.run(AGENT, "go", host=ACME, run_id="r"))
+            made, there = made_on(then, 500), await then.head("r@acme") is not None
+            result = await (made.resume("r@acme") if there else made.run(AGENT, "go", host=ACME, run_id="r"))
             assert (result.status, await account(then)) == ("completed", (result.usage.total_tokens, 0))
             assert sum(sent) <= result.usage.total_tokens <= sum(sent) + 30
             await place.close()
@@ -434,7 +436,7 @@ def test_what_a_killed_worker_had_reserved_counts_once_before_and_after_its_run_
         store, thinking, provider = open_store(url), asyncio.Event(), Provider(answer(usage=used(10, 5)), answer(usage=used(10, 5)))
 
         async def plan(view: Any) -> Any:
-            if view.run_id != "dead":
+            if view.run_id != "dead@acme":
                 return await Caller(provider, input_tokens=10, max_output_tokens=90).plan(view)
             thinking.set()
             return await asyncio.Event().wait()
@@ -442,11 +444,11 @@ def test_what_a_killed_worker_had_reserved_counts_once_before_and_after_its_run_
         await store.open()
         async with engine(Planning(plan), store=store, tenant_budgets={"acme": TenantBudget(max_total_tokens=100)}) as made:
             await made.run(AGENT, "go", host=ACME, run_id="before")
-            taken = asyncio.create_task(made.resume("dead"))
+            taken = asyncio.create_task(made.resume("dead@acme"))
             await thinking.wait()
             await made.run(AGENT, "go", host=ACME, run_id="after")
             assert provider.limits == [100 - 30 - 10, 100 - 30 - 15 - 10]
-            await made.cancel("dead", why="enough")
+            await made.cancel("dead@acme", why="enough")
             assert (await taken).reason == "cancelled"
             assert (await made.tenants.spent("acme")).tokens == 60
         await store.close()
@@ -465,13 +467,13 @@ def test_a_cancelled_call_that_waits_for_another_run_ends_at_once() -> None:
         running = asyncio.create_task(one.run(AGENT, "go", host=ACME, run_id="one"))
         await first.asked.wait()
         waiting = asyncio.create_task(two.run(AGENT, "go", host=ACME, run_id="two"))
-        while await store.head("two") is None:
+        while await store.head("two@acme") is None:
             await asyncio.sleep(0)
-        await two.cancel("two")
+        await two.cancel("two@acme")
         assert (await waiting).reason == "cancelled"
         first.go.set()
         assert (await running).status == "completed"
-        assert e.ModelCallStarted not in {type(event) for event in await events_of(store, "two")}
+        assert e.ModelCallStarted not in {type(event) for event in await events_of(store, "two@acme")}
 
     asyncio.run(main())
 
@@ -490,7 +492,7 @@ def test_a_start_that_is_reserved_elsewhere_and_never_recorded_is_not_waited_for
                 BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*lapses after 30 s"
             ):
                 await made.run(AGENT, "go", host=ACME, run_id="r")
-        assert await store.head("r") is None
+        assert await store.head("r@acme") is None
         assert await dead.__aexit__(Crash, Crash(), None) is False
         assert (await made.run(AGENT, "go", host=ACME, run_id="r")).status == "completed"
 

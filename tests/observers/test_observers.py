@@ -14,6 +14,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, ToolContext, tool
 from detent.core import events as e
 from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -257,7 +258,7 @@ def test_the_console_sends_no_control_characters() -> None:
         Chunk(kind="text", run_id="r-abc", goal_id="r", agent="a", scope="main", iteration=1, content=text)
     )
     (line,) = out.getvalue().splitlines()
-    assert line.endswith(r"abc main.1 text: one\x1b[2J\r two\x07\u202e")
+    assert line.endswith(r"abc main.1 text: one\u001b[2J\r two\u0007\u202e")
 
 
 def test_the_console_can_write_json_lines() -> None:
@@ -333,7 +334,7 @@ def test_every_event_can_be_told_on_one_line() -> None:
 
 def test_an_unknown_level_is_refused() -> None:
     """With the levels that there are."""
-    with pytest.raises(ValueError, match="verbose, info, warning, error"):
+    with pytest.raises(ConfigError, match="level is 'loud'; known: 'verbose', 'info', 'warning', 'error'"):
         ConsoleObserver(level="loud")  # type: ignore[arg-type]
 
 

@@ -51,8 +51,11 @@ def test_a_tier_can_be_given_another_decision_and_a_tool_its_own(level: Any, dec
 
 
 def test_a_tool_of_an_unknown_level_fails_closed() -> None:
-    """K31: what is not known is denied, and not offered."""
-    tool = spec("t", "cosmic")
+    """K31: what is not known is denied, and not offered; a declaration refuses it, so one that did not must be made by force."""
+    with pytest.raises(ConfigError, match="side_effect is 'cosmic'"):
+        spec("t", "cosmic")
+    tool = spec("t", "read")
+    msgspec.structs.force_setattr(tool, "side_effect", "cosmic")
     assert said(TieredPolicy(), call(tool), state()) == ("deny", "tier_unknown") and not TieredPolicy().offers(tool, state())
 
 

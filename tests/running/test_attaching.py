@@ -26,7 +26,7 @@ def test_running_with_the_id_of_a_run_takes_it_on() -> None:
         await engine.run(agent, "go", run_id="r", host=host, turns=1)
         done = await engine.run(agent, "go", run_id="r", host=host)
         again = await engine.run(agent, "go", run_id="r", host=host)
-        assert (done.status, again.output, desk.ran, done.run_id) == ("completed", "the end", [("put", 1)], "r")
+        assert (done.status, again.output, desk.ran, done.run_id) == ("completed", "the end", [("put", 1)], "r@acme")
 
     run_async(main)
 
@@ -36,7 +36,6 @@ def test_running_with_the_id_of_a_run_takes_it_on() -> None:
     [
         ({"agent": Agent(name="other")}, "agent", "other"),
         ({"goal": "elsewhere"}, "goal", "elsewhere"),
-        ({"host": Host(workspace="w", principal="ann")}, "host.tenant", ""),
         ({"host": Host(tenant="acme", principal="ann")}, "host.workspace", ""),
         ({"host": Host(tenant="acme", workspace="w", principal="bob")}, "host.principal", "bob"),
     ],
@@ -47,13 +46,13 @@ def test_running_with_the_id_of_another_run_is_an_error_that_says_what_differs(c
     async def main() -> None:
         engine = engine_for(Script([END]))
         given: dict[str, Any] = {"agent": Agent(name="w"), "goal": "go", "host": Host(tenant="acme", workspace="w", principal="ann")}
-        await engine.run(**given, run_id="r")
-        records = len(await engine.records("r"))
+        kept = (await engine.run(**given, run_id="r")).run_id
+        records = len(await engine.records(kept))
         with pytest.raises(RunContextMismatch, match=re.escape(field)) as caught:
             await engine.run(**{**given, **change}, run_id="r")
         (mismatch,) = caught.value.mismatches
         assert set(mismatch) == {"field", "expected", "received"} and (mismatch["field"], mismatch["received"]) == (field, received)
-        assert len(await engine.records("r")) == records
+        assert len(await engine.records(kept)) == records
 
     run_async(main)
 

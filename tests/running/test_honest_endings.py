@@ -14,6 +14,7 @@ from detent.core import events as e
 from detent.core.errors import ConfigError
 from detent.expressions.markup import clean
 from detent.running.endings import has_section, same_file
+from detent.running.people import poster
 from detent.running.receipts import lines_of
 from detent.stores.ram import RamStore
 from detent.tools.done import done_tool
@@ -315,7 +316,7 @@ def test_a_receipt_reads_as_lines() -> None:
                 "partially: 2 calls ok, 2 failed (save 1 ok, slip 0 ok 2 failed, wipe 1 ok)",
                 "produced: file out/a.md",
                 "missing: file b.md",
-                "approved by ann (main.3.0)",
+                f"approved by ann via {poster()} (main.3.0)",
             ]
 
     run_async(main)

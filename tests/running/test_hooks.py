@@ -359,7 +359,7 @@ def test_what_is_slow_is_waited_for_where_nobody_cancelled() -> None:
         control = Control(grace_s=0.01)
         patient = patience_of(control)
         assert await patient(asyncio.sleep(0.02, "slow")) == "slow"
-        control.deliver([Signal(id="1", kind="cancel", payload={})])
+        control.deliver([Signal(id="1", kind="cancel", by="ann")])
         for said in ("within 0.01 s", "within 0.001 s"):
             with pytest.raises(TimeoutError, match=said):
                 await patient(asyncio.Event().wait())
@@ -438,7 +438,7 @@ def test_a_hook_that_tidies_up_has_the_time_for_it_and_timeouts_of_its_own_are_i
             did.append("fell back")
 
         await patient(falls_back())
-        control.deliver([Signal(id="1", kind="cancel", payload={})])
+        control.deliver([Signal(id="1", kind="cancel", by="ann")])
         with pytest.raises(TimeoutError, match="did not return within"):
             await patient(tidy())
         assert did == ["fell back", "tidied"]

@@ -374,7 +374,7 @@ def test_a_cancellation_that_came_before_its_calls_were_handed_over_lets_none_wa
 
     async def main() -> None:
         control = Control()
-        control.deliver([Signal(id="c", kind="cancel")])
+        control.deliver([Signal(id="c", kind="cancel", by="ann")])
         group = Group([Job(run_id="r", call_id="main.1.0", tool=ToolSpec(name="look"), start=start)], control)
         await asyncio.wait_for(group.run(Never(), None), 60)
         assert list(group.left) == ["main.1.0"] and group.why == "the run was cancelled"
@@ -452,7 +452,7 @@ def test_bounds_of_calls_stand_in_the_configuration(tmp_path: Path) -> None:
         file.write_text('store = "ram:"\n[limits]\nmax_concurrent_calls = 2\n[limits.max_concurrent_calls_of]\nlook = 1\n')
         gate = Gate()
         look, scan = gate.tool(), gate.tool("scan")
-        engine = Engine.from_config(file, planner=ScriptedPlanner([calls, END]), tools=[look, scan], approver="caller")
+        engine = Engine.from_config(file, trust=True, planner=ScriptedPlanner([calls, END]), tools=[look, scan], approver="caller")
         run = asyncio.create_task(engine.run(worker(look, scan), "look:a look:b scan:c scan:d"))
         await gate.begins(2)
         assert gate.begun == ["a", "c"]

@@ -1,4 +1,4 @@
-"""A waiting run is rows in a store: a thousand of them keep no memory, no task and no claim in the program that left them there."""
+"""A waiting run is rows in a store: hundreds of them keep no memory, no task and no claim in the program that left them there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from detent.testing.clocks import FakeClock
 from laws.places import PurePlanner
 from running.waiting import due
 
-WAITING = 1_000
+WAITING = 500
 BYTES_EACH = 100
 """Less than the smallest object that could stand for a run; what is left is the noise of caches and of the allocator."""
 
@@ -46,23 +46,23 @@ def held() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def test_a_thousand_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: Path) -> None:
+def test_hundreds_of_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: Path) -> None:
     """Not a reference for each of them; and any one can be taken on, by this engine or another."""
 
     async def main() -> None:
         clock, path = FakeClock(), tmp_path / "runs.db"
         engine = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
         await engine.store.open()
-        await wait_for(engine, range(200))  # what is made once for all runs is there now
+        await wait_for(engine, range(100))  # what is made once for all runs is there now
         tracemalloc.start()
         before = held()
-        await wait_for(engine, range(200, 200 + WAITING))
+        await wait_for(engine, range(100, 100 + WAITING))
         grown = held() - before
         tracemalloc.stop()
         assert grown < WAITING * BYTES_EACH, f"{grown / WAITING:.0f} bytes a waiting run"
         assert len(asyncio.all_tasks()) <= 2, "nothing runs or waits in this process but this test, and the one watcher of the engine"
         clock.advance(60)
-        assert len(await due(engine)) == (200 + WAITING) // 3
+        assert len(await due(engine)) == (100 + WAITING) // 3
         other = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
         await other.store.open()
         assert (await other.resume("r1")).output == "woken"

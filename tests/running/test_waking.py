@@ -198,8 +198,8 @@ def test_a_host_wakes_only_its_own_runs() -> None:
         for tenant in ("acme", "other"):
             await made.run(AGENT, "for", run_id=tenant, host=Host(tenant=tenant))
         clock.advance(HOUR)
-        assert [r.run_id for r in await resumed(made, host=Host(tenant="acme"))] == ["acme"]
-        assert await due(made) == ["other"]
+        assert [r.run_id for r in await resumed(made, host=Host(tenant="acme"))] == ["acme@acme"]
+        assert await due(made) == ["other@other"]
 
     asyncio.run(main())
 
@@ -330,7 +330,7 @@ def test_a_worker_for_waiting_runs_resumes_what_is_due_and_leaves_the_rest(tmp_p
         assert desk.detent("approve", name, "main.1.0", "--no-resume").code == 0
 
     async def held() -> Any:
-        store = SqliteStore(tmp_path / ".detent" / "runs.db")
+        store = SqliteStore(desk.store)
         await store.open()
         await store.claim("second")
         try:

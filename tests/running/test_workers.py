@@ -302,7 +302,7 @@ def test_the_configuration_says_how_workers_work(tmp_path: Path, monkeypatch: py
     (tmp_path / "detent.toml").write_text(
         '[store]\nurl = "ram:"\n[worker]\nconcurrency = 7\nmax_attempts = 2\nretry_pause_s = 3.5\npoll_s = 0.25\n'
     )
-    host = Engine.from_config("detent.toml").worker_host
+    host = Engine.from_config("detent.toml", trust=True).worker_host
     assert isinstance(host, InProcessHost)
     assert (host.concurrency, host.max_attempts, host.retry_pause_s, host.poll_s) == (7, 2, 3.5, 0.25)
     assert [host.pause_s(n) for n in (0, 1, 2, 3, 99)] == [0.0, 3.5, 7.0, 14.0, 300.0]

@@ -23,6 +23,7 @@ SECRET = "hunter2-s3cret"
 CARD = "4111-1111-1111-1111"
 CARDS = r"\d{4}-\d{4}-\d{4}-\d{4}"
 HIDDEN = re.compile(r"<secret:[0-9a-f]{24}>")
+GRANT = {"sink": "charge.card", "source": "card_of.cards"}
 
 
 class Bank:
@@ -43,7 +44,7 @@ class Bank:
             self.got.append(user)
             return {"user": user, "cards": [CARD], "note": f"card {CARD} is valid"}
 
-        @tool(side_effect="write")
+        @tool(side_effect="write", sensitive=("card",))
         async def charge(card: str) -> str:
             """Charge a card."""
             self.got.append(card)
@@ -51,7 +52,7 @@ class Bank:
                 raise ToolFailed(f"unknown card {card}")
             return "charged"
 
-        @tool(side_effect="read")
+        @tool(side_effect="read", sensitive=("card",))
         async def trip(card: str) -> str:
             """Fail, and tell."""
             raise ToolFailed(f"card {CARD} is blocked", details={"card": CARD})
@@ -96,19 +97,25 @@ def test_a_pattern_hides_values_wherever_they_come_from() -> None:
     ]
     done = ran(script, *bank.all, goal=f"charge {CARD}", run={"variables": {"card": [CARD]}}, redact=[CARDS])
     assert bank.got == ["ann", CARD] and done.codes == ["", "", "handler_error"] and hidden(done, CARD)
-    names = {
-        HIDDEN.search(text)[0]
-        for text in (done.state.goal, done.items[0].content["note"], str(done.items[2].error), str(done.result.output))
-    }  # type: ignore[index]
-    assert len(names) == 1, "equal values have equal placeholders"
+    shown = [
+        done.state.goal,
+        done.state.variables,
+        done.items[1].arguments,
+        done.result.output,
+        done.items[0].content["note"],
+        done.items[2].error,
+    ]
+    names = [HIDDEN.search(str(value))[0] for value in shown]  # type: ignore[index]
+    assert names[0] == names[1] and names[2] == names[3], "equal values of one giver have equal placeholders"
+    assert len(set(names)) == 4, "those of others have others"
     assert done.views[0].variables == {"card": [next(iter(names))]}
 
 
 def test_the_planner_can_hand_a_placeholder_on_and_the_tool_gets_the_value() -> None:
-    """What a result hid can be used in the next call."""
+    """What a result hid can be used in the next call, where the operator granted it."""
     bank = Bank()
     script = [call("card_of", user="ann"), lambda view: call("charge", card=view.results[0].content["cards"][0]), END]
-    done = ran(script, *bank.all, redact=[CARDS])
+    done = ran(script, *bank.all, redact=[CARDS], grants=[GRANT])
     assert bank.got == ["ann", CARD] and done.codes == ["", ""] and hidden(done, CARD)
 
 

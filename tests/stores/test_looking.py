@@ -39,7 +39,7 @@ LOOKING = (
     ("bisect", "last", "other"),
     ("check-upgrade",),
     ("worker", "--waiting-only", "--until-idle"),
-    ("gc",),
+    ("gc", "--yes"),
     ("resume", "last"),
     ("copy", "last", "--to", "file:target"),
     ("doctor",),
@@ -140,7 +140,7 @@ def test_an_earlier_sqlite_store_is_left_as_it_is_by_who_looks(version: int, tmp
     else:
         assert looking(f"sqlite:///{path}", read)
     assert db.execute("PRAGMA user_version").fetchone() == (version,)
-    assert run(["gc", "--store", f"sqlite:///{path}"]) == 0
+    assert run(["gc", "--yes", "--store", f"sqlite:///{path}"]) == 0
     assert db.execute("PRAGMA user_version").fetchone() == (SQLITE_VERSION,)
     assert looking(f"sqlite:///{path}", read)
     db.close()

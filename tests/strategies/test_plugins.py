@@ -152,12 +152,12 @@ def test_a_configuration_names_planners_policies_and_stores_of_a_plug_in(plug: N
     """A plain name is a plug-in's, a name with a colon an import path; a scheme that Detent does not have is a plug-in's store."""
     config = tmp_path / "detent.toml"
     config.write_text('planner = "greeting"\npolicy = "closed"\nstore = "shelf://top"\n', encoding="utf-8")
-    engine = Engine.from_config(config)
+    engine = Engine.from_config(config, trust=True)
     result = go(engine, tools=["greet"])
     assert (result.output, engine.store.url) == ("refused", "shelf://top")
     assert Engine(store="shelf://other").store.url == "shelf://other"
     config.write_text('planner = "greting"\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="failed to create planner: unknown planner 'greting'; did you mean 'greeting'"):
-        Engine.from_config(config)
+        Engine.from_config(config, trust=True)
     with pytest.raises(ConfigError, match="unknown scheme 'shelv'"):
         store_at("shelv://x")

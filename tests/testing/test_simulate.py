@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from amounts import times
 from detent import Agent, AskUser, Engine, FinalAnswer, NotExecuted, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
@@ -669,7 +670,7 @@ def test_every_strategy_survives_what_is_simulated(scenario: Scenario) -> None:
             agent,
             scenario.goal,
             faults=["crash", "store_conflict", "duplicate", "tool_timeout", "slow_model"],
-            at_most=16,
+            at_most=times(16),
             effects=lambda: world.sent,
             reset=reset,
         )

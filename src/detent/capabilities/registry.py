@@ -18,6 +18,7 @@ from detent.core.codec import digest_of
 from detent.core.errors import ConfigError
 from detent.core.events import SideEffect
 from detent.ports import Denied, Resolution
+from detent.ports.options import check_fields, checked_options
 
 Kind = Literal["model", "tool", "memory", "planner", "policy", "observer", "environment", "scheduler", "custom"]
 
@@ -51,6 +52,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not _ID.fullmatch(self.id):
             raise ConfigError(f"capability id {self.id!r}: use letters, digits and _ . : / -, 1 to 200 of them")
         if not _VERSION.fullmatch(self.version):
@@ -78,6 +80,7 @@ def _rank(version: str) -> tuple[int, ...]:
 class CapabilityRegistry:
     """The capabilities that this process knows, and the kinds of `environments` that it is. Raises `ConfigError` for one given twice."""
 
+    @checked_options
     def __init__(self, capabilities: Iterable[Capability] = (), *, environments: Sequence[str] = ()) -> None:
         self._known: dict[str, dict[tuple[int, ...], Capability]] = {}
         self._environments = frozenset(environments)

@@ -9,6 +9,7 @@ from pathlib import Path
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.ports import SecretSource
+from detent.ports.options import checked_options
 
 
 class EnvironmentSecrets:
@@ -36,6 +37,10 @@ class FileSecrets:
         """Return the names of the secrets."""
         return tuple(self._paths)
 
+    def files(self) -> Sequence[str]:
+        """Return where the secrets lie."""
+        return tuple(str(path.absolute()) for path in self._paths.values())
+
     def get(self, name: str, host: Host) -> str | None:
         """Return what the file holds; None when it cannot be read."""
         try:
@@ -47,6 +52,7 @@ class FileSecrets:
 class FunctionSecrets:
     """Secrets that a function gives: `function(name, host)` returns the value or None; so each tenant may have its own."""
 
+    @checked_options
     def __init__(self, function: Callable[[str, Host], str | None], *, names: Sequence[str]) -> None:
         self._function, self._names = function, tuple(names)
 
@@ -68,6 +74,10 @@ class SecretSources:
     def names(self) -> Sequence[str]:
         """Return the names of all, each once."""
         return tuple(dict.fromkeys(name for source in self._sources for name in source.names()))
+
+    def files(self) -> Sequence[str]:
+        """Return where those lie that are in files."""
+        return tuple(path for source in self._sources for path in getattr(source, "files", tuple)())
 
     def get(self, name: str, host: Host) -> str | None:
         """Ask the first source that has the name."""

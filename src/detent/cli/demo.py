@@ -7,6 +7,7 @@ second line of the timeline is written. The process is then killed from outside;
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -21,7 +22,10 @@ from typing import Any
 import msgspec
 
 from detent.cli.output import FAILED, Output
+from detent.config.demands import listing
 from detent.config.schema_lines import schema_line
+from detent.config.state_directory import STORE_FILE, made_state_directory, state_directory, store_url
+from detent.config.trust import VARIABLE, remember
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, DetentError
 from detent.core.events import ToolFinished, ToolReconciled, ToolStarted
@@ -31,7 +35,6 @@ from detent.ports import Chunk, RunQuery
 from detent.stores.urls import open_store
 
 GOAL = "Find the error burst and its cause"
-STORE = "sqlite:///.detent/runs.db"
 HOLD_AFTER = 2
 """How many lines of the timeline are written when the run is killed."""
 PATIENCE_S = 60.0
@@ -138,11 +141,13 @@ def _prepare(directory: Path | None) -> Path:
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; the demo writes into a new or an empty one")
     home = (directory or Path(tempfile.mkdtemp(prefix="detent-demo-"))).resolve()
-    shutil.copytree(_example(), home, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".detent", "reports", "*.db*", "__pycache__"))
+    shutil.copytree(_example(), home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("reports", "*.db*", "__pycache__"))
     for file in (home / "agent.toml", home / "rules.yaml"):
         _, text = file.read_text(encoding="utf-8").split("\n", 1)
         file.write_text(schema_line(file) + text, encoding="utf-8")
     (home / "hold.toml").write_text(HOLD_CONFIG, encoding="utf-8")
+    with contextlib.suppress(ConfigError):  # no place to remember it: then its own processes alone are told (`_environment`)
+        remember(listing(home), pin=True)
     return home
 
 
@@ -158,24 +163,29 @@ def _example() -> Path:
 # Processes ----------------------------------------------------------------------------------------------------------------------
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the processes: without settings that would change the run, and with this very package."""
+def _environment(home: Path) -> dict[str, str]:
+    """Return the environment of the processes: without settings that would change the run, with trust in what was written, and this package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DETENT_")}
     source = str(Path(__file__).resolve().parent.parent.parent)
+    kept[VARIABLE] = f"{home}={listing(home).digest}"
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])), "PYTHONUNBUFFERED": "1"}
 
 
 def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "detent", *words, "--store", STORE]
+    return [sys.executable, "-P", "-m", "detent", *words]
 
 
 def _run_and_kill(output: Output, home: Path) -> list[Record]:
     """Start the run, kill it where it is held, and return the records that it left; raise `Failed`."""
-    noise = home / ".detent" / "killed-run.log"
-    noise.parent.mkdir(exist_ok=True)
+    noise = made_state_directory(home) / "killed-run.log"
     with noise.open("wb") as file:
         process = subprocess.Popen(
-            _command("run", "--config", "hold.toml", GOAL), cwd=home, env=_environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            _command("run", "--config", "hold.toml", GOAL),
+            cwd=home,
+            env=_environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
         )
         try:
             run_id = _wait_until_held(home, process, noise)
@@ -196,7 +206,7 @@ def _wait_until_held(home: Path, process: subprocess.Popen[bytes], noise: Path) 
         if process.poll() is not None:
             said = noise.read_text(encoding="utf-8", errors="replace").strip()
             raise Failed(f"the run ended with exit code {process.returncode} before it could be killed:\n{said}")
-        run_id = asyncio.run(_held(home)) if (home / STORE.removeprefix("sqlite:///")).exists() else ""
+        run_id = asyncio.run(_held(home)) if (state_directory(home) / STORE_FILE).exists() else ""
         if run_id:
             return run_id
         time.sleep(0.02)  # polls the log of the other process
@@ -204,7 +214,7 @@ def _wait_until_held(home: Path, process: subprocess.Popen[bytes], noise: Path) 
 
 
 async def _held(home: Path) -> str:
-    store = open_store(f"sqlite:///{home / STORE.removeprefix('sqlite:///')}")
+    store = open_store(store_url(home))
     await store.open()
     try:
         heads = await store.list_runs(RunQuery(limit=1))
@@ -217,7 +227,7 @@ async def _held(home: Path) -> str:
 
 
 async def _records(home: Path, run_id: str) -> list[Record]:
-    store = open_store(f"sqlite:///{home / STORE.removeprefix('sqlite:///')}")
+    store = open_store(store_url(home))
     await store.open()
     try:
         return list(read_log(run_id, await store.read(run_id)))
@@ -230,7 +240,7 @@ def _detent(output: Output, home: Path, *words: str, wanted: int) -> None:
     done = subprocess.run(
         _command(*words),
         cwd=home,
-        env=_environment(),
+        env=_environment(home),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

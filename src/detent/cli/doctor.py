@@ -13,11 +13,15 @@ import typer
 
 from detent.cli import options as o
 from detent.cli import surroundings
+from detent.cli.logged import AGENT_FILE, agent_path
 from detent.cli.output import FAILED, Output, clean, shortened
-from detent.cli.session import AGENT_FILE, Session
+from detent.cli.session import Session
 from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config.agents import Agent
+from detent.config.engines import Config
+from detent.config.imports import add_import_roots
 from detent.config.loading import CONFIG_FILE, find_config, load_agent
+from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
 from detent.ports import RunQuery, look_at
 from detent.stores.passwords import without_password
@@ -103,7 +107,7 @@ def examine(*, agent: str | None, store: str | None, config: Path | None) -> Fin
         programs=surroundings.programs(),
         files=files,
         store=checked,
-        next=_next(providers, servers, extras, files, checked),
+        next=[*_next(providers, servers, extras, files, checked), *_private(session)],
     )
 
 
@@ -115,7 +119,8 @@ def _files(agent: str | None, store: str | None, config: Path | None) -> tuple[S
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
-        session = Session(o.Setup(store=store, config=config), agent=agent)
+        session = Session(o.Setup(store=store, config=config), agent=agent, asks=False)
+        add_import_roots(session.config.import_roots or ())
     except DetentError as error:
         return None, [File(path=str(named or CONFIG_FILE), kind="config", problem=str(error))]
     if named is not None:
@@ -125,14 +130,14 @@ def _files(agent: str | None, store: str | None, config: Path | None) -> tuple[S
         agents.setdefault(session.config.agent, session.config.agent)
     elif Path(AGENT_FILE).is_file():
         agents.setdefault(AGENT_FILE, AGENT_FILE)
-    files += [_agent(path) for path in dict.fromkeys(agents.values())]
+    files += [_agent(path, session.trust) for path in dict.fromkeys(agents.values())]
     return session, files
 
 
-def _agent(named: str) -> File:
-    path = Path(named).expanduser()
-    path = path / AGENT_FILE if path.is_dir() else path
+def _agent(named: str, trust: Trust) -> File:
+    path = agent_path(named)
     try:
+        trust.need_agent(path)
         loaded = load_agent(path)
         problem = _unaskable(loaded)
     except DetentError as error:
@@ -181,6 +186,15 @@ def _store(session: Session) -> StoreCheck:
     return StoreCheck(url=url, exists=there)
 
 
+def _private(session: Session | None) -> list[str]:
+    """Return what is recommended where goals may hold what should go when a run is erased."""
+    config = session.config if session is not None else Config()
+    if config.goal_words_in_ids is False or not (config.tenants or config.redact):
+        return []
+    why = "[tenants]" if config.tenants else "redact"
+    return [f"say goal_words_in_ids = false in detent.toml, which has {why}: ids hold words of the goal, and stay when a run is erased"]
+
+
 # What to do -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +238,7 @@ def _show(found: Findings, output: Output, *, everything: bool) -> None:
     _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem)])
     output.show()
     for line in found.next:
-        output.show(f"next: {clean(line)}", "" if found.ok else "yellow")
+        output.show(f"next: {shortened(line, None)}", "" if found.ok else "yellow")
 
 
 def _providers(providers: Sequence[Provider], *, everything: bool) -> list[tuple[str, str, bool]]:
@@ -243,7 +257,7 @@ def _servers(servers: Sequence[Server], *, everything: bool) -> list[tuple[str, 
     rows: list[tuple[str, str, bool]] = []
     for server in servers:
         if server.answers:
-            models = shortened(clean(", ".join(server.models)), 100) or "no model is loaded"
+            models = shortened(", ".join(server.models), 100) or "no model is loaded"
             rows.append((server.name, f"{server.url} answers: {models}", bool(server.models)))
         elif everything or server.problem:
             rows.append((server.name, f"{server.url}: {clean(server.problem) or 'nothing listens there'}", True))
@@ -262,4 +276,4 @@ def _part(output: Output, title: str, rows: Sequence[tuple[str, Any, bool]]) -> 
     output.show()
     output.show(title, "bold")
     for name, said, good in rows:
-        output.show(f"  {clean(name):<{width}}  {clean(str(said)).splitlines()[0] if said else ''}", "" if good else "yellow")
+        output.show(f"  {clean(name):<{width}}  {clean(str(said).splitlines()[0]) if said else ''}", "" if good else "yellow")

@@ -22,7 +22,7 @@ from detent.core.errors import ConfigError, DetentError, UnknownName
 from detent.engine import Engine
 from detent.history.comparing import Diff, Difference, Parting
 from detent.history.upgrading import Upgrade, Upgraded, open_runs
-from detent.running.branching import EDITABLE
+from detent.running.branching import EDITABLE, OF_AGENT
 from detent.running.results import Result
 
 LIMIT = 300
@@ -70,8 +70,8 @@ def fork(
     setup: o.Setup,
 ) -> int:
     """Begin a run that goes on from some record of another, with what is to be different, and take it on."""
-    session = Session(setup, changes=True)
     edits = parse_edits(change or (), result or (), answer or ())
+    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # another agent is checked with its tools
     policy: Any = effects.replace("-", "_")
 
     async def branch(engine: Engine) -> Result:
@@ -270,10 +270,10 @@ def _tell(one: Upgraded, session: Session) -> None:
     if one.missing:
         out.show(f"  tools that are not here: {', '.join(clean(name) for name in one.missing)}")
     if one.problem:
-        out.show(f"  {clean(one.problem)}")
+        out.show(f"  {shortened(one.problem, None)}")
     if one.divergence is not None:
         out.show(f"  differs at record {one.divergence.sequence}")
-        out.show(f"    the log has      {shortened(clean(one.divergence.expected), LIMIT)}")
-        out.show(f"    this code gives  {shortened(clean(one.divergence.actual), LIMIT)}")
+        out.show(f"    the log has      {shortened(one.divergence.expected, LIMIT)}")
+        out.show(f"    this code gives  {shortened(one.divergence.actual, LIMIT)}")
     if one.changed:
         out.show(f"  changed since it was opened: {', '.join(clean(name) for name in one.changed)}")

@@ -41,10 +41,11 @@ def backtest(
     config: o.ConfigFile = None,
     workspace: o.Workspace = None,
     agent: o.AgentFile = None,
+    trust: o.Trust = False,
     json_wanted: o.Json = False,
 ) -> int:
     """Ask a policy and a budget about every stored decision again; nothing is executed. Exits 1 when a call that succeeded would be refused."""
-    session = Session(o.Setup(store=store, config=config, workspace=workspace, json_wanted=json_wanted), agent=agent)
+    session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust, json_wanted=json_wanted), agent=agent)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)
 
@@ -91,7 +92,7 @@ def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> in
     session.output.show(f"{found.call_id}  {clean(found.tool)}  {found.outcome or 'no outcome yet'}", "bold")
     session.output.show(f"  {shortened(as_text(found.args), 2000)}")
     for step in found.steps:
-        session.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {clean(step.said)}", _style(step))
+        session.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {shortened(step.said, None)}", _style(step))
         for line in _details(step):
             session.output.show(f"        {line}")
     session.output.show(f"policy {found.policy or 'unknown'}")

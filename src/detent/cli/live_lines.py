@@ -10,13 +10,14 @@ import time
 from typing import Any
 
 from detent.cli.output import coloured
+from detent.expressions.display import clean
 
 KEPT_CHARS = 20_000
 """Of what a model says, for drawing its last lines."""
 
 
 class LiveLines:
-    """Use as `with LiveLines() as lines:` on a terminal; all text given to it has its control characters made visible."""
+    """Use as `with LiveLines() as lines:` on a terminal; all text given to it is cleaned."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -41,21 +42,21 @@ class LiveLines:
         """Print a line that stays, above those that change."""
         from rich.text import Text
 
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(clean(text, lines=True), style=style), soft_wrap=True)
 
     def now(self, doing: str) -> None:
         """Say what happens; the time that it takes begins now."""
-        self._doing, self._since = doing, time.monotonic()
+        self._doing, self._since = clean(doing), time.monotonic()
 
     def begin(self, call: str, said: str) -> None:
         """Show a call in progress, in words; the first attempt and its record are one."""
         known = self._calls.get(call)
-        self._calls[call] = (said, known[1] if known else time.monotonic(), "")
+        self._calls[call] = (clean(said), known[1] if known else time.monotonic(), "")
 
     def report(self, call: str, said: str) -> None:
         """Show what a call reports of its progress."""
         words, since, _ = self._calls.get(call, (call, time.monotonic(), ""))
-        self._calls[call] = (words, since, said)
+        self._calls[call] = (words, since, clean(said))
 
     def end(self, call: str) -> None:
         """Take a call away."""
@@ -63,6 +64,7 @@ class LiveLines:
 
     def say(self, kind: str, speaker: Any, text: str) -> None:
         """Show what a model says; another `speaker` (a pass of a run) begins anew."""
+        text = clean(text, lines=True)
         if speaker != self._speaker:
             self._said, self._speaker = [], speaker
         before = self._said[-1] if self._said and self._said[-1][0] == kind else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.approving import request_lines
 from detent.cli.option_sets import Without
 from detent.cli.output import FAILED, as_text, clean, code_of_status, plain, shortened, style_of
 from detent.cli.progress import Progress
@@ -27,6 +27,7 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, wait_for_news
+from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
 
@@ -159,7 +160,7 @@ def verify(
     head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
     setup: o.Looking,
 ) -> int:
-    """Check every digest of a run's log."""
+    """Check every digest of a run's log, and that its listing entry (tenant, status, ...) says what the log does."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
@@ -171,7 +172,8 @@ def verify(
         kept = ", content erased" if found.erased else ""
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
         return 0
-    session.output.show(f"not sound at record {found.sequence}: {clean(found.problem)}", "red")
+    where = f" at record {found.sequence}" if found.sequence is not None else ""
+    session.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
     session.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
     session.output.say(f"`{session.command('export', found.run_id)}` saves what can be read")
     return 1
@@ -191,8 +193,8 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
         session.output.show(f"identical: {found.records} records", "green")
         return 0
     session.output.show(f"differs at record {found.divergence.sequence}", "red")
-    session.output.show(f"  the log has      {shortened(clean(found.divergence.expected), 400)}")
-    session.output.show(f"  this code gives  {shortened(clean(found.divergence.actual), 400)}")
+    session.output.show(f"  the log has      {shortened(found.divergence.expected, 400)}")
+    session.output.show(f"  this code gives  {shortened(found.divergence.actual, 400)}")
     return 1
 
 
@@ -209,9 +211,10 @@ def export(
     workspace: o.Workspace = None,
     store: o.Store = None,
     config: o.ConfigFile = None,
+    trust: o.Trust = False,
 ) -> int:
     """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
-    session = Session(o.Setup(store=store, config=config, workspace=workspace), bare=not script)
+    session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
     if script or by_sequence:
         if not script:
             raise ConfigError("--by-sequence says how a script is made; give --script too")
@@ -249,11 +252,14 @@ def _export_script(session: Session, run: str, file: Path | None, *, by_sequence
 def _written(session: Session, file: Path | None, data: bytes, what: str) -> None:
     """Write to the file, or to stdout without one; raise `ConfigError`."""
     if file is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        session.output.write(data)
         return
     try:
-        file.write_bytes(data)
+        if file.exists() and not file.is_file():  # a pipe, a terminal
+            file.write_bytes(data)
+        else:
+            with private_file(file) as out:
+                out.write(data)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --output") from error
     session.output.say(f"wrote {what} to {file}")
@@ -292,8 +298,9 @@ def approvals(
         session.output.say("no call waits for approval")
     for asked in found:
         session.output.show(f"{asked.run_id}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
-        session.output.show(f"  {shortened(as_text(asked.args), 400)}")
-        session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id)}")
+        for line in request_lines(asked):
+            session.output.show(line)
+        session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id, '--digest', asked.digest)}")
         session.output.show(f"  {session.command('deny', asked.run_id, asked.call_id)}")
     return 0
 
@@ -312,7 +319,7 @@ def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store
         session.output.show()
         session.output.table(("TOOL", "MCP SERVER", "SIDE EFFECT", "BECAUSE OF", "WHAT IT DOES"), of_servers)
     for problem in problems.values():
-        session.output.say(f"error: {clean(problem)}", "red")
+        session.output.say(f"error: {shortened(problem, None)}", "red")
     return FAILED if problems else 0
 
 

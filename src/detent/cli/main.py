@@ -6,7 +6,7 @@ is shown with `--debug` only.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import sys
 import traceback
@@ -16,9 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
-from detent.cli import doctor, forking, governance, looking, moving, removing, running, starting, working
+from detent.cli import doctor, forking, governance, looking, mcp, moving, removing, running, starting, trusting, where, working
+from detent.cli.import_path import leave_out_the_working_directory
 from detent.cli.option_sets import expanded
-from detent.cli.output import SUSPENDED, USAGE, Output, code_of_error
+from detent.cli.output import SUSPENDED, USAGE, Output, clean, code_of_error
 from detent.config.environment import ENVIRONMENT
 from detent.core.errors import DetentError, Suspended
 
@@ -47,11 +48,11 @@ GROUPS: dict[str, dict[str, Callable[..., int]]] = {
         "export": looking.export,
         "tools": looking.tools,
     },
-    "Govern": {"explain": governance.explain, "backtest": governance.backtest},
+    "Govern": {"explain": governance.explain, "backtest": governance.backtest, "trust": trusting.trust},
     "Compare": {"fork": forking.fork, "diff": forking.diff, "bisect": forking.bisect, "check-upgrade": forking.check_upgrade},
     "Move": {"copy": moving.copy, "archive": moving.archive, "import": moving.bring_back},
     "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
-    "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor},
+    "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor, "where": where.where, "mcp": mcp.mcp},
 }
 _LIBRARIES = r"(pydantic|pydantic_ai|genai_prices)(\.|$)"
 """What these warn of, such as usage that no reader can read, is on the log, and is no line of a terminal."""
@@ -68,7 +69,7 @@ def make_app() -> typer.Typer:
         help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
         "3 waiting, 4 stopped, 5 suspended.",
         epilog="Settings: built-in < detent.toml < agent file < environment < options. Variables: "
-        f"{', '.join(name for name, key in ENVIRONMENT.items() if key[0] != 'budget')}, DETENT_CONFIG, DETENT_DEBUG, and every bound "
+        f"{', '.join(name for name, key in ENVIRONMENT.items() if key[0] != 'budget')}, DETENT_CONFIG, DETENT_TRUST, DETENT_DEBUG, and every bound "
         "(DETENT_MAX_ITERATIONS, ...). `detent init` writes a detent.toml to begin with.",
         add_completion=False,
         no_args_is_help=True,
@@ -104,11 +105,14 @@ def _everywhere(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    leave_out_the_working_directory()  # again, for programs that call it
     args = list(sys.argv[1:] if arguments is None else arguments)
     own = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in own or bool(os.environ.get("DETENT_DEBUG"))
     args = [a for i, a in enumerate(args) if not (a == "--debug" and i < len(own))]
     output = Output(json_wanted="--json" in own)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Shown())
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
@@ -127,10 +131,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
 
 
+class _Shown(logging.Formatter):
+    """What goes to stderr because no program has asked for the log: warnings quote what runs say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, cleaned."""
+        return clean(super().format(record), lines=True)
+
+
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:
     """Say what went wrong, in one or two lines or as the one document, and return the exit code."""
     if debug:
-        traceback.print_exception(error)
+        output.say("".join(traceback.format_exception(error)).rstrip("\n"))
     said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
@@ -141,10 +153,10 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
         )
     if output.json:
         code = error.code if isinstance(error, DetentError) else "internal_error"
-        data: dict[str, Any] = {"code": code, "message": said}
+        data: dict[str, Any] = {"code": code, "message": said.encode("utf-8", "backslashreplace").decode()}
         if getattr(error, "run_id", ""):
             data["run_id"] = getattr(error, "run_id", "")
-        sys.stdout.write(json.dumps({"error": data}, ensure_ascii=False) + "\n")
+        output.document({"error": data}, indent=None)
     else:
         output.say(said if isinstance(error, Suspended) else f"error: {said}", "red")
     if hint:
@@ -156,7 +168,7 @@ def _misused(error: Any, output: Output) -> int:
     command = getattr(getattr(error, "ctx", None), "command_path", "detent")
     said = error.format_message()
     if output.json:
-        sys.stdout.write(json.dumps({"error": {"code": "usage", "message": said}}, ensure_ascii=False) + "\n")
+        output.document({"error": {"code": "usage", "message": said.encode("utf-8", "backslashreplace").decode()}}, indent=None)
     elif said:
         output.say(f"error: {said}", "red")
         output.say(f"`{command} --help` shows how it is used")

@@ -42,9 +42,7 @@ def copy(
     session = Session(setup, changes=True, bare=True)
     target = store_at(to, **impatient(to))
     if move:
-        confirm(
-            session, f"Move {'every run' if everything else counted(len(runs or ()), 'run')} to {target.url} and remove them here?", yes=yes
-        )
+        confirm(f"Move {'every run' if everything else counted(len(runs or ()), 'run')} to {target.url} and remove them here?", yes=yes)
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         asked = [await session.find(run) for run in runs or ()]
@@ -116,7 +114,9 @@ def archive(
             session.output.show(head.run_id)
         session.output.say(f"{len(heads)} finished runs were last changed before {moment:%Y-%m-%d %H:%M} UTC")
         return 0
-    confirm(session, f"Write {counted(len(heads), 'run')} to {to} and remove them from {session.engine.store.url}?", yes=yes)
+    confirm(
+        f"Write {counted(len(heads), 'run')} to {to} and remove them, and their hidden values, from {session.engine.store.url}?", yes=yes
+    )
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         done: list[moving.Moved] = []
@@ -139,6 +139,10 @@ def archive(
 def bring_back(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Archives, or directories of archives.", show_default=False)],
     *,
+    most: Annotated[
+        int,
+        typer.Option("--max-bytes", metavar="N", min=0, help="How many bytes may come out of an archive. 0: 1 GiB, 200 times its size."),
+    ] = 0,
     setup: o.Looking,
 ) -> int:
     """Bring archived runs back into the store; a run that is there already is left as it is. Exits 1 when one of several could not be."""
@@ -147,7 +151,8 @@ def bring_back(
     archives = [archive for path in paths for archive in moving.archives_in(path)]
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
-        return await _each(session, archives, lambda path: moving.bring_back(engine.store, path), (*moving.OF_ONE_RUN, ConfigError))
+        left = (*moving.OF_ONE_RUN, ConfigError)
+        return await _each(session, archives, lambda path: moving.bring_back(engine.store, path, most_bytes=most), left)
 
     done, left = session.drive(work)
     session.output.document(done)
@@ -157,4 +162,8 @@ def bring_back(
 
 def _said(moved: moving.Moved) -> str:
     new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records were there"
-    return f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"
+    said = f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"
+    if not moved.missing:
+        return said
+    hidden = counted(moved.missing, "hidden value")
+    return f"{said}; {hidden} not there (archives hold none): a call that needs one, in this run or a fork of it, has only the placeholder"

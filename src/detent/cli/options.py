@@ -17,7 +17,9 @@ CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a c
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="URL", help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: sqlite:///.detent/runs.db"
+        "--store",
+        metavar="URL",
+        help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: that of this directory, see `detent where`.",
     ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
@@ -30,7 +32,13 @@ Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show 
 Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="A bound, such as max_tool_calls=20. Repeatable.")]
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the log. Default: the user of this machine.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; required without a terminal.")]
+
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Trust the directories of the files used, for this command; see `detent trust`."),
+]
 
 
 class Place(Options, frozen=True, kw_only=True):
@@ -39,6 +47,7 @@ class Place(Options, frozen=True, kw_only=True):
     store: Store = None
     workspace: Workspace = None
     config: ConfigFile = None
+    trust: Trust = False
 
 
 class Setup(Place, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from detent.clock import RandomIds, SystemClock
 from detent.config.environment import parse_budget
 from detent.core.agent import Host
 from detent.core.errors import ConfigError
-from detent.running.admission import new_run_id
+from detent.running.admission import new_run_id, tenants_id
 from detent.secrecy.redact import Redactor
 
 
@@ -91,6 +91,8 @@ class Order(Options, frozen=True, kw_only=True):
         variables = parse_variables(self.var or [], agent)
         hidden = (*agent.redact, *(session.config.redact or ()))
         public = Redactor(hidden, b"").without(text)  # a run id is made of it, and ids are seen everywhere
-        session.run_id = self.run_id or new_run_id(public, SystemClock().now(), RandomIds().token(6))
+        spoken = public if session.config.goal_words_in_ids is not False else None
+        run_id = self.run_id or new_run_id(spoken, SystemClock().now(), RandomIds().token(6))
+        session.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id
         session.begins = True
-        return {"agent": agent, "goal": text, "run_id": session.run_id, "host": host, "budget": bounds, "variables": variables}
+        return {"agent": agent, "goal": text, "run_id": run_id, "host": host, "budget": bounds, "variables": variables}

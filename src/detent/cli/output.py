@@ -3,13 +3,13 @@
 Own tables: those of rich take 16 ms to import and leave out no column where the terminal is narrow. rich tells how wide a character is.
 
 Answers and documents go to stdout, everything that is said about them to stderr. With `--json` stdout holds exactly one JSON document.
-Text from runs is shown with its control characters made visible, so that a tool's output cannot steer the terminal.
+Everything that is written passes through `expressions.display`: no text of a run, of an error or of the log's own warnings steers the
+terminal or hides anything. A text that stands on a line with others is cleaned where that line is made, so that it cannot begin a line.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -19,6 +19,7 @@ import msgspec
 from detent.core import errors as e
 from detent.core.codec import encode
 from detent.core.events import ToolError
+from detent.expressions.display import clean
 
 COMPLETED, FAILED, USAGE, WAITING, STOPPED, SUSPENDED = range(6)
 """The exit codes."""
@@ -31,7 +32,8 @@ STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", "running":
 LEAST = 20
 """So many characters are left to the last column of a table on a narrow terminal, or it is shown in another way."""
 INDENT = "  "
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+FURTHER = " " * 12
+"""Before the second and further lines of a text."""
 
 
 def code_of_status(status: str) -> int:
@@ -46,11 +48,6 @@ def code_of_error(error: BaseException) -> int:
     return SUSPENDED if isinstance(error, _SUSPENDED) else FAILED
 
 
-def clean(text: str) -> str:
-    """Return `text` with control characters (all but newline and tab) written as escapes."""
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
-
-
 def plain(value: Any) -> Any:
     """Return structs, dates and owned sequences as plain JSON data."""
     return msgspec.json.decode(encode(value))
@@ -58,7 +55,12 @@ def plain(value: Any) -> Any:
 
 def as_text(value: Any) -> str:
     """Return a value as people read it: text as it is, anything else as JSON."""
-    return clean(value) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return clean(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False), lines=True)
+
+
+def as_json(value: Any, *, indent: int | None = 2) -> str:
+    """Return a value as a JSON document that may be shown: it reads as the same data."""
+    return clean(json.dumps(plain(value), ensure_ascii=False, indent=indent), lines=True)
 
 
 def fault(error: ToolError | None) -> str:
@@ -69,10 +71,10 @@ def fault(error: ToolError | None) -> str:
 
 
 def shortened(text: str, limit: int | None) -> str:
-    """Return `text` on one line, at most `limit` characters (None: all of it, with its lines)."""
+    """Return `text` cleaned on one line, at most `limit` characters (None: all of it, its further lines indented as no other is)."""
     if limit is None:
-        return text
-    line = text.strip().replace("\n", "⏎ ").replace("\t", " ")
+        return clean(text, lines=True).replace("\n", f"\n{FURTHER}")
+    line = clean(text.strip()[: limit + 1].replace("\n", "⏎ ").replace("\t", " "))
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
@@ -96,11 +98,37 @@ class Output:
         if not self.json:
             _write(sys.stdout, text, style)
 
-    def document(self, data: Any) -> None:
+    def document(self, data: Any, *, indent: int | None = 2) -> None:
         """Write the one document, if it is wanted."""
         if self.json:
-            sys.stdout.write(json.dumps(plain(data), ensure_ascii=False, indent=2) + "\n")
-            sys.stdout.flush()
+            _write(sys.stdout, as_json(data, indent=indent), "")
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to stdout as they are, where they can be checked against their digests; at a terminal they are shown like any text."""
+        if sys.stdout.isatty():
+            _write(sys.stdout, data.decode(errors="backslashreplace").rstrip("\n"), "")
+            return
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def page(self, lines: Sequence[str]) -> bool:
+        """Write lines to stderr, at a terminal a screen at a time; return whether all of them were shown."""
+        rows = max(_size().lines - 2, 1) if sys.stderr.isatty() and sys.stdin.isatty() else len(lines)
+        for start in range(0, len(lines), rows or 1):
+            self.say("\n".join(lines[start : start + rows]))
+            left = len(lines) - start - rows
+            if left > 0 and self.ask(f"-- {counted(left, 'line')} more: Enter shows them, q stops -- ").strip().lower() == "q":
+                return False
+        return True
+
+    def ask(self, question: str) -> str:
+        """Ask the person at the terminal and return the line that was typed, "" where there is none."""
+        sys.stderr.write(clean(question))
+        sys.stderr.flush()
+        try:
+            return sys.stdin.readline()
+        except KeyboardInterrupt:
+            return ""
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = (), *, spare: Sequence[str] = ()) -> None:
         """Write aligned columns to stdout; the last is cut at the width of a terminal, and whole in a pipe.
@@ -108,9 +136,9 @@ class Output:
         With `spare`, names of columns: as many of these are left out as it takes to leave the last one room; where all of them are not
         enough, the first column stands on a line of its own, which is never cut.
         """
-        lines = [tuple(head), *(tuple(clean(cell).replace("\n", " ") for cell in row) for row in rows)]
+        lines = [tuple(head), *(tuple(clean(cell.replace("\n", " ")) for cell in row) for row in rows)]
         widths = [max(_cells(line[i]) for line in lines) for i in range(len(head))]
-        room = _width() if sys.stdout.isatty() else None
+        room = room_of(sys.stdout)
         spared = [head.index(name) for name in spare]
         columns, fits = _fitting(widths, list(range(len(head))), spared, room)
         own = not fits and bool(spare)
@@ -152,14 +180,29 @@ def _sized(text: str, cells: int) -> str:
     return set_cell_size(text, cells)
 
 
-def _width() -> int:
+def broken(text: str, cells: int) -> list[str]:
+    """Return `text` in pieces of at most so many columns of a terminal, at least one."""
+    if text.isascii():
+        return [text[at : at + cells] for at in range(0, len(text), cells)] or [""]
+    from rich.cells import chop_cells
+
+    return chop_cells(text, cells) or [""]
+
+
+def room_of(stream: Any) -> int | None:
+    """Return how many columns the stream's terminal has, None where it is none."""
+    return _size().columns if stream.isatty() else None
+
+
+def _size() -> Any:
     import shutil
 
-    return shutil.get_terminal_size().columns
+    return shutil.get_terminal_size()
 
 
 def _write(stream: Any, text: str, style: str) -> None:
     """Write one line, coloured where the stream is a terminal and NO_COLOR is not set; a reader that went away is no error."""
+    text = clean(text, lines=True)
     try:
         if style and coloured(stream):
             from rich.style import Style

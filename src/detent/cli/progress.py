@@ -72,17 +72,19 @@ class Progress:
                 self._begun(call, tool, _gist(_args(state, call)), attempt)
             case e.PlanRejected(problem=problem):
                 self._silence()
-                self._line(f"{iteration:>4}  plan rejected: {shortened(clean(problem), WIDTH)}", "yellow")
+                self._line(f"{iteration:>4}  plan rejected: {shortened(problem, WIDTH)}", "yellow")
             case e.ModelCallFailed(error=error, kind=kind):
                 self._silence()
-                self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(clean(error), WIDTH)}", "yellow")
+                self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(error, WIDTH)}", "yellow")
+            case e.AnswerRefused(code=code, reason=reason):
+                self._line(f"{iteration or '':>4}  answer refused ({clean(event.kind)}, {code}): {shortened(reason, WIDTH)}", "yellow")
             case e.Reflected():
                 self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
             case e.ToolFinished(call=call) | e.ToolReconciled(call=call):
                 self._call(call, iteration, state)
             case e.ToolInDoubt(call=call, why=why):
                 self._ended(call)
-                self._line(f"{iteration:>4}  in doubt: call {call}: {shortened(clean(why), WIDTH)}", "magenta")
+                self._line(f"{iteration:>4}  in doubt: call {call}: {shortened(why, WIDTH)}", "magenta")
             case _:
                 pass
 
@@ -95,7 +97,7 @@ class Progress:
             case "model":
                 self._asking(chunk.iteration, chunk.content["model"], chunk.content["attempt"])
             case "text" | "thinking":
-                self._live.say(chunk.kind, (chunk.run_id, chunk.scope), clean(str(chunk.content)))
+                self._live.say(chunk.kind, (chunk.run_id, chunk.scope), str(chunk.content))
             case "tool":
                 self._begun(chunk.call_id, chunk.content["tool"], _gist(chunk.content["args"]), chunk.content["attempt"])
             case "progress":
@@ -111,7 +113,7 @@ class Progress:
 
     def _asking(self, iteration: int, model: str, attempt: int) -> None:
         self._silence()
-        self._now(f"iteration {iteration} · asking {clean(model)}" + (f" (attempt {attempt})" if attempt > 1 else ""))
+        self._now(f"iteration {iteration} · asking {model}" + (f" (attempt {attempt})" if attempt > 1 else ""))
 
     def _now(self, doing: str) -> None:
         if self._live is not None:
@@ -119,7 +121,7 @@ class Progress:
 
     def _begun(self, call: str, tool: str, gist: str, attempt: int) -> None:
         if self._live is not None:
-            said = f"{shortened(clean(tool), NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
+            said = f"{shortened(tool, NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
             self._live.begin(call, said)
 
     def _ended(self, call: str) -> None:
@@ -135,13 +137,13 @@ class Progress:
         self._silence()
         thinking, calls = event.thinking.strip(), isinstance(event.actions[0], ToolCall)
         if thinking and (self._live is not None or self._verbosity > 0):
-            lines = clean(thinking).split("\n")
+            lines = clean(thinking, lines=True).split("\n")
             most = len(lines) if self._verbosity > 0 else THOUGHT_LINES
             more = [f"… {len(lines) - most} more lines, shown with -v"] if len(lines) > most else []
             for line in [*lines[:most], *more]:
                 self._line(f"      {line}", "dim")
         if calls and event.text.strip() and (self._live is not None or self._verbosity > 0):
-            for line in clean(event.text.strip()).split("\n"):
+            for line in clean(event.text.strip(), lines=True).split("\n"):
                 self._line(f"      {line}")
 
     def _call(self, call_id: str, iteration: int, state: RunState) -> None:
@@ -150,9 +152,9 @@ class Progress:
         item = call.item if call is not None else None
         if call is None or item is None:
             return
-        self._now(f"iteration {iteration} · {shortened(clean(call.tool), NAME)} is done, going on")
+        self._now(f"iteration {iteration} · {shortened(call.tool, NAME)} is done, going on")
         mark, style = ("ok", "") if item.ok else ("failed", "red")
-        said = f"{iteration:>4}  {shortened(clean(call.tool), NAME)} {mark}" + (
+        said = f"{iteration:>4}  {shortened(call.tool, NAME)} {mark}" + (
             f" {item.latency_ms:.0f} ms" if item.executed and item.latency_ms else ""
         )
         if self._verbosity == 0:

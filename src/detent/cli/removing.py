@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 from detent.cli import options as o
+from detent.cli.output import Output
 from detent.cli.session import Session, operator
 from detent.core.errors import ConfigError
 from detent.engine import Engine
+from detent.running.results import Erasure
 
 
 def erase(
@@ -21,14 +23,17 @@ def erase(
     """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
-    confirm(session, f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
+    confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
-    async def work(engine: Engine) -> None:
-        await engine.erase(run_id, by=by or operator(), why=why)
+    async def work(engine: Engine) -> Erasure:
+        return await engine.erase(run_id, by=by or operator(), why=why)
 
-    session.drive(work)
-    session.output.document({"run_id": run_id, "erased": True})
+    named = session.drive(work).ids_with_goal_words
+    session.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
     session.output.say(f"erased run {run_id}; `{session.command('verify', run_id)}` still checks its chain")
+    if named:
+        why = "ids stay because the chain covers them; `goal_words_in_ids = false` in detent.toml makes ids without"
+        session.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
     return 0
 
 
@@ -36,7 +41,7 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
     """Remove a run with all that belongs to it."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
-    confirm(session, f"Remove run {run_id} with its whole log?", yes=yes)
+    confirm(f"Remove run {run_id} with its whole log?", yes=yes)
 
     async def work(engine: Engine) -> None:
         await engine.delete(run_id)
@@ -47,9 +52,10 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
     return 0
 
 
-def gc(*, setup: o.Looking) -> int:
+def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
     """Drop artifacts that no record names, and give unused space back."""
     session = Session(setup, changes=True, bare=True)
+    confirm(f"Remove from {session.engine.store.url} every artifact that no record names?", yes=yes)
 
     async def work(engine: Engine) -> int:
         return await engine.gc()
@@ -60,11 +66,11 @@ def gc(*, setup: o.Looking) -> int:
     return 0
 
 
-def confirm(session: Session, question: str, *, yes: bool) -> None:
-    """Ask on a terminal; go on without asking in a pipe, where nobody could answer. Raise `ConfigError` when the answer is no."""
-    if yes or session.output.json or not sys.stdin.isatty():
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask at a terminal. Without one nobody could answer: raise `ConfigError` unless `yes`, also where the answer is no."""
+    if yes:
         return
-    sys.stderr.write(f"{question} [y/N]: ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is no terminal to ask at: nothing was removed. To do it, say --yes")
+    if Output().ask(f"{question} [y/N]: ").strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was removed")

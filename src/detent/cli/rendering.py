@@ -11,7 +11,7 @@ from detent.cli.standing import next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
-from detent.running.receipts import lines_of
+from detent.running.receipts import lines_of, who
 
 SHORT = 240
 LONG = 2_000
@@ -22,15 +22,15 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     out, limit = session.output, None if full else SHORT
     out.show(f"run       {trace.run_id}", "bold")
     if trace.title:
-        out.show(f"title     {shortened(clean(trace.title), limit)}")
-    out.show(f"goal      {shortened(clean(trace.goal), limit)}")
+        out.show(f"title     {shortened(trace.title, limit)}")
+    out.show(f"goal      {shortened(trace.goal, limit)}")
     tenant = f" · tenant {clean(trace.tenant)}" if trace.tenant else ""
     out.show(f"agent     {clean(trace.agent)}{tenant}")
     out.show(f"started   {_at(trace.started_at)}")
     if trace.variables:
         out.show(f"variables {shortened(as_text(trace.variables), limit)}")
     for line in trace.before:
-        out.show(f"          {shortened(clean(line), limit)}")
+        out.show(f"          {shortened(line, limit)}")
     for turn in trace.iterations:
         if only is None or turn.iteration == only:
             _iteration(out, turn, limit)
@@ -38,7 +38,7 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     _audit(out, trace, limit)
     _receipt(out, trace, limit)
     for line in waits_for(state):
-        out.show(f"  waits     {line}")
+        out.show(f"  {'' if line.startswith(' ') else 'waits':<9} {line}")
     for command in next_commands(state, session):
         if command == session.command("show", state.run_id):
             continue
@@ -50,16 +50,16 @@ def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
     out.show()
     out.show(f"iteration {turn.iteration}{scope} · {turn.at:%H:%M:%S.%f}"[:-3], "bold")
     if turn.decision:
-        out.show(f"  decision  {shortened(clean(turn.decision), limit)}" + (f"  [{clean(turn.model)}]" if turn.model else ""))
+        out.show(f"  decision  {shortened(turn.decision, limit)}" + (f"  [{clean(turn.model)}]" if turn.model else ""))
     for name, text in (("text", turn.text), ("thinking", turn.thinking)):
         if text:
-            out.show(f"  {name:<9} {shortened(clean(text), limit)}")
+            out.show(f"  {name:<9} {shortened(text, limit)}")
     for asked in turn.models:
-        out.show(f"  model     {shortened(clean(told(asked)), limit)}", "red" if asked.error else "dim")
+        out.show(f"  model     {shortened(told(asked), limit)}", "red" if asked.error else "dim")
     for call in turn.calls:
         _call(out, call, limit)
     for line in turn.events:
-        out.show(f"  ·         {shortened(clean(line), limit)}")
+        out.show(f"  ·         {shortened(line, limit)}")
     figures = turn.state
     tokens = f" · {figures['tokens']} tokens" if figures["tokens"] else ""
     cost = f" · {figures['cost_usd']:.4f} USD" if figures["cost_usd"] else ""
@@ -78,12 +78,12 @@ def _call(out: Output, call: Call, limit: int | None) -> None:
     if call.approval is not None:
         out.show(f"    asked   {_approval(call.approval)}")
     for note in call.notes:
-        out.show(f"    ·       {shortened(clean(note), limit)}")
+        out.show(f"    ·       {shortened(note, limit)}")
     if call.outcome == "ok":
         stored = f"  ({call.artifact_bytes} bytes, stored apart)" if call.artifact_bytes is not None else ""
         out.show(f"    output  {shortened(as_text(call.output), limit)}{stored}")
     elif call.outcome:
-        out.show(f"    error   {call.outcome}: {shortened(clean(call.error), limit)}", "red")
+        out.show(f"    error   {call.outcome}: {shortened(call.error, limit)}", "red")
     else:
         out.show("    output  none yet", "dim")
 
@@ -91,7 +91,7 @@ def _call(out: Output, call: Call, limit: int | None) -> None:
 def _approval(asked: dict[str, Any]) -> str:
     said = f"requested {_at(asked.get('requested_at'))}"
     if "decision" in asked:
-        by = f" by {clean(asked['by'])}" if asked["by"] else ""
+        by = f" by {clean(who(asked['by'], asked['via']))}" if asked["by"] else ""
         said += f", {asked['decision']}{by} {_at(asked['at'])}"
         said += f": {clean(asked['said'])}" if asked["said"] else ""
     return said + (f" ({clean(asked['reason'])})" if asked.get("reason") else "")
@@ -109,13 +109,13 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
             else f"  bound     {option}"
         )
     if audit.error:
-        out.show(f"  error     {shortened(clean(audit.error), limit)}")
+        out.show(f"  error     {shortened(audit.error, limit)}")
     if trace.output is not None:
         answer = as_text(trace.output).rstrip("\n")
         answer = answer if limit is None or len(answer) <= LONG else f"{answer[:LONG]}…"
         out.show("  output    " + answer.replace("\n", "\n            "))
     if trace.partial and trace.output is None:
-        out.show(f"  partial   {shortened(clean(trace.partial), limit)}")
+        out.show(f"  partial   {shortened(trace.partial, limit)}")
     _bounds(out, audit)
     out.show(f"  in doubt  {', '.join(audit.in_doubt) or 'none'}")
     for asked in audit.approvals:
@@ -126,14 +126,14 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     for opened in audit.openings:
         why = f": {clean(opened['why'])}" if opened["why"] else ""
         bounds = f" with {as_text(opened['budget'])}" if opened["budget"] else ""
-        out.show(f"  reopened  {_at(opened['at'])} by {clean(opened['by']) or 'the operator'}{bounds}{why}")
+        out.show(f"  reopened  {_at(opened['at'])} by {clean(who(opened['by'], opened['via'])) or 'the operator'}{bounds}{why}")
     out.show(f"  running   {audit.running_ms / 1000:.3f} s, without waits and downtime")
     out.show(f"  log       {audit.records} records, head {audit.digest}")
 
 
 def _receipt(out: Output, trace: Trace, limit: int | None) -> None:
     for number, line in enumerate(lines_of(trace.receipt)):
-        out.show(f"  {'receipt' if number == 0 else '':<9} {shortened(clean(line), limit)}")
+        out.show(f"  {'receipt' if number == 0 else '':<9} {shortened(line, limit)}")
 
 
 def _bounds(out: Output, audit: Audit) -> None:

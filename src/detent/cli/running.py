@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.approving import refuse_unseen, request_lines
 from detent.cli.orders import Order
-from detent.cli.output import as_text, clean, code_of_status, shortened
+from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
 from detent.cli.session import Session, operator
 from detent.cli.standing import document, report
@@ -44,16 +45,26 @@ def resume(
     *,
     agent: o.AgentFile = None,
     budget: o.Bounds = None,
+    accept_level: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-level",
+            metavar="TOOL=LEVEL",
+            help="Accept that a tool is declared with a lower side-effect level now than the run holds it to. Repeatable.",
+        ),
+    ] = None,
     by: o.By = None,
     setup: o.Setup,
 ) -> int:
     """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
     session = Session(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
+    pairs = [one.partition("=") for one in accept_level or ()]
+    levels: dict[str, Any] = {tool: level for tool, _, level in pairs}
 
     async def work(engine: Engine, progress: Progress) -> Result:
         state = await session.outfit(run, agent_file=agent)
-        return await engine.resume(state.run_id, budget=bounds, by=by or operator(), observers=[progress])
+        return await engine.resume(state.run_id, budget=bounds, accept_levels=levels, by=by or operator(), observers=[progress])
 
     return advance(session, work)
 
@@ -114,13 +125,24 @@ def approve(
     args: Annotated[
         str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")
     ] = None,
+    digest: Annotated[
+        str, typer.Option("--digest", metavar="DIGEST", help="Refuse where the call is not the one that was shown with this digest.")
+    ] = "",
     how: o.Answering,
 ) -> int:
     """Approve exactly the call that waits, and take the run on."""
     edited = json_object(args, "--args") if args is not None else None
 
-    async def decide(engine: Engine, state: RunState) -> Result:
-        return await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, resume=False)
+    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
+        request = next((asked for asked in approvals_of(state) if asked.call_id == call), None)
+        if request is not None and edited is None:
+            refuse_unseen(session, request, digest)
+        bound = digest or (request.digest if request is not None else "")
+        result = await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, digest=bound, resume=False)
+        if request is not None and edited is None:
+            session.output.say(f"approved call {call}: {clean(request.reason)}", "bold")
+            session.output.page(request_lines(request))
+        return result
 
     return _answered(run, how, decide, said=f"approved call {call} of")
 
@@ -134,7 +156,7 @@ def deny(
 ) -> int:
     """Refuse a call that waits, and take the run on."""
 
-    async def decide(engine: Engine, state: RunState) -> Result:
+    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         return await engine.deny(state.run_id, call, by=how.by or operator(), reason=reason, resume=False)
 
     return _answered(run, how, decide, said=f"denied call {call} of")
@@ -152,7 +174,7 @@ def reconcile(
     if (happened is None) == (not did_not):
         raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
 
-    async def decide(engine: Engine, state: RunState) -> Result:
+    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         result = json_or_text(happened) if happened is not None else None
         return await engine.reconcile(
             state.run_id, call, happened=happened is not None, result=result, by=how.by or operator(), resume=False
@@ -172,7 +194,7 @@ def reply(
 ) -> int:
     """Answer the question that a run asked, and take it on."""
 
-    async def decide(engine: Engine, state: RunState) -> Result:
+    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)
         said: Any = " ".join(text)
         if asked is not None and asked.expected is not None and asked.expected.get("type") != "string":
@@ -190,10 +212,10 @@ def advance(session: Session, work: Work) -> int:
     result = watched(session, work)
     while result.status == "waiting_for_approval" and _attended(session) and (answers := _ask(session, result)):
 
-        async def answered(engine: Engine, progress: Progress, answers: dict[str, bool] = answers) -> Result:
-            for call, approved in answers.items():
+        async def answered(engine: Engine, progress: Progress, answers: list[tuple[Approval, bool]] = answers) -> Result:
+            for request, approved in answers:
                 decide = engine.approve if approved else engine.deny
-                await decide(session.run_id, call, by=operator(), resume=False)
+                await decide(session.run_id, request.call_id, by=operator(), digest=request.digest, resume=False)
             return await engine.resume(session.run_id, observers=[progress])
 
         result = watched(session, answered)
@@ -208,12 +230,12 @@ def watched(session: Session, work: Work) -> Result:
         return session.drive(lambda engine: work(engine, progress))
 
 
-def _answered(run: str, how: o.Answering, decide: Callable[[Engine, RunState], Awaitable[Result]], *, said: str) -> int:
+def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
     """Record an answer; then continue the run, unless that is not wanted."""
     session = Session(how.setup, changes=True, bare=how.no_resume)
 
     async def work(engine: Engine) -> Result:
-        return await decide(engine, await session.outfit(run))
+        return await decide(session, engine, await session.outfit(run))
 
     result = session.drive(work)
     if not how.no_resume:
@@ -233,36 +255,29 @@ def _attended(session: Session) -> bool:
     return not session.output.json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(session: Session, result: Result) -> dict[str, bool]:
+def _ask(session: Session, result: Result) -> list[tuple[Approval, bool]]:
     """Ask the person at the terminal about each call that waits; what is put off is left out."""
-    answers: dict[str, bool] = {}
-    for request in approvals_of(result.state):
-        answer = _ask_one(session, request)
-        if answer is not None:
-            answers[request.call_id] = answer
-    return answers
+    asked = [(request, _ask_one(session, request)) for request in approvals_of(result.state)]
+    return [(request, answer) for request, answer in asked if answer is not None]
 
 
 def _ask_one(session: Session, request: Approval) -> bool | None:
-    say = session.output.say
-    say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
-    say(f"  {shortened(as_text(request.args), None)}")
+    """Show the call and ask; it can be approved here only where all of it was shown."""
+    output = session.output
+    output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
+    seen = output.page(request_lines(request)) and not request.too_long
+    question = "approve this call? [y]es / [n]o / [l]ater: " if seen else "not all of it was shown. [n]o / [l]ater: "
     while True:
-        sys.stderr.write("approve this call? [y]es / [n]o / [l]ater: ")
-        sys.stderr.flush()
-        try:
-            line = sys.stdin.readline()
-        except KeyboardInterrupt:
-            line = ""
+        line = output.ask(question)
         match line.strip().lower():
-            case "y" | "yes":
+            case "y" | "yes" if seen:
                 return True
             case "n" | "no":
                 return False
             case "l" | "later":
                 return None
             case _ if not line:
-                say()
+                output.say()
                 return None
             case _:
-                say("  y, n or l")
+                output.say("  y, n or l" if seen else "  n or l; `detent approvals` shows it, and `detent approve` takes its digest")

@@ -12,8 +12,8 @@ import difflib
 import getpass
 import os
 import shlex
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, TypeVar
@@ -21,15 +21,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from detent.cli.asked import IMPLICIT, Asked
+from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
 from detent.cli.options import Setup
 from detent.cli.output import Output
+from detent.cli.surroundings import unused_stores
+from detent.cli.trusting import ask, attended
 from detent.config.agents import Agent
 from detent.config.assembly import made_workspace
-from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig
+from detent.config.demands import config_demands, govern
+from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
-from detent.config.imports import load_skills, load_tool
-from detent.config.loading import find_config, load_agent, load_config
+from detent.config.imports import add_import_roots, load_skills, load_tool
+from detent.config.loading import find_config, is_operators, load_agent, load_config, operators_config, recorded
 from detent.config.mcp_tables import load_servers
+from detent.config.trust import Trust
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunNotFound, Suspended, UnknownName
 from detent.core.records import RunHead
@@ -44,14 +49,13 @@ from detent.tools.mcp.settings import McpServer
 
 T = TypeVar("T")
 replace = msgspec.structs.replace
-AGENT_FILE = "agent.toml"
 NOT_ASKED = Asked()
 REFUSED_S = 2.0
 """So long a command tries an address where no server listens."""
 SLOW_S = 3.0
 """After so long it is said that a store has not answered yet."""
-DECIDING = ("planner", "policy", "tools", "mcp", "http")
-"""The keys of the configuration that only what plans or executes needs."""
+DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets", "import_roots")
+"""The keys of the configuration that only what plans or executes needs: whoever only looks imports nothing and starts nothing."""
 
 
 class Session:
@@ -59,9 +63,9 @@ class Session:
 
     One that only looks leaves a store of an earlier version as it is; one that `changes` runs brings it up to date; one that sets `creates`
     makes it where it is missing, one that `begins` a run only once the engine has refused nothing. One that is `bare` decides nothing: it makes
-    no planner, no policy and no tools, and a fault in them does not stop it. One that is `patient` waits for a database server that is still
-    to be started, as long as any program does. `there` says whether the store is there, once it was driven. `lent` are parts of the engine
-    that it shares with that of another session.
+    no planner, no policy, no tools and no observers, and a fault in them does not stop it. One that is `patient` waits for a database server
+    that is still to be started, as long as any program does. One that `asks` may ask the person at the terminal for trust. `there` says
+    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session.
     """
 
     def __init__(
@@ -72,13 +76,21 @@ class Session:
         changes: bool = False,
         bare: bool = False,
         patient: bool = False,
+        asks: bool = True,
         lent: Mapping[str, Any] | None = None,
     ) -> None:
         self.output = Output(json_wanted=setup.json_wanted)
         self.suffix = _suffix(setup.store, setup.config)
         environment = config_from_environment(os.environ)
-        found = setup.config or _config_of_environment() or find_config()
-        self.filed = load_config(found, without=DECIDING if bare else ()) if found is not None else Config()
+        root = setup.workspace or environment.workspace.root
+        self.filed, project = _filed(setup.config or _config_of_environment(), root, without=DECIDING if bare else ())
+        asked = partial(ask, self.output) if asks and attended(self.output) else None
+        self.trust = Trust(environment=self.filed.environment or (), vouched=setup.trust, ask=asked)
+        if project is not None:
+            passed = (*DECIDING, "workspace") if bare else ()
+            if setup.store or environment.store.url:  # the file's is not used
+                passed += ("store",)
+            self.trust.need_config(project, config_demands(project, without=passed))
         given = Config(
             store=StoreConfig(url=setup.store or None),
             workspace=WorkspaceConfig(root=str(setup.workspace) if setup.workspace is not None else None),
@@ -86,14 +98,14 @@ class Session:
             output=OutputConfig(verbosity=setup.verbose or None),
         )
         self.said = given.over(environment)
-        asked = self.said.over(self.filed).over(DEFAULTS)
-        self.config = asked if patient else asked.over(Config(store=StoreConfig(**impatient(asked.store.url or ""))))
+        wanted = self.said.over(self.filed).over(DEFAULTS)
+        self.config = wanted if patient else wanted.over(Config(store=StoreConfig(**impatient(wanted.store.url or ""))))
         self.run_id = ""
         self.stopped = ""
         self.changes, self.creates, self.begins, self.there = changes, False, False, True
         self.bare = bare
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+        for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
+            self.output.say(line, "yellow")
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
@@ -165,37 +177,8 @@ class Session:
 
     async def find(self, asked: str) -> str:
         """Return the id of the run that `asked` names: an id, a unique beginning of one, or `last`. Raise `RunNotFound`, `ConfigError`."""
-        self.run_id = await self._find(asked)
+        self.run_id = await _found(self.engine, asked, there=self.there)
         return self.run_id
-
-    async def _find(self, asked: str) -> str:
-        store = self.engine.store
-        if not self.there:
-            raise RunNotFound(
-                asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)"
-            )
-        if any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
-            raise RunNotFound(asked, store.url)
-        if asked == "last":
-            newest = await store.list_runs(RunQuery(limit=1))
-            if not newest:
-                raise RunNotFound(asked, store.url)
-            return newest[0].run_id
-        if await self._known(asked):
-            return asked
-        found = [head.run_id for head in await store.list_runs(RunQuery()) if head.run_id.startswith(asked)] if asked else []
-        if not found:
-            raise RunNotFound(asked, store.url)
-        if len(found) > 1:
-            more = f", and {len(found) - 5} more" if len(found) > 5 else ""
-            raise ConfigError(f"{asked!r} is the beginning of {len(found)} run ids: {', '.join(found[:5])}{more}; write more of it")
-        return found[0]
-
-    async def _known(self, run_id: str) -> bool:
-        try:
-            return await self.engine.store.head(run_id) is not None
-        except CorruptLog:
-            return True
 
     async def heads(self, query: RunQuery) -> list[RunHead]:
         """Return the runs that the query asks for; none where there is no store yet."""
@@ -219,33 +202,45 @@ class Session:
             self.equip(state, agent_file=agent_file)
         return state
 
-    def equip(self, state: RunState, *, agent_file: str | None = None) -> None:
-        """Register the tools that a run's log names, or those of an agent file. Raise `ConfigError`, `RunContextMismatch`."""
-        meta: dict[str, Any] = state.agent.meta
-        imports: Sequence[Any] = meta.get("tool_imports", ())
+    def equip(self, state: RunState, *, agent_file: str | None = None, own: bool = False) -> None:
+        """Register the tools of a run: those of an agent file, else those that its log names, as far as its word counts (`logged`).
+
+        With `own` only what the configuration here says counts. Raise `ConfigError`, `RunContextMismatch`.
+        """
+        word = Word(state, self.config, self.trust, own=own)
         if agent_file is not None:
-            agent = load_agent(self._agent_path(agent_file))
+            word.check_key()
+            agent = self._load_agent(agent_file)[1]
             if agent.name != state.agent.name:
                 raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
-            meta = agent.meta
+            meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         else:
-            self._register(load_tool(path, f"run {state.run_id!r}") for path in imports)
-            if (skills := meta.get("skills")) and "activate_skill" not in self.engine.tools:
-                self._register([load_skills(skills, f"run {state.run_id!r}")])
+            meta = word.counts()
+            govern(*(Path(file) for file in [meta.get("agent_file")] if file))
+            add_import_roots(self.config.import_roots or ())
+            self._register(load_tool(path, f"run {state.run_id!r}") for path in meta["tool_imports"])
+            if meta["skills"] and "activate_skill" not in self.engine.tools:
+                self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
         self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
         if any(name not in self.engine.tools for name in state.agent.tools):
-            self._add_remembered_servers(Path(meta.get("agent_file", "")), root)
-
-    def _add_remembered_servers(self, agent_file: Path, root: str) -> None:
-        """Add the MCP servers of the agent file that a run was started from, where it is still there."""
-        if agent_file.is_file():
-            self._add_servers(load_servers(agent_file), root)
+            file = Path(meta.get("agent_file", ""))
+            self._add_servers(allowed_servers(load_servers(file), self.config) if file.is_file() else {}, root)
+        if own:
+            _refuse_logged(state, self.engine)
 
     def _add_servers(self, servers: dict[str, McpServer], root: str) -> None:
         self.engine.servers.work_in(root)
         self.engine.servers.add(servers, over=True)
+
+    def add_agents_servers(self) -> None:
+        """Add the MCP servers of the agent file, if there is one."""
+        if self.config.agent is not None or Path(AGENT_FILE).is_file():
+            path = _agent_path(self.config, self.config.agent or AGENT_FILE)
+            self.trust.need_agent(path)
+            servers = load_servers(path)
+            self._add_servers(allowed_servers(servers, self.config), self.config.workspace.root or ".")
 
     def _add_workspace(self, names: Iterable[str], root: str, who: str, *, sandbox: str | None) -> None:
         missing = [name for name in names if name not in self.engine.tools]
@@ -261,15 +256,13 @@ class Session:
 
     # Agents -----------------------------------------------------------------------------------------------------------------------
 
-    def _agent_path(self, named: str) -> Path:
-        agents = self.config.agents or {}
-        path = Path(agents.get(named, named)).expanduser()
-        path = path / AGENT_FILE if path.is_dir() else path
-        if not path.exists() and named not in agents:
-            near = difflib.get_close_matches(named, agents, n=1)
-            hint = f"; did you mean the agent {near[0]!r}?" if near else ""
-            raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
-        return path
+    def _load_agent(self, named: str) -> tuple[Path, Agent]:
+        """Return where an agent file is, and the agent that it describes, where what it asks for may happen."""
+        path = _agent_path(self.config, named)
+        self.trust.need_agent(path)
+        add_import_roots(self.config.import_roots or ())
+        agent = load_agent(path)
+        return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
 
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
         """Return the agent to run, its tools registered, its workspace recorded; raise `ConfigError`.
@@ -282,9 +275,11 @@ class Session:
                 f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out"
             )
         if named is not None:
-            path: Path | str = self._agent_path(named)
-            agent = asked.over(load_agent(path))
+            path: Path | str
+            path, agent = self._load_agent(named)
+            agent = asked.over(agent)
         elif asked.model is not None:
+            add_import_roots(self.config.import_roots or ())
             path, agent = "options", asked.agent(self.said.workspace.root)
         else:
             raise ConfigError(_no_agent())
@@ -299,8 +294,8 @@ class Session:
             with contextlib.suppress(UnknownName):  # said below, with everything that is there
                 self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
-                raise ConfigError(f"{path}: tools: {UnknownName('tool', name, self._known_tools())}")
-        self._check_planner(agent, path)
+                raise ConfigError(f"{path}: tools: {UnknownName('tool', name, _known_tools(self.engine))}")
+        _check_planner(self.engine, agent, path)
         if agent.name == IMPLICIT and named is None and not agent.tools:
             return agent
         return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
@@ -309,7 +304,7 @@ class Session:
         """Return what is declared of each tool at hand: the workspace's, the configuration's, those of the agent file if there is one."""
         root = self.config.workspace.root or "."
         if self.config.agent is not None or Path(AGENT_FILE).is_file():
-            agent = load_agent(self._agent_path(self.config.agent or AGENT_FILE))
+            _, agent = self._load_agent(self.config.agent or AGENT_FILE)
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
             self.engine.servers.add(agent.mcp, over=True)
         self.engine.servers.work_in(root)
@@ -328,19 +323,6 @@ class Session:
 
         return self.drive(survey) if self.engine.servers else ([], {})
 
-    def _known_tools(self) -> list[str]:
-        from detent.tools.workspace.tools import workspace_tools
-
-        return sorted({*self.engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
-
-    def _check_planner(self, agent: Agent, path: Path | str) -> None:
-        if agent.rules or agent.model or self.engine.planner is not None:
-            return
-        raise ConfigError(
-            f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
-            'give it model = "openai:gpt-5" (`detent doctor` shows what is at hand), or rules = "rules.yaml" (`detent init` writes an example)'
-        )
-
     @property
     def budget(self) -> Budget:
         """The bounds that the environment says; options come over them."""
@@ -352,10 +334,96 @@ class Session:
         return self.config.output.verbosity or 0
 
 
+def _known_tools(engine: Engine) -> list[str]:
+    from detent.tools.workspace.tools import workspace_tools
+
+    return sorted({*engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
+
+
+def _check_planner(engine: Engine, agent: Agent, path: Path | str) -> None:
+    if agent.rules or agent.model or engine.planner is not None:
+        return
+    raise ConfigError(
+        f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
+        'give it model = "openai:gpt-5" (`detent doctor` shows what is at hand), or rules = "rules.yaml" (`detent init` writes an example)'
+    )
+
+
+def _agent_path(config: Config, named: str) -> Path:
+    agents = config.agents or {}
+    path = agent_path(agents.get(named, named))
+    if not path.exists() and named not in agents:
+        near = difflib.get_close_matches(named, agents, n=1)
+        hint = f"; did you mean the agent {near[0]!r}?" if near else ""
+        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
+    return path
+
+
 def _suffix(store: str | None, config: Path | None) -> str:
     said = ["--store", without_password(store)] if store else []
     said += ["--config", str(config)] if config is not None else []
     return "".join(f" {shlex.quote(word)}" for word in said)
+
+
+def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str]) -> tuple[Config, Path | None]:
+    """Return what the files say, the operator's over that of the working directory or the one that was named; and this one, if it is no operator's."""
+    found = named or find_config()
+    if found is None:
+        return operators_config(without=without), None
+    operators = named is not None and is_operators(named, root)
+    said = load_config(found, without=without, operators=operators)
+    if operators and not all(is_operators(found, place) for place in _workspaces(said)):
+        operators, said = False, load_config(found, without=without)
+    return operators_config(without=without).over(said), None if operators else found
+
+
+async def _found(engine: Engine, asked: str, *, there: bool) -> str:
+    """Return the id of the run that `asked` names, see `Session.find`; `there` says whether there is a store."""
+    store = engine.store
+    if not there:
+        raise RunNotFound(asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)")
+    if any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
+        raise RunNotFound(asked, store.url)
+    if asked == "last":
+        newest = await store.list_runs(RunQuery(limit=1))
+        if not newest:
+            raise RunNotFound(asked, store.url)
+        return newest[0].run_id
+    if await _known(engine, asked):
+        return asked
+    found = [head.run_id for head in await store.list_runs(RunQuery()) if head.run_id.startswith(asked)] if asked else []
+    if not found:
+        raise RunNotFound(asked, store.url)
+    if len(found) > 1:
+        more = f", and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ConfigError(f"{asked!r} is the beginning of {len(found)} run ids: {', '.join(found[:5])}{more}; write more of it")
+    return found[0]
+
+
+async def _known(engine: Engine, run_id: str) -> bool:
+    try:
+        return await engine.store.head(run_id) is not None
+    except CorruptLog:
+        return True
+
+
+def _refuse_logged(state: RunState, engine: Engine) -> None:
+    """Raise `ConfigError` for tools that only a run's log says how to import."""
+    missing = [name for name in state.agent.tools if not (name in engine.tools or engine.servers.claims(name))]
+    if missing and state.agent.meta.get("tool_imports"):
+        raise ConfigError(
+            f"run {state.run_id!r} of agent {state.agent.name!r} needs {', '.join(missing)}: imports are not taken from logs; "
+            "name its agent file in [agents] of this worker's detent.toml, or its tools in tools"
+        )
+
+
+def _workspaces(config: Config) -> list[str]:
+    """Return the directories that tools may write because a configuration, or an agent file that it names, says so."""
+    found = [config.workspace.root] if config.workspace.root is not None else []
+    for file in own_agents(config):
+        with contextlib.suppress(ConfigError):  # refused where it is used
+            found += filter(None, [recorded(file).get("workspace")])
+    return found
 
 
 def _config_of_environment() -> Path | None:

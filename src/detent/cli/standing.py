@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from detent.cli.approving import request_lines
 from detent.cli.model_calls import spent
-from detent.cli.output import as_text, clean, counted, shortened, style_of
+from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
-from detent.running.results import Result
+from detent.running.results import Result, approvals_of
 
 
 def document(result: Result, session: Session) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "limit": state.limit,
         "used": state.used,
         "in_doubt": state.in_doubt,
-        "approvals": [{"call_id": c, "tool": a.tool, "args": _args(state, c), "reason": a.reason} for c, a in state.approvals.items()],
+        "approvals": approvals_of(state),
         "questions": [{"ask_id": a.ask_id, "question": a.question} for a in state.asks.values()],
         "records": state.seq,
         "digest": state.digest,
@@ -53,7 +54,7 @@ def report(result: Result, session: Session) -> None:
         counts += f" · {counted(usage.model_calls, 'model call')}{told}"
     output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
     if result.partial and result.output is None:
-        output.say(f"  best text so far: {shortened(clean(result.partial), 200)}")
+        output.say(f"  best text so far: {shortened(result.partial, 200)}")
     for line in waits_for(result.state):
         output.say(f"  {line}")
     commands = next_commands(result.state, session)
@@ -70,31 +71,32 @@ def headline(state: RunState) -> str:
         return f"completed ({state.reason})"
     if state.terminal:
         bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
-        return f"{state.status}: {state.reason}{bound}" + (f": {clean(state.error)}" if state.error else "")
+        return f"{state.status}: {state.reason}{bound}" + (f": {shortened(state.error, None)}" if state.error else "")
     return "suspended, to be resumed" if state.status == "running" else state.status.replace("_", " ")
 
 
 def waits_for(state: RunState) -> list[str]:
     """Return what an unfinished run waits for, a line each; of one that has ended, what is in doubt."""
     lines: list[str] = []
-    for call, asked in () if state.terminal else state.approvals.items():
-        had = getattr(state.call(call), "approved_by", ())
-        some = f"; {len(had)} of {asked.approvers} have approved: {', '.join(map(clean, had))}" if had else ""
-        lines.append(
-            f"approve? {clean(asked.tool)} {shortened(as_text(_args(state, call)), 200)}  (call {call}: {clean(asked.reason)}{some})"
-        )
+    for asked in approvals_of(state):
+        lines += [
+            f"approve? {clean(asked.tool)}  (call {asked.call_id}: {clean(asked.reason)})",
+            *request_lines(asked, margin=len(FURTHER)),
+        ]
     for ask in () if state.terminal else state.asks.values():
-        lines.append(f"question: {clean(ask.question)}")
+        lines.append(f"question: {shortened(ask.question, None)}")
         if ask.expected is not None:
             lines.append(f"  answer with: {shortened(as_text(ask.expected), 200)}")
     for call_id in state.in_doubt:
         call = state.call(call_id)
-        what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {clean(call.why)}" if call else ""
+        what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {shortened(call.why, None)}" if call else ""
         lines.append(f"in doubt: call {call_id}: {what}; look whether it happened")
+    for name, level in ({} if state.terminal else state.lowered).items():
+        lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
     lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]
     lines += [f"child run {child.child}: {child.status}" for child in state.children.values() if child.status == "open"]
     if state.dead_letter and not state.terminal:
-        lines.append(f"given up by its workers: {clean(state.dead_letter)}")
+        lines.append(f"given up by its workers: {shortened(state.dead_letter, None)}")
     return lines
 
 
@@ -112,9 +114,10 @@ def next_commands(state: RunState, session: Session) -> list[str]:
     found: list[str] = []
     for call in state.in_doubt:
         found += [command("reconcile", run, call, "--happened", "RESULT"), command("reconcile", run, call, "--not")]
-    for call in state.approvals:
-        found += [command("approve", run, call), command("deny", run, call)]
+    for call, asked in state.approvals.items():
+        found += [command("approve", run, call, "--digest", asked.digest), command("deny", run, call)]
     found += [command("reply", run, "TEXT") for _ in state.asks]
+    found += [command("resume", run, "--accept-level", f"{name}={level}") for name, level in state.lowered.items()]
     if state.dead_letter:
         return [command("show", run), command("reopen", run), command("cancel", run)]
     return found or [command("resume", run)]
@@ -124,8 +127,3 @@ def _more(state: RunState) -> str:
     """Return a bound that leaves room for as much again."""
     most = max(state.limit or 0, state.used or 0)
     return f"{most * 2:g}" if most else "N"
-
-
-def _args(state: RunState, call_id: str) -> Any:
-    call = state.call(call_id)
-    return call.args if call is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.output import Output
+from detent.config.demands import listing
 from detent.config.schema_lines import schema_line
+from detent.config.trust import remember
 from detent.core.errors import ConfigError
 
 DETENT_TOML = """\
@@ -18,8 +21,8 @@ DETENT_TOML = """\
 
 agent = "agent.toml"          # which agent `detent run` uses: a file, or a name in [agents]
 
-[store]
-url = "sqlite:///.detent/runs.db"  # or file:DIR, or ram: (nothing is kept)
+# [store]                     # runs are kept outside of this directory, where no tool of an agent can write: `detent where` prints the place
+# url = "sqlite:////var/lib/agents/runs.db"  # another one: sqlite:////PATH, file:/DIR, postgresql://HOST/DATABASE, or ram: (nothing is kept)
 
 [workspace]
 root = "."                    # the directory that workspace tools are confined to; an agent file may name another
@@ -101,7 +104,7 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; created where it is missing.")] = Path(),
     json_wanted: o.Json = False,
 ) -> int:
-    """Write a detent.toml, an agent and its rules that run as they are; nothing that exists is overwritten."""
+    """Write a detent.toml, an agent and its rules that run as they are, and trust them; nothing that exists is overwritten."""
     output = Output(json_wanted=json_wanted)
     there = [name for name in STARTER if (directory / name).exists()]
     if there:
@@ -114,6 +117,10 @@ def init(
             file.write(schema_line(directory / name) + text)
     output.document({"written": [str(directory / name) for name in STARTER]})
     output.say(f"wrote {', '.join(str(directory / name) for name in STARTER)}")
+    found = listing(directory)
+    if not found.demands:  # other files that were there, and ask for something, were not written here
+        with contextlib.suppress(ConfigError):  # no place to remember it; as it was written, nothing of it needs trust
+            remember(found)
     place = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
     output.say(f'next: {place}detent run "Count the text files here"')
     return 0

@@ -14,11 +14,14 @@ import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
+from detent.cli.output import clean
+from detent.config import adopting
 from detent.planners.providers import EXTRAS, LOCAL, SUGGESTED, VARIABLES
 
 TIMEOUT_S = 1.0
@@ -145,10 +148,15 @@ def _server(name: str, url: str) -> Server:
 
 def programs() -> list[Program]:
     """Return the programs that some tools need."""
+    from detent.tools.workspace.memory_group import why_none
     from detent.tools.workspace.sandbox import probe
 
     sandbox = probe()
     why = f"{sandbox.why} (without it the exec tool runs programs unconfined)" if sandbox.why else ""
+    if not why and (no_group := why_none()):
+        bound = "memory of sandboxed programs in pipes and sockets is not bounded, as there is no memory control group"
+        why = f"{sandbox.program}; but {bound} ({no_group}); under systemd: systemd-run --user --scope detent ..."
+        return [Program(name="bubblewrap", found="", problem=why), _node()]
     return [Program(name="bubblewrap", found=sandbox.program, problem=why), _node()]
 
 
@@ -177,3 +185,17 @@ def version_of_this() -> str:
     from detent import __version__
 
     return f"detent {__version__}, Python {platform.python_version()} on {platform.system()} {os.uname().machine}"
+
+
+def unused_stores(here: Path) -> list[str]:
+    """Return what there is to say of stores that are not used here, for a command that uses the one in the state directory."""
+    lines: list[str] = []
+    if (unused := adopting.unused(here)) is not None:
+        lines.append(
+            f"{clean(str(unused))} is not used: it may have come with this directory; `detent where --adopt` moves a store there to its place"
+        )
+    for state, whose in adopting.moved(here)[:3]:
+        lines.append(
+            f"no runs here yet; those of {clean(whose.path)}, which is gone: `detent where --adopt {clean(str(state))}` moves them here"
+        )
+    return lines

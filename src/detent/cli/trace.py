@@ -20,7 +20,7 @@ from detent.core.budget import FIELDS
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.running.receipts import Receipt, receipt_of
+from detent.running.receipts import Receipt, receipt_of, who
 from detent.running.titles import title_of
 
 SOURCES = {
@@ -195,7 +195,7 @@ class _Reader:
 
     def _outcome(self, call: Call, event: e.ToolFinished | e.ToolReconciled) -> None:
         if isinstance(event, e.ToolReconciled):
-            by = f" by {event.by}" if event.by else ""
+            by = f" by {who(event.by, event.via)}" if event.by else ""
             call.notes.append(f"settled{by}: {event.outcome} ({event.source})")
             if event.outcome == "again":
                 call.outcome = ""
@@ -226,7 +226,8 @@ class _Reader:
                     if isinstance(event, e.ApprovalEdited)
                     else "expired"
                 )
-                asked |= {"decision": decision, "by": getattr(event, "by", ""), "at": at, "said": getattr(event, "reason", "")}
+                asked |= {"decision": decision, "by": getattr(event, "by", ""), "via": getattr(event, "via", "")}
+                asked |= {"at": at, "said": getattr(event, "reason", "")}
                 if isinstance(event, e.ApprovalEdited):
                     call.args = event.args
             case _:
@@ -238,7 +239,7 @@ class _Reader:
                 self.resumptions.append({"at": at, "worker": event.worker, "changed": event.changed})
             case e.RunReopened():
                 budget = {} if event.budget is None else {f: v for f in FIELDS if (v := getattr(event.budget, f)) is not None}
-                self.openings.append({"at": at, "by": event.by, "why": event.why, "budget": budget})
+                self.openings.append({"at": at, "by": event.by, "via": event.via, "why": event.why, "budget": budget})
             case _:
                 pass
         if (line := told(event)) is None:
@@ -253,9 +254,17 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.RunResumed(stopped=why) if why:
             return f"stopped: {why}"
         case e.RunResumed():
-            return f"resumed by {event.worker}" + (f"; changed since: {', '.join(event.changed)}" if event.changed else "")
+            lower = "; ".join(f"tool {name} is declared {level} now, and held to what it was" for name, level in event.lowered.items())
+            changed = f"; changed since: {', '.join(event.changed)}" if event.changed else ""
+            return f"resumed by {event.worker}{changed}" + (f"; {lower}" if lower else "")
+        case e.LevelsAccepted(levels=levels):
+            said = ", ".join(f"{name} is {level}" for name, level in levels.items())
+            return f"levels accepted by {who(event.by, event.via)}: {said}"
+        case e.AnswerRefused():
+            about = f" to {event.about}" if event.about else ""
+            return f"answer refused: {event.kind}{about} by {who(event.by, event.via) or 'nobody'}: {event.code}: {event.reason}"
         case e.RunReopened():
-            return f"reopened by {event.by or 'the operator'}" + (f": {event.why}" if event.why else "")
+            return f"reopened by {who(event.by, event.via) or 'the operator'}" + (f": {event.why}" if event.why else "")
         case e.RunWaiting():
             return event.status.replace("_", " ")
         case e.RunFinished():
@@ -263,9 +272,9 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.UserAsked():
             return f"asked: {event.question}"
         case e.UserReplied():
-            return f"replied{f' by {event.by}' if event.by else ''}: {as_text(event.reply)}"
+            return f"replied{f' by {who(event.by, event.via)}' if event.by else ''}: {as_text(event.reply)}"
         case e.CancelRequested():
-            return f"cancel requested{f' by {event.by}' if event.by else ''}" + (f": {event.why}" if event.why else "")
+            return f"cancel requested{f' by {who(event.by, event.via)}' if event.by else ''}" + (f": {event.why}" if event.why else "")
         case e.ScheduleSet():
             return f"sleeps until {event.due:%Y-%m-%d %H:%M:%S} UTC"
         case e.Reflected():

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import clean, counted, shortened, style_of
+from detent.cli.output import counted, shortened, style_of
 from detent.cli.session import Session
 from detent.cli.standing import headline, waits_for
 from detent.core import events as e
@@ -54,7 +54,7 @@ class WorkerLines:
         match event:
             case e.RunResumed(stopped=""):
                 self.in_progress.add(run)
-                self._line(f"run {run} is taken up: {shortened(clean(state.goal), 80)}", "dim")
+                self._line(f"run {run} is taken up: {shortened(state.goal, 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
                 self._now(run, f"iteration {iteration} · planning")
@@ -68,9 +68,9 @@ class WorkerLines:
     def on_chunk(self, chunk: Chunk) -> None:
         """Show which model a run asks and which tool it is in; nothing of what streams: there are several runs."""
         if chunk.kind == "model":
-            self._now(chunk.run_id, f"iteration {chunk.iteration} · asking {clean(chunk.content['model'])}")
+            self._now(chunk.run_id, f"iteration {chunk.iteration} · asking {chunk.content['model']}")
         elif chunk.kind == "tool":
-            self._now(chunk.run_id, f"iteration {chunk.iteration} · {clean(chunk.content['tool'])}")
+            self._now(chunk.run_id, f"iteration {chunk.iteration} · {chunk.content['tool']}")
 
     def _now(self, run: str, doing: str) -> None:
         if self._live is not None:

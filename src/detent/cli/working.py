@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.logged import own_agents
 from detent.cli.orders import ForWhom, Order
-from detent.cli.output import SUSPENDED, USAGE, WAITING, clean, code_of_status
+from detent.cli.output import SUSPENDED, USAGE, WAITING, code_of_status, shortened
 from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
@@ -62,6 +63,8 @@ def worker(
 ) -> int:
     """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
 
+    What a run needs (tools, MCP servers, skills) comes from the configuration here and the agent files that it names, not from the log.
+
     Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
     --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
     with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
@@ -69,6 +72,8 @@ def worker(
     session = Session(setup, changes=True, patient=True)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
+    for file in own_agents(session.config):
+        session.trust.need_agent(file)
     session.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
     host = session.engine.worker_host
     if concurrency is not None and isinstance(host, InProcessHost):
@@ -76,7 +81,7 @@ def worker(
     shown = session.config.output.progress is not False
 
     def again(lent: dict[str, Any]) -> Session:
-        return Session(setup, changes=True, patient=True, lent=lent)
+        return Session(setup, changes=True, patient=True, asks=False, lent=lent)
 
     with WorkerLines(session, shown=shown) as lines:
 
@@ -108,12 +113,12 @@ class Crew:
         await self._open.aclose()
 
     async def hand(self, run_id: str) -> Hand:
-        """Return who takes the run on, with the tools that its log names; raise `ConfigError` where these cannot be had here."""
+        """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
         state = await self._first.engine.load(run_id)
         key = repr([state.agent.meta.get(name) for name in ("tool_imports", "skills", "workspace", "sandbox", "agent_file")])
         async with self._making:
             session = self._sessions.get(key) or await self._make(key)
-        session.equip(state)
+        session.equip(state, own=True)
         return session.engine.hand([self._lines])
 
     async def _make(self, key: str) -> Session:
@@ -143,9 +148,9 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
-        say(f"  given up: run {run_id}: {clean(why)}", "red")
+        say(f"  given up: run {run_id}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, and tried again later: run {run_id}: {clean(why)}", "yellow")
+        say(f"  failed, and tried again later: run {run_id}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
-        say(f"  left to other workers: run {run_id}: {clean(why)}", "yellow")
+        say(f"  left to other workers: run {run_id}: {shortened(why, None)}", "yellow")

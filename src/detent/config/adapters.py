@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detent.core.agent import AgentSpec
-from detent.ports import Observer, Policy
+from detent.core.state import RunState
+from detent.ports import Observer, Policy, Tool, ToolSpec
 
 if TYPE_CHECKING:
     from detent.tools import registry
@@ -31,6 +32,21 @@ def governing(policy: Policy | None) -> Callable[[AgentSpec], Policy]:
     return governance(policy)
 
 
+def narrowed(policy: Mapping[str, Any], edit: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the policy of a fork to which a tenant brings one: it only tightens that of the agent `name`."""
+    from detent.policies.combining import narrowed as tightened
+
+    return tightened(policy, edit, name)
+
+
+def recorded_tool(spec: ToolSpec) -> Tool:
+    """Return a tool that is declared as a run recorded it, and is never executed."""
+    from detent.tools.mcp.offered import recorded_tool as made
+
+    made_tool: Any = made(spec)  # a `Tool` whose `spec` is made when it is asked for
+    return made_tool
+
+
 def inlined(attachment: Any) -> Any:
     """Return an attachment with what it refers to read into it."""
     from detent.planners.model.attachments import inlined as read
@@ -48,3 +64,10 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)
+
+
+def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:
+    """Return where each leaf of a call's arguments came from: path -> {"label", "origin"}."""
+    from detent.policies.provenance.policy import facts, provenance
+
+    return facts(provenance(args, state, call_id=call_id))["args"]

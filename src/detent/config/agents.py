@@ -12,7 +12,9 @@ import msgspec
 
 from detent.config.profile import sized
 from detent.core.agent import AgentOptions, AgentSpec
+from detent.core.budget import Budget
 from detent.core.errors import ConfigError
+from detent.ports.options import check_fields, check_is
 from detent.tools.mcp.settings import McpServer
 
 
@@ -37,6 +39,7 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.name.strip():
             raise ConfigError("an agent needs a name; give Agent(name=...)")
         if isinstance(self.tools, str):
@@ -45,6 +48,10 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]"
             )
+        check_is(Budget, budget=self.budget)
+        for item in self.tools:
+            if not isinstance(item, str) and not callable(item) and not hasattr(item, "spec"):
+                raise ConfigError(f"agent {self.name!r}: tools has {item!r}; give names, or functions made with @tool")
         _check_raw_text(self)
         check_ending(self)
         if self.model_settings or self.actions:

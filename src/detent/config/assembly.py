@@ -14,20 +14,27 @@ import msgspec
 
 from detent.config.engines import DEFAULTS, Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
-from detent.config.imports import load_part, load_tool
-from detent.config.loading import load_config
+from detent.config.imports import add_import_roots, load_part, load_tool
+from detent.config.loading import load_config, operators_config
 from detent.config.names import entry_points, plugged
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError, UnknownName
 
 
-def engine_options(config: str | Path | Config | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `Engine` that `config` and then `given` say; raise `ConfigError` naming the part that failed."""
+def engine_options(config: str | Path | Config | None, given: Mapping[str, Any], *, trust: bool = False) -> dict[str, Any]:
+    """Return the keyword arguments of `Engine` that `config` and then `given` say; raise `ConfigError` naming the part that failed.
+
+    A file counts in a directory that is trusted (`detent.config.trust`), or where the program says so (`trust`).
+    """
     if config is None:
         config = Config()
     elif not isinstance(config, Config):
+        if not trust:
+            need_trust(Path(config))
         config = load_config(config)
     config = config.over(DEFAULTS)
+    if config.tools or config.planner or config.observers or isinstance(config.policy, str):
+        add_import_roots(config.import_roots or ())
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
         try:
@@ -43,17 +50,35 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any])
     limits, models = config.limits, config.models
     made |= {
         "ceiling": limits.ceiling if limits.ceiling is not None else CEILING,
-        "bounds": Bounds(budget=config.budget, max_concurrent_runs=limits.max_concurrent_runs),
+        "bounds": Bounds(
+            budget=config.budget,
+            max_concurrent_runs=limits.max_concurrent_runs,
+            goal_words_in_ids=config.goal_words_in_ids is not False,
+        ),
         "models": Models(limits=models.limits, retries=models.retries, titles=bool(models.titles)),
         "model_prices": models.prices,
-        "mcp": config.mcp or {},
+        "mcp": {name: server for name, server in (config.mcp or {}).items() if not server.adds},
         "tenant_budgets": config.tenants or {},
         "redact": config.redact or (),
+        "grants": config.grants or (),
     }
     said = {name: value for name, value in given.items() if name != "tools"}
     if isinstance(said.get("workspace"), (str, Path)):
-        said["workspace"] = WorkspaceConfig(root=str(said["workspace"]), sandbox=config.workspace.sandbox)
+        filed = config.workspace
+        said["workspace"] = WorkspaceConfig(
+            root=str(said["workspace"]), sandbox=filed.sandbox, protected=filed.protected, unprotected=filed.unprotected
+        )
     return {**made, **said}
+
+
+def need_trust(file: Path) -> None:
+    """Return where a program may use a configuration file: in a directory that is trusted, with variables that the operator names."""
+    from detent.config.demands import config_demands
+    from detent.config.trust import Trust
+
+    demands = config_demands(file)
+    if demands:
+        Trust(environment=operators_config(file.parent).environment or ()).need_config(file, demands)
 
 
 def store_at(url: str, **options: Any) -> Any:
@@ -67,8 +92,12 @@ def store_at(url: str, **options: Any) -> Any:
 
 def _store(config: Config) -> Any:
     said = msgspec.structs.asdict(config.store)
-    url = said.pop("url")
-    return store_at(url, **{name: value for name, value in said.items() if value is not None})
+    url, options = said.pop("url"), {name: value for name, value in said.items() if value is not None}
+    if url is not None:
+        return store_at(url, **options)
+    from detent.config.own_store import own_store
+
+    return own_store(**options)
 
 
 def _workspace(config: Config) -> list[Any]:
@@ -79,18 +108,30 @@ def _workspace(config: Config) -> list[Any]:
 
 def made_workspace(root: str, said: WorkspaceConfig, *, sandbox: str | None = None) -> list[Any]:
     """Return the workspace tools of `root` as configured; of `said` and an agent's own wish for a `sandbox` the stricter holds."""
+    from detent.config.trust import govern_trusted
     from detent.tools.workspace.sandbox import Sandbox, SandboxLimits, stricter
     from detent.tools.workspace.tools import workspace_tools
 
+    govern_trusted(root)
     bounds = {"memory_bytes": said.sandbox_memory_bytes, "processes": said.sandbox_processes}
     options = Sandbox(
-        network=bool(said.sandbox_network),
+        network=said.sandbox_network or False,
+        allow_private=said.sandbox_allow_private or (),
         readable=said.sandbox_readable or (),
         limits=SandboxLimits(**{name: bound for name, bound in bounds.items() if bound is not None}),
     )
     wishes: list[Any] = [wish for wish in (said.sandbox, sandbox) if wish is not None]
     mode: Any = stricter(*wishes) if len(wishes) == 2 else wishes[0] if wishes else "auto"
-    return list(workspace_tools(root, allow_delete=bool(said.allow_delete), sandbox_mode=mode, sandbox_options=options))
+    return list(
+        workspace_tools(
+            root,
+            allow_delete=bool(said.allow_delete),
+            protected=said.protected or (),
+            unprotected=said.unprotected or (),
+            sandbox_mode=mode,
+            sandbox_options=options,
+        )
+    )
 
 
 def _tools(config: Config) -> list[Any]:

@@ -10,6 +10,7 @@ from detent.core.budget import CEILING, Budget
 from detent.metering.pricing import ModelPrice
 from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.metering.tenants import TenantBudget
+from detent.ports.options import check_fields
 from detent.tools.mcp.settings import McpServer
 
 
@@ -17,7 +18,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where runs are kept; the fields besides `url` are options of the stores that have them."""
 
     url: str | None = None
-    """Where runs are kept: `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`."""
+    """Where runs are kept: `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`;
+    without it `runs.db` in the state directory (`detent where`).
+    """
     busy_timeout_s: float | None = None
     """How long to wait for a locked file or database, in seconds; default 30."""
     refused_s: float | None = None
@@ -27,6 +30,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     """After how many seconds without a sign of life a worker on another host counts as dead; default 30."""
 
+    __post_init__ = check_fields
+
 
 class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The directory whose workspace tools agents may list, and what its programs may do."""
@@ -35,16 +40,24 @@ class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The directory that workspace tools are confined to; on the command line the current one without it."""
     allow_delete: bool | None = None
     """Lets `apply_patch` remove and move files, and makes it destructive."""
+    protected: tuple[str, ...] | None = None
+    """Further paths that tools do not write, as patterns: `infra/**`; those of all files are added up."""
+    unprotected: tuple[str, ...] | None = None
+    """Paths that govern and may be written all the same, as patterns: `tools/*.py`; each write asks. Only the operator may say it."""
     sandbox: Literal["auto", "require", "off"] | None = None
     """Whether `exec` runs programs in a sandbox: where one can be made (the default), not at all without one, never."""
-    sandbox_network: bool | None = None
-    """Leaves sandboxed programs this machine's network."""
+    sandbox_network: bool | tuple[str, ...] | None = None
+    """Leaves sandboxed programs this machine's network, or these hosts alone, through a proxy: `["pypi.org", "*.example.com", "host:8443"]`."""
+    sandbox_allow_private: tuple[str, ...] | None = None
+    """Ranges of addresses that are not public and that those hosts may have all the same, such as `10.1.2.3/32`."""
     sandbox_readable: tuple[str, ...] | None = None
     """Further paths that sandboxed programs may read."""
     sandbox_memory_bytes: int | None = None
     """Memory of a sandboxed program with all that it starts; default 1 GiB."""
     sandbox_processes: int | None = None
     """Processes of a sandboxed program; default 128."""
+
+    __post_init__ = check_fields
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +74,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     """For one call with its redirects, in seconds; default 30."""
 
+    __post_init__ = check_fields
+
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine does at most."""
@@ -73,6 +88,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many calls of tools run at once, over all runs; no limit without it."""
     max_concurrent_calls_of: dict[str, int] | None = None
     """The same of single tools: `[limits.max_concurrent_calls_of]`, tool = number."""
+
+    __post_init__ = check_fields
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +104,8 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
     titles: bool | None = None
     """Whether the agent's `small_model` is asked once what a run is called in lists."""
 
+    __post_init__ = check_fields
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How `detent worker` and `Engine.work` advance runs."""
@@ -100,6 +119,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float | None = None
     """How often a worker looks for what is due, in seconds; default 0.5."""
 
+    __post_init__ = check_fields
+
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line shows of a run in progress."""
@@ -108,6 +129,8 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is shown of a run in progress: 0 a line a call, 1 input and output too, 2 every record."""
     progress: bool | None = None
     """Whether anything is shown while a run is in progress."""
+
+    __post_init__ = check_fields
 
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
@@ -120,8 +143,16 @@ def over(part: PartT, base: PartT) -> PartT:
     merged: dict[str, Any] = {}
     for name in part.__struct_fields__:
         mine, theirs = getattr(part, name), getattr(base, name)
-        merged[name] = over(mine, theirs) if isinstance(mine, PARTS) else theirs if mine is None else mine
+        if name == "protected":  # whoever protects something, it is protected
+            merged[name] = tuple(dict.fromkeys((*(theirs or ()), *(mine or ())))) or None
+        else:
+            merged[name] = over(mine, theirs) if isinstance(mine, PARTS) else theirs if mine is None else mine
     return type(part)(**merged)
+
+
+def servers_over(servers: dict[str, McpServer], base: dict[str, McpServer]) -> dict[str, McpServer]:
+    """Return all servers of both: what `servers` says of one that `base` has too goes before it, or is added to it."""
+    return {**base, **{name: server.over(base[name]) if name in base else server for name, server in servers.items()}}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +181,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The agent of `detent run`: a file, or a name in `[agents]`."""
     agents: dict[str, str] | None = None
     """Names of agent files: `tidy = "agents/tidy.toml"`."""
+    import_roots: tuple[str, ...] | None = None
+    """Directories that modules may be imported from, behind all that is installed: `["src"]` for tool files that import others."""
     tools: tuple[str, ...] | None = None
     """Tools for every agent, as import paths: `module:attribute` or `./file.py:attribute`."""
     planner: str | None = None
@@ -162,21 +195,41 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """MCP servers, each a table `[mcp.NAME]`."""
     redact: tuple[str, ...] | None = None
     """Regular expressions of what stays out of every log."""
+    grants: tuple[dict[str, Any], ...] | None = None
+    """Which arguments of a tool may take their values from which tool's output, for every agent; only in the operator's file."""
     secrets: dict[str, str] | None = None
     """Where secrets are kept: name = `env:VARIABLE` or `file:PATH`."""
+    goal_words_in_ids: bool | None = None
+    """Whether ids that are made for runs hold words of the goal (the default); they stay when a run is erased. Say false where goals may hold
+    personal data, or tenants share a store.
+    """
+    environment: tuple[str, ...] | None = None
+    """Only in the operator's file: the environment variables that agent files and a project's `detent.toml` may read."""
     tenants: dict[str, TenantBudget] | None = None
     """By tenant, what all its runs may use in a window: `window` ("day" or "month"), `max_runs`, `max_model_calls`, `max_tool_calls`,
     `max_total_tokens`, `max_cost_usd`; `"*"` for each that is not named.
     """
 
+    __post_init__ = check_fields
+
     def over(self, base: Config) -> Config:
         """Return this configuration with everything that it does not say taken from `base`, part by part and field by field."""
-        return over(self, base)
+        merged = over(self, base)
+        return merged if not (self.mcp and base.mcp) else msgspec.structs.replace(merged, mcp=servers_over(self.mcp, base.mcp))
+
+
+def allowed_servers(servers: dict[str, McpServer], config: Config) -> dict[str, McpServer]:
+    """Return the servers of an agent file with what the operator allows those of their names."""
+    said = config.mcp or {}
+    return {name: said[name].allowing(server) if name in said else server for name, server in servers.items()}
+
+
+OPERATORS_KEYS: tuple[str, ...] = ("environment", "grants", "workspace.unprotected")
+"""The keys, or keys of a table, that only the operator's file may have: what tools can write must not say them."""
 
 
 DEFAULTS = Config(
-    store=StoreConfig(url="sqlite:///.detent/runs.db"),
     limits=LimitsConfig(ceiling=CEILING),
     output=OutputConfig(verbosity=0, progress=True),
 )
-"""What holds without any file, variable or option; bounds are those of `core.budget.DEFAULT`."""
+"""What holds without any file, variable or option; bounds are those of `core.budget.DEFAULT`, and the store is in the state directory."""

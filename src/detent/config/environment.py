@@ -11,8 +11,9 @@ import msgspec
 
 from detent.config.engines import Config
 from detent.config.tables import expected, nearest, take
-from detent.core.budget import FIELDS, Budget, checked
+from detent.core.budget import FIELDS, Budget
 from detent.core.errors import BudgetRefused, ConfigError
+from detent.ports.options import checked
 
 ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_STORE": ("store", "url"),
@@ -30,8 +31,8 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
 """The environment variables that the command line reads, each with the key of `detent.toml` that it stands for."""
 
 
-OTHERS = ("DETENT_CONFIG", "DETENT_DEBUG")
-"""Read before there is a configuration: which file to read, and whether to show tracebacks."""
+OTHERS = ("DETENT_CONFIG", "DETENT_DEBUG", "DETENT_TRUST")
+"""Read before there is a configuration: which file to read, whether to show tracebacks, and which directories are trusted."""
 
 
 def config_from_environment(environment: Mapping[str, str]) -> Config:
@@ -89,7 +90,10 @@ def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
         if not equals or name not in types:
             raise ConfigError(f"{where}: {pair!r}: unknown bound; {nearest(name, types)} Write it as max_tool_calls=20")
         said[name] = parse_text(text.strip(), types[name], f"{where} {name}")
-    budget = Budget(**said)
+    try:
+        budget = Budget(**said)
+    except BudgetRefused as error:
+        raise BudgetRefused(f"{where}: {error}") from None
     check_budget(budget, where)
     return budget
 

@@ -9,6 +9,7 @@ import msgspec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
+from detent.ports.options import check_fields
 
 GRACE_S = 5.0
 
@@ -24,18 +25,23 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
     retries: ModelRetries | None = None
     titles: bool = False
 
+    __post_init__ = check_fields
+
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for every run of an engine.
 
     `budget`: what a run may use where neither its start nor its agent says; `max_concurrent_runs`: how many are advanced at once (None: as many
-    as there are); `grace_s`: how long a running call may take to stop once its run is cancelled.
+    as there are); `grace_s`: how long a running call may take to stop once its run is cancelled; `goal_words_in_ids`: whether the ids that are
+    made for runs hold words of their goals, which stay when a run is erased.
     """
 
     budget: Budget = Budget()
     max_concurrent_runs: int | None = None
     grace_s: float = GRACE_S
+    goal_words_in_ids: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.max_concurrent_runs is not None and self.max_concurrent_runs < 1:
             raise ConfigError(f"max_concurrent_runs is {self.max_concurrent_runs}; give at least 1, or leave it out")

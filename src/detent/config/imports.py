@@ -1,24 +1,53 @@
-"""Loading what an import path names: "module:attribute" or "./file.py:attribute". Errors name where the path was written."""
+"""Loading what an import path names: "module:attribute" or "./file.py:attribute". Errors name where the path was written.
+
+A module comes from what is installed, or from an import root; a file is loaded by its path, from its source alone: what lies compiled beside
+it may be anybody's.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from detent.config.tables import nearest
 from detent.core.errors import ConfigError
+from detent.ports.governing_files import governs
 
 
 def absolute_import(path: str, home: Path) -> str:
     """Return an import path that means the same from everywhere: "./file.py:attribute" becomes absolute, "module:attribute" stays."""
     module, _, attribute = path.rpartition(":")
     return f"{(home / module).resolve()}:{attribute}" if module.endswith(".py") else path
+
+
+def add_import_roots(roots: Iterable[str]) -> None:
+    """Let modules be imported from these directories too, behind all that is installed: none of them takes another's place.
+
+    Call it only when something is about to be imported. Raise `ConfigError` for what is not a directory.
+    """
+    for root in roots:
+        place = Path(root).expanduser().resolve()
+        if not place.is_dir():
+            raise ConfigError(f"import_roots: {root!r} is not a directory; name one that is there, or take it out")
+        governs(place)
+        if str(place) not in sys.path:
+            _roots.append(str(place))
+            sys.path.append(str(place))
+
+
+def in_import_root(place: object) -> bool:
+    """Whether modules that lie in `place` come from an import root: what calls itself installed there is not."""
+    return str(place) in _roots
+
+
+_roots: list[str] = []
 
 
 def load_object(path: str, where: str) -> Any:
@@ -31,7 +60,9 @@ def load_object(path: str, where: str) -> Any:
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{where}: {path!r}: {error}; install it, or write './file.py:{attribute}'") from error
+        raise ConfigError(
+            f"{where}: {path!r}: {error}; install it, write './file.py:{attribute}', or name the directory that holds it in import_roots of detent.toml"
+        ) from error
     except Exception as error:  # foreign code: a module may raise anything while it is imported
         raise ConfigError(f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     found: Any = module
@@ -43,13 +74,21 @@ def load_object(path: str, where: str) -> Any:
     return found
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles the source each time; it neither reads nor writes compiled files."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the source."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _module_of_file(path: Path, where: str) -> ModuleType:
     """Import a file once a process, under a name of its own."""
     path = path.resolve()
     name = f"detent_file_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"{where}: there is no file {str(path)!r}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -13,15 +13,18 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.config.agents import Agent, ProgramOptions
-from detent.config.engines import Config
+from detent.config.demands import govern
+from detent.config.engines import OPERATORS_KEYS, Config
 from detent.config.environment import check_budget
 from detent.config.imports import absolute_import, load_skills, load_tool
 from detent.config.mcp_tables import take_servers
 from detent.config.model_tables import take_models, take_tenants
 from detent.config.names import Names
 from detent.config.profile import sized
+from detent.config.state_directory import OPERATORS_FILE, state_directory
 from detent.config.tables import check_json, read_toml, take
 from detent.core.errors import ConfigError
+from detent.expressions.grants import check_grants
 from detent.secrecy.redact import Redactor
 
 CONFIG_FILE = "detent.toml"
@@ -30,10 +33,20 @@ CONFIG_FILE = "detent.toml"
 # Files ------------------------------------------------------------------------------------------------------------------------
 
 
-def load_config(path: str | Path, *, without: Iterable[str] = ()) -> Config:
-    """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at. Raise `ConfigError`."""
+def load_config(path: str | Path, *, without: Iterable[str] = (), operators: bool = False) -> Config:
+    """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at.
+
+    Only a file that is the `operators` may have the keys `OPERATORS_KEYS`. Raise `ConfigError`.
+    """
     file = Path(path)
     table = {key: value for key, value in read_toml(file, "config file").items() if key not in without}
+    for key in () if operators else OPERATORS_KEYS:
+        part, _, inner = key.partition(".")
+        if part in table and (not inner or (isinstance(table[part], dict) and inner in table[part])):
+            raise ConfigError(
+                f"{path}: {key}: only the operator may say this, in a file that no tool can write: "
+                f"{state_directory(file.parent) / OPERATORS_FILE}, or one outside of the workspace that --config names"
+            )
     if "name" in table and ("instructions" in table or "rules" in table):
         raise ConfigError(f"{path}: this is an agent file; give it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
     for key, field in (("store", "url"), ("workspace", "root")):
@@ -43,11 +56,15 @@ def load_config(path: str | Path, *, without: Iterable[str] = ()) -> Config:
         from detent.policies.combining import policy_in_file
 
         table["policy"] = policy_in_file(table["policy"], file)
-    servers = take_servers(table.pop("mcp", {}), str(path), file.parent)
+    servers = take_servers(table.pop("mcp", {}), str(path), file.parent, operators=operators)
     models = take_models(table.pop("models", {}), str(path))
     tenants = take_tenants(table.pop("tenants", {}), str(path))
     config = take(table, Config, str(path))
     check_budget(config.budget, str(path))
+    agents = config.agents or {}
+    named = [file.parent / agent for agent in (*agents.values(), agents.get(config.agent or "", config.agent)) if agent]
+    govern(file, *(path / "agent.toml" if path.is_dir() else path for path in named))
+    check_grants(config.grants or (), f"{path}: grants")
     return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models, tenants=tenants or None)
 
 
@@ -55,6 +72,27 @@ def find_config(directory: str | Path = ".") -> Path | None:
     """Return the `detent.toml` of a directory, if there is one."""
     path = Path(directory, CONFIG_FILE)
     return path if path.is_file() else None
+
+
+def is_operators(path: str | Path, root: str | Path | None) -> bool:
+    """Whether a configuration file is the operator's: it lies outside of `root`, which workspace tools may write (None: the working directory)."""
+    return not Path(path).resolve().is_relative_to(Path(root or ".").expanduser().resolve())
+
+
+def operators_config(directory: str | Path = ".", *, without: Iterable[str] = ()) -> Config:
+    """Return what the operator's file in the state directory of a directory says, nothing where there is none. Raise `ConfigError`."""
+    try:
+        file = state_directory(directory) / OPERATORS_FILE
+    except ConfigError:  # no home directory, so the operator has no file there
+        return Config()
+    if file.parent.resolve().is_relative_to(Path(directory).resolve()):  # it may have come with the directory, or been written by its tools
+        if file.is_file():
+            raise ConfigError(
+                f"{file} would be the operator's file, and it lies in the directory that it is for, where tools can write; "
+                "set XDG_STATE_HOME to a directory outside of it"
+            )
+        return Config()
+    return load_config(file, without=without, operators=True) if file.is_file() else Config()
 
 
 class AgentFile(ProgramOptions, frozen=True, kw_only=True):
@@ -74,17 +112,32 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`; next to a policy of the engine it only tightens."""
 
 
+RECORDED = ("agent_file", "workspace", "sandbox", "skills", "tool_imports")
+"""What `meta` of an agent records for a later process that takes a run of it on."""
+
+
 def load_agent(path: str | Path) -> Agent:
     """Return the agent that an agent file describes; its imported tools are loaded, its rules checked. Raise `ConfigError`.
 
-    `meta` records what a later process needs to take a run of this agent on: `agent_file`, `workspace`, `sandbox`, `skills` and `tool_imports`.
+    `meta` records what a later process needs to take a run of this agent on (`RECORDED`). Whoever calls this names the file, and so trusts it:
+    the command line asks first (`detent.config.trust`).
     """
     from detent.policies.combining import check_guards, policy_in_file
     from detent.policies.guards import GUARDS
 
     file = Path(path)
-    said = take({"name": "", **read_toml(file, "agent file")}, AgentFile, str(path))
+    govern(file)
+    table = {"name": "", **read_toml(file, "agent file")}
+    if "grants" in table:
+        raise ConfigError(
+            f"{path}: grants: only the operator may say what a tool may take from another, in a file that no tool can write: [[grants]] of "
+            f"{state_directory('.') / OPERATORS_FILE}, or of one outside of the workspace that --config names"
+        )
+    said = take(table, AgentFile, str(path))
     where, home = str(path), file.resolve().parent
+    for key in RECORDED:
+        if key in said.meta:
+            raise ConfigError(f"{where}: meta.{key}: Detent records this itself, from other keys of the file; give it another name")
     if not said.name.strip():
         raise ConfigError(f"{where}: name: missing; an agent needs a name, such as name = {home.name!r}")
     check_budget(said.budget, where)
@@ -98,20 +151,11 @@ def load_agent(path: str | Path) -> Agent:
         sized(said.profile, said.model)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    _check_grants(said.grants, where)
     _check_strategy(said.strategy, where)
-    imports = [absolute_import(entry, home) for entry in said.tools if ":" in entry]
+    meta = {**said.meta, **_recorded(said, file)}
     tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
-    meta = {**said.meta, "agent_file": str(file.resolve())}
-    if imports:
-        meta["tool_imports"] = imports
     if said.skills:
-        meta["skills"] = [str((home / place).resolve()) for place in said.skills]
         tools.append(load_skills(meta["skills"], where))
-    if said.workspace is not None:
-        meta["workspace"] = str((home / said.workspace).resolve())
-    if said.sandbox is not None:
-        meta["sandbox"] = said.sandbox
     taken: dict[str, Any] = {name: getattr(said, name) for name in Agent.__struct_fields__}
     same: dict[str, Any] = {name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in taken.items()}
     same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
@@ -126,6 +170,27 @@ def load_agent(path: str | Path) -> Agent:
     return agent
 
 
+def recorded(path: str | Path) -> dict[str, Any]:
+    """Return the name of an agent file's agent and what `meta` records of it (`RECORDED`); nothing is imported. Raise `ConfigError`."""
+    file = Path(path)
+    said = take({"name": "", **read_toml(file, "agent file")}, AgentFile, str(path))
+    return {"name": said.name, **_recorded(said, file)}
+
+
+def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
+    home = file.resolve().parent
+    found: dict[str, Any] = {"agent_file": str(file.resolve())}
+    if imports := [absolute_import(entry, home) for entry in said.tools if ":" in entry]:
+        found["tool_imports"] = imports
+    if said.skills:
+        found["skills"] = [str((home / place).resolve()) for place in said.skills]
+    if said.workspace is not None:
+        found["workspace"] = str((home / said.workspace).resolve())
+    if said.sandbox is not None:
+        found["sandbox"] = said.sandbox
+    return found
+
+
 def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dict[str, Any]]:
     from detent.planners.rules.files import build_rules, load_rules
 
@@ -136,17 +201,6 @@ def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dic
     check_json(said, f"{where}: rules")
     build_rules(said, source=f"{where}: rules")
     return said
-
-
-def _check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
-    from detent.policies.provenance.grants import read_grant
-
-    for index, said in enumerate(grants):
-        check_json(said, f"{where}: grants[{index}]")
-        try:
-            read_grant(said)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: grants[{index}]: {error}") from None
 
 
 def _check_strategy(name: str, where: str) -> None:
@@ -192,6 +246,8 @@ def _located(config: Config, home: Path) -> Config:
         changes[key] = absolute_import(value, home) if isinstance(value, str) else value
     if isinstance(config.policy, str) and config.policy.endswith(".toml"):
         changes["policy"] = str(home / Path(config.policy).expanduser())
+    if config.import_roots:
+        changes["import_roots"] = tuple(str(home / Path(root).expanduser()) for root in config.import_roots)
     for key in ("tools", "observers"):
         values: tuple[str, ...] | None = getattr(config, key)
         changes[key] = values and tuple(absolute_import(value, home) for value in values)

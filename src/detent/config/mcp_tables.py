@@ -15,7 +15,8 @@ that names the file and the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,8 +24,9 @@ import msgspec
 
 from detent.config.tables import read_toml, take
 from detent.core.errors import ConfigError
+from detent.ports.governing_files import governs
 from detent.tools.functions.options import read_options
-from detent.tools.mcp.settings import SERVER_NAME, McpServer, ToolPins
+from detent.tools.mcp.settings import OPERATORS_KEYS, SERVER_NAME, McpServer, OAuth, ToolPins, checked_servers
 
 
 class McpTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,28 +43,59 @@ class McpTable(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float = 30.0
     protocol: Literal["auto", "legacy"] = "auto"
     elicitation: Literal["decline", "defaults"] = "decline"
+    trust_hints: bool = False
+    roots: bool = False
+    oauth: OAuth | None = None
 
 
-def take_servers(said: Any, where: str, home: Path) -> dict[str, McpServer]:
-    """Return the servers that the tables of a file in `home` describe; raise `ConfigError` beginning with `where`."""
+def take_servers(said: Any, where: str, home: Path, *, operators: bool = False) -> dict[str, McpServer]:
+    """Return the servers that the tables of a file in `home` describe; raise `ConfigError` beginning with `where`.
+
+    Only a file that is the `operators` may have the keys `OPERATORS_KEYS`, and tables that add to a server that another file describes.
+    """
     servers: dict[str, McpServer] = {}
     for name, table in _table(said, f"{where}: mcp").items():
         key = f"mcp.{name}."
         if not SERVER_NAME.fullmatch(name):
             raise ConfigError(f"{where}: {key[:-1]}: use 1 to 32 letters, digits, '_' and '-' for the name of a server")
-        taken = take(_table(table, f"{where}: {key[:-1]}"), McpTable, where, key)
+        keys = _table(table, f"{where}: {key[:-1]}")
+        for only in () if operators else OPERATORS_KEYS:
+            if only in keys:
+                raise ConfigError(
+                    f"{where}: {key}{only}: only the operator may say this: write [mcp.{name}] {only} = {str(keys[only]).lower()} into "
+                    "detent.toml of the state directory, or a file outside of the workspace that --config names"
+                )
+        taken = take(_without_oauth(keys), McpTable, where, key)
+        oauth = keys.get("oauth")
         given: dict[str, Any] = {
             **msgspec.structs.asdict(taken),
             "env": _texts(taken.env, f"{where}: {key}env"),
             "headers": _texts(taken.headers, f"{where}: {key}headers"),
             "tools": _tools(taken.tools, where, f"{key}tools"),
             "cwd": str((home / Path(taken.cwd or ".").expanduser()).resolve()) if taken.command else taken.cwd,
+            "oauth": None if oauth is None else take(_table(oauth, f"{where}: {key}oauth"), OAuth, where, f"{key}oauth."),
         }
         try:
-            servers[name] = McpServer(**given)
+            server = McpServer(**given)
+            governs(*_run_by(server))
+            servers[name] = server if operators else checked_servers({name: server})[name]
         except ConfigError as error:
             raise ConfigError(f"{where}: {key[:-1]}: {error}") from None
     return servers
+
+
+def _run_by(server: McpServer) -> Iterator[Path]:
+    """Yield the files in its directory that a program is started from, and where programs of Node.js look for more."""
+    place = Path(server.cwd or ".")
+    for word in filter(None, (server.command, *server.args)):
+        with contextlib.suppress(OSError, ValueError):  # a word that can be no path
+            if (place / word).is_file():
+                yield place / word
+    if server.command and Path(server.command).name in _NODE:
+        yield from (place / "node_modules", place / ".npmrc")
+
+
+_NODE = ("npx", "npm", "node", "pnpm", "yarn", "bun", "bunx")
 
 
 def load_servers(path: str | Path) -> dict[str, McpServer]:
@@ -75,6 +108,10 @@ def _table(said: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(said, dict):
         raise ConfigError(f"{where}: expected a table, found {type(said).__name__}; write [mcp.NAME] and its keys below")
     return cast("dict[str, Any]", said)
+
+
+def _without_oauth(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key != "oauth"}
 
 
 def _texts(said: Mapping[str, Any], where: str) -> dict[str, str]:

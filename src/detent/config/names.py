@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from detent.config.imports import in_import_root
 from detent.core.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ class Names(Generic[T]):
 
 
 def entry_points(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of the group `detent.<kind>s` by name."""
+    """Return the entry points of the group `detent.<kind>s` by name; an import root installs nothing."""
     from importlib import metadata  # loads a good deal that a run without plug-ins never needs
 
     group = f"detent.{kind[:-1]}ies" if kind.endswith("y") else f"detent.{kind}s"
-    return {point.name: point for point in metadata.entry_points(group=group)}
+    points = metadata.entry_points(group=group)
+    return {point.name: point for point in points if point.dist is None or not in_import_root(point.dist.locate_file(""))}
 
 
 def plugged(kind: str, name: str) -> Any:
@@ -81,6 +83,23 @@ def loaded(point: EntryPoint, kind: str) -> Any:
         raise ConfigError(f"the {kind} {point.name!r} of package {package!r} cannot be loaded: {type(error).__name__}: {error}") from error
     check_kind(kind, f"the {kind} {point.name!r} of package {package!r}", value)
     return value
+
+
+_METHODS = {"store": "append", "planner": "plan", "policy": "decide", "secrets": "get", "capabilities": "resolve"}
+"""A method that what an engine is given as this must have."""
+
+
+def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
+    """Raise `ConfigError` for a part of an engine that cannot be one; None is left out."""
+    for name, value in parts.items():
+        if value is not None and (isinstance(value, dict) or not callable(getattr(value, _METHODS[name], None))):
+            raise ConfigError(
+                f"{name} is {value!r}, which has no method {_METHODS[name]!r}; give what the docs of Engine say, or leave it out"
+            )
+    if not (approver is None or approver == "caller" or callable(approver)):
+        raise ConfigError(f'approver is {approver!r}; give a function of an Approval, or "caller" for a program that calls `approve`')
+    if type(ceiling) is not int or ceiling < 1:
+        raise ConfigError(f"ceiling is {ceiling!r}; give a whole number of iterations above 0")
 
 
 def check_kind(kind: str, what: str, value: Any) -> None:

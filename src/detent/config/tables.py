@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
-from detent.core.errors import ConfigError
+from detent.core.errors import BudgetRefused, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -46,7 +46,10 @@ def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") 
             values[key] = msgspec.convert(value, wanted)
         except msgspec.ValidationError:
             raise ConfigError(f"{where}: {prefix}{key}: expected {expected(wanted)}, found {_found(value)}") from None
-    return kind(**values)
+    try:
+        return kind(**values)
+    except BudgetRefused as error:
+        raise BudgetRefused(f"{where}: {error}") from None
 
 
 def _is_part(kind: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.core.budget import Budget
+from detent.core.errors import ConfigError
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,6 +27,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scopes: tuple[str, ...] = ()
     credential_refs: tuple[str, ...] = ()
     trace_id: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            said: Any = getattr(self, name)
+            kinds = (tuple, list, set, frozenset) if name in ("scopes", "credential_refs") else (str,)
+            if not issubclass(type(said), kinds) or not all(isinstance(item, str) for item in said):
+                raise ConfigError(f"Host: {name} must be a {'text' if str in kinds else 'list of texts'}, not {said!r}")
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,20 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     def __post_init__(self) -> None:
         if isinstance(self.max_calls_of, dict):  # a budget is hashed
             msgspec.structs.force_setattr(self, "max_calls_of", tuple(sorted(self.max_calls_of.items())))
+        try:
+            bounds = self.said()
+        except (TypeError, ValueError):
+            raise BudgetRefused(f"budget.max_calls_of must be a table {{TOOL: NUMBER}}, not {self.max_calls_of!r}") from None
+        for name, bound in bounds:
+            whole = name not in _FRACTIONS
+            if isinstance(bound, bool) or not isinstance(bound, int if whole else (int, float)) or not bound >= 0:
+                raise BudgetRefused(f"budget.{name} is {bound!r}; a bound is a {'whole ' if whole else ''}number above 0")
+
+    def said(self) -> list[tuple[str, Any]]:
+        """Return the bounds that are set, by name; that of a tool is `max_calls_of.TOOL`."""
+        return [(name, bound) for name in FIELDS if (bound := getattr(self, name)) is not None] + [
+            (f"max_calls_of.{tool}", most) for tool, most in tuple(self.max_calls_of or ())
+        ]
 
     def calls_of(self, tool: str) -> int | None:
         """Return how often `tool` may be called, None where that is not said."""
@@ -76,6 +90,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
 FIELDS = tuple(field for field in Budget.__struct_fields__ if field != "max_calls_of")
 """The bounds that are one number."""
+_FRACTIONS = ("max_running_s", "max_total_s", "max_cost_usd")
 UNBOUNDED = Budget()
 
 DEFAULT = Budget(
@@ -195,25 +210,6 @@ class Exhausted(msgspec.Struct, frozen=True):
         """The option that raises the bound."""
         kind, _, tool = self.dimension.partition(":")
         return f"max_calls_of.{tool}" if tool else f"max_{kind.removeprefix('tenant_')}"
-
-
-def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
-    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
-    for field in FIELDS:
-        value = getattr(budget, field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise BudgetRefused(f"budget.{field} is {value!r}; a bound is a number")
-        if value is not None and not value > 0:
-            raise BudgetRefused(f"budget.{field} is {value}; a bound must be above 0 (leave it out for the default)")
-    for tool, most in tuple(budget.max_calls_of or ()):
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise BudgetRefused(f"budget.max_calls_of.{tool} is {most!r}; a bound is a whole number above 0")
-    if budget.max_iterations is not None and budget.max_iterations > ceiling:
-        raise BudgetRefused(
-            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; "
-            "ask for less, or raise it: Engine(ceiling=...), or ceiling under [limits] in detent.toml"
-        )
-    return budget
 
 
 class _Limits(msgspec.Struct, frozen=True):

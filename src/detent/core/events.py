@@ -48,7 +48,11 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """The run was opened; `digests` holds those of tool schemas, policy and kernel at this moment."""
+    """The run was opened; `digests` holds those of tool schemas, policy and kernel at this moment.
+
+    `declared`: by name, what MCP servers declared of the tools that the run was offered, as the fields of a `ToolSpec` that differ from its
+    defaults. A re-execution reads it here, and starts no server.
+    """
 
     goal: str
     agent: AgentSpec
@@ -62,18 +66,37 @@ class RunStarted(Event, frozen=True, kw_only=True):
     attachments: tuple[Any, ...] = ()
     output_schema: dict[str, Any] | None = None
     digests: dict[str, str] = {}
+    declared: dict[str, Any] = {}
+    levels: dict[str, SideEffect] = {}
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
-    """A worker took the run up again; `changed` names what differs in code since it was opened.
+    """A worker took the run up again; `changed` names what differs in code since it was taken up last, `digests` is what it has now.
 
+    `declared` has those of them that are of MCP servers.
+
+    Calls of a tool that changed and that have not begun are decided again, and what people approved of them is void. `levels` hold from
+    here on: those of new tools, and raised ones. `lowered`: a tool is declared with a lower level now; the stricter one stays until a
+    person accepts that (`LevelsAccepted`).
     `stopped`: it was stopped in good order before anything came of that, and why. This record is then the second about the same taking up.
     """
 
     worker: str = ""
     running_ms: float = 0.0
     changed: tuple[str, ...] = ()
+    digests: dict[str, str] = {}
+    levels: dict[str, SideEffect] = {}
+    lowered: dict[str, SideEffect] = {}
     stopped: str = ""
+    declared: dict[str, Any] = {}
+
+
+class LevelsAccepted(Event, frozen=True, kw_only=True):
+    """A person accepts that tools have a lower side-effect level than the run was held to: these hold from here on."""
+
+    levels: dict[str, SideEffect]
+    by: str
+    via: str = ""
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
@@ -82,6 +105,7 @@ class RunReopened(Event, frozen=True, kw_only=True):
     by: str = ""
     why: str = ""
     budget: Budget | None = None
+    via: str = ""
 
 
 class RunWaiting(Event, frozen=True, kw_only=True):
@@ -140,6 +164,7 @@ class BudgetChanged(Event, frozen=True, kw_only=True):
 
     budget: Budget
     by: str = ""
+    via: str = ""
 
 
 # Turn and pass ----------------------------------------------------------------------------------------------------------------
@@ -362,10 +387,11 @@ class PolicyDecided(Event, frozen=True, kw_only=True):
 
 
 class ApprovalRequested(Event, frozen=True, kw_only=True):
-    """`approvers` different people must approve exactly this call: `digest` is that of its arguments.
+    """`approvers` different people must approve exactly this call: `digest` is that of its arguments and of its tool's declaration.
 
-    `rule` asked for it, `policy` is the version of the policy, `facts` what it showed for its decision; `on_reject` says what a rejection
-    does ("": as the agent says).
+    An answer carries it. `args_digest` is the digest of the arguments alone, "" in older logs, where `digest` is that. `rule` asked for it,
+    `policy` is the version of the policy, `facts` what it showed for its decision; `sandbox` says where what the tool starts would run, ""
+    where it starts nothing; `on_reject` says what a rejection does ("": as the agent says).
     """
 
     call: str
@@ -374,20 +400,27 @@ class ApprovalRequested(Event, frozen=True, kw_only=True):
     reason: str = ""
     rule: str = ""
     facts: dict[str, Any] = {}
+    sandbox: str = ""
     approvers: int = 1
     on_reject: Literal["", "observe", "stop"] = ""
     requested_at: datetime | None = None
     expires_at: datetime | None = None
     policy: str = ""
+    args_digest: str = ""
 
 
 class ApprovalResolved(Event, frozen=True, kw_only=True):
-    """A person decided; once enough approved, the current policy decides again and the call runs as it was asked for."""
+    """A person decided; once enough approved, the current policy decides again and the call runs as it was asked for.
+
+    `by` is the name in its normal form, which is compared. `via` is what the process that sent the answer says about itself: the user and
+    host of the operating system, and the program; nobody checks it.
+    """
 
     call: str
     decision: Literal["approved", "denied"]
     by: str
     reason: str = ""
+    via: str = ""
     signal: str = ""
 
 
@@ -398,6 +431,7 @@ class ApprovalEdited(Event, frozen=True, kw_only=True):
     args: dict[str, Any]
     digest: str
     by: str
+    via: str = ""
     signal: str = ""
 
 
@@ -405,6 +439,21 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
     """Nobody decided in time."""
 
     call: str
+    signal: str = ""
+
+
+class AnswerRefused(Event, frozen=True, kw_only=True):
+    """Something that came for the run from outside does not count and was dropped: `code` and `reason` say why.
+
+    `kind` is that of the signal, `about` the call, question, timer or child run that it named. Of a run, the first 100 are recorded.
+    """
+
+    kind: str
+    code: str
+    reason: str
+    about: str = ""
+    by: str = ""
+    via: str = ""
     signal: str = ""
 
 
@@ -472,6 +521,7 @@ class ToolReconciled(Event, frozen=True, kw_only=True):
     result: Raw = NO_RESULT
     error: ToolError | None = None
     by: str = ""
+    via: str = ""
     signal: str = ""
 
 
@@ -528,6 +578,7 @@ class UserReplied(Event, frozen=True, kw_only=True):
     ask_id: str
     reply: Any
     by: str = ""
+    via: str = ""
     signal: str = ""
 
 
@@ -550,6 +601,7 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 
     by: str = ""
     why: str = ""
+    via: str = ""
     signal: str = ""
 
 
@@ -613,6 +665,7 @@ class MemoryTombstoned(Event, frozen=True, kw_only=True):
 AnyEvent = (
     RunStarted
     | RunResumed
+    | LevelsAccepted
     | RunReopened
     | RunWaiting
     | RunFinished
@@ -642,6 +695,7 @@ AnyEvent = (
     | ApprovalResolved
     | ApprovalEdited
     | ApprovalExpired
+    | AnswerRefused
     | ToolStarted
     | ToolFinished
     | ToolInDoubt
@@ -666,6 +720,7 @@ AnyEvent = (
 
 INPUTS: tuple[type[Event], ...] = (
     RunResumed,
+    LevelsAccepted,
     RunReopened,
     BudgetChanged,
     DeadLettered,
@@ -673,6 +728,7 @@ INPUTS: tuple[type[Event], ...] = (
     ApprovalResolved,
     ApprovalEdited,
     ApprovalExpired,
+    AnswerRefused,
     ToolReconciled,
     UserReplied,
     ScheduleFired,

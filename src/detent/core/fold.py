@@ -60,9 +60,8 @@ def evolve(state: RunState, record: Record) -> RunState:
     if envelope.seq != state.seq + 1:
         raise IllegalEvent(state.run_id, f"record {envelope.seq} of run {envelope.run!r} follows record {state.seq}")
     if state.status in TERMINAL and not isinstance(event, _AFTER_END):
-        raise IllegalEvent(
-            state.run_id, f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
-        )
+        why = f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
+        raise IllegalEvent(state.run_id, why)
     after = _apply(state, event, envelope)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
@@ -74,17 +73,18 @@ def evolve(state: RunState, record: Record) -> RunState:
     return after
 
 
-_AFTER_END = (e.RunReopened, e.ToolReconciled, e.Erased, e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+_OF_MEMORY = (e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
+_AFTER_END = (e.RunReopened, e.AnswerRefused, e.ToolReconciled, e.Erased, *_OF_MEMORY)
 
 
-_INTERVENTIONS = frozenset(
-    (e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.RunReopened, e.BudgetChanged, e.CancelRequested)
-)
+_ANSWERS = (e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.CancelRequested, e.AnswerRefused)
+_INTERVENTIONS = frozenset((*_ANSWERS, e.RunReopened, e.BudgetChanged, e.LevelsAccepted))
 
 
 def _intervention(event: Any, seq: int) -> Intervention:
     kind, about = getattr(event, "decision", snake(type(event).__name__)), getattr(event, "call", getattr(event, "ask_id", ""))
-    return Intervention(kind=kind, by=event.by, about=about, seq=seq)
+    about, code = about or getattr(event, "about", ""), getattr(event, "code", "")
+    return Intervention(kind=kind, by=event.by, about=about, seq=seq, via=event.via, code=code)
 
 
 def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
@@ -144,15 +144,14 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.ApprovalRequested(call=call):
             if call in state.approvals:
                 raise IllegalEvent(state.run_id, f"approval of call {call} is requested already")
-            by = known.approved_by if (known := _call_state(state, call)).edited or known.digest == event.digest else ()
-            asked = _call(state, call, status="asked", digest=event.digest, approved_by=by)
+            known, digest = _call_state(state, call), event.args_digest or event.digest
+            by = known.approved_by if known.edited or known.digest == digest else ()
+            asked = _call(state, call, status="asked", digest=digest, approved_by=by)
             return replace(asked, approvals={**state.approvals, call: event})
         case e.ApprovalResolved():
             return _approval_resolved(_wake(state), scope, event)
-        case e.ApprovalEdited(args=args, digest=digest, by=person):
-            return _approval_closed(
-                state, event.call, approved_by=(person,), edited=True, args=args, digest=digest, why=f"edited by {person}"
-            )
+        case e.ApprovalEdited(args=args, digest=digest, by=by):
+            return _approval_closed(state, event.call, approved_by=(by,), edited=True, args=args, digest=digest, why=f"edited by {by}")
         case e.ApprovalExpired(call=call):
             state = _approval_closed(state, call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
@@ -164,6 +163,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
             opened = replace(_charge_open_calls(state), running_ms=max(ms, state.running_ms), away_ms=away_ms(state, envelope.at))
+            opened = _declared(opened, event) if event.digests or event.levels or event.lowered != state.lowered else opened
             return replace(opened, read_at=envelope.at, passes={s: replace(p, balance=None) for s, p in opened.passes.items()})
         case e.RunReopened():
             return replace(_reopened(state, event), away_ms=away_ms(state, envelope.at), read_at=envelope.at)
@@ -177,8 +177,11 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             if not state.openings:
                 raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto what run {parent!r} had come to")
             return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
-        case e.Erased():
+        case e.Erased() | e.AnswerRefused():
             return state
+        case e.LevelsAccepted(levels=levels):
+            left: dict[str, e.SideEffect] = {name: level for name, level in state.lowered.items() if levels.get(name) != level}
+            return replace(state, levels={**state.levels, **levels}, lowered=left)
         case e.BudgetChanged(budget=budget):
             return replace(state, budget=budget.over(state.budget))
         case e.GoalPushed(goal_id=goal_id, goal=goal):
@@ -232,6 +235,7 @@ def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> Ru
         attachments=event.attachments,
         output_schema=event.output_schema,
         digests=event.digests,
+        levels=event.levels,
         budget=event.budget,
         started_at=envelope.at,
         openings=1,
@@ -267,9 +271,8 @@ def _finished(state: RunState, event: e.RunFinished) -> RunState:
 
 def _reopened(state: RunState, event: e.RunReopened) -> RunState:
     if state.status not in ("failed", "stopped", "waiting_for_operator"):
-        raise IllegalEvent(
-            state.run_id, f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up"
-        )
+        why = f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up"
+        raise IllegalEvent(state.run_id, why)
     passes: dict[str, KernelState] = {}
     for scope, before in state.passes.items():
         if before.status == "done":
@@ -328,13 +331,31 @@ def _child_ended(state: RunState, child: str, status: str) -> RunState:
     return _wake(replace(state, children={**state.children, child: replace(state.children[child], status=status)}))
 
 
+def _declared(state: RunState, event: e.RunResumed) -> RunState:
+    """Take up what is declared now: calls of a tool that changed and that have not begun are decided again, and no approval of them holds."""
+    changed = {name.removeprefix("tool:") for name in event.digests if name.startswith("tool:")}
+    again = {"status": "planned", "approved_by": (), "why": "the tool changed since it was asked for"}
+    passes = {
+        s: replace(p, calls={i: replace(c, **again) if c.tool in changed and _waits(c) else c for i, c in p.calls.items()})
+        for s, p in state.passes.items()
+    }
+    left = {call: asked for call, asked in state.approvals.items() if asked.tool not in changed}
+    state = _wake(state) if len(left) < len(state.approvals) else state
+    digests, levels = {**state.digests, **event.digests}, {**state.levels, **event.levels}
+    return replace(state, digests=digests, levels=levels, lowered=event.lowered, approvals=left, passes=passes)
+
+
+def _waits(call: CallState) -> bool:
+    return call.status in ("planned", "asked", "allowed") and not call.refused
+
+
 def _approval_resolved(state: RunState, scope: str, event: e.ApprovalResolved) -> RunState:
     asked = state.approvals.get(event.call)
     if event.decision == "denied" or asked is None:
         state = _approval_closed(state, event.call, refused="approval_rejected", why=event.reason or "rejected")
         stops = ((asked.on_reject if asked else "") or state.agent.on_reject) == "stop"
         return _end(state, scope, "approval_rejected", error=event.reason or f"{event.by} denied call {event.call}") if stops else state
-    by = (*_call_state(state, event.call).approved_by, event.by)
+    by = tuple(dict.fromkeys((*_call_state(state, event.call).approved_by, event.by)))
     if len(by) < asked.approvers:
         return _call(state, event.call, approved_by=by)
     return _approval_closed(state, event.call, approved_by=by, why=f"approved by {', '.join(by)}")

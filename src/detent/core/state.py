@@ -247,19 +247,25 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody outside did about the run: `approved`, `denied`, or the tag of the event; `about` is the call or question."""
+    """What somebody outside did about the run: `approved`, `denied`, or the tag of the event; `about` is the call or question.
+
+    `via` is what the process that sent it says about itself, `code` why it does not count (`answer_refused`).
+    """
 
     kind: str
     by: str = ""
     about: str = ""
     seq: int = 0
+    via: str = ""
+    code: str = ""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of.
 
     Of a fork, `ancestors` are the runs that it was branched from, the nearest first, and `inherited` is what they had used by then, which
-    is not charged to it; `fork_effects` says what becomes of calls that are not read-only (`Forked`). `read_at` is the wall time of the last
+    is not charged to it; `levels` are the side-effect levels that hold, `lowered` those that tools declare and that nobody has accepted
+    yet; `fork_effects` says what becomes of calls that are not read-only (`Forked`). `read_at` is the wall time of the last
     reading of `running_ms`.
     """
 
@@ -275,6 +281,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     attachments: tuple[Any, ...] = ()
     output_schema: dict[str, Any] | None = None
     digests: dict[str, str] = {}
+    levels: dict[str, SideEffect] = {}
+    lowered: dict[str, SideEffect] = {}
     budget: Budget = Budget()
     seq: int = 0
     digest: str = ""

@@ -12,6 +12,7 @@ import msgspec
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.embedders.calling import called
+from detent.expressions.spellings import without_keys
 from detent.ports import Embeddings, ModelAnswer, Models
 from detent.ports.http_failures import kind_of_status, seconds_asked
 
@@ -109,6 +110,5 @@ class OpenAICompatibleEmbedder:
             raise self._failed(f"{self._shown} answered with what is no JSON object", "server") from error
 
     def _failed(self, said: str, kind: ModelFailureKind, retry_after_s: float | None = None) -> ModelCallFailure:
-        for secret in self._secrets:  # a server may repeat the key, and messages are recorded
-            said = said.replace(secret, "[key]")
+        said = without_keys(said, self._secrets)  # a server may repeat the key, and messages are recorded
         return ModelCallFailure(f"embedding model {self._model!r}: {said[:500]}", kind=kind, retry_after_s=retry_after_s)

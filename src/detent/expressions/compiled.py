@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.expressions.costs import LITERAL, OWN, Spending, TooExpensive, bounded
 from detent.expressions.functions import FUNCTIONS
 
 NATIVE = (
@@ -102,6 +103,12 @@ def compile_expression(source: str, *, where: str, names: Names) -> Expression:
             if name in names.members and member not in names.members[name]:
                 raise ConfigError(f"{place} reads {name}.{member}, which is not there{nearest(member, names.members[name])}")
     calls = frozenset(name for name in program.functions() if name in FUNCTIONS)
+    try:
+        counted = bounded(source, names.variables)
+    except TooExpensive as error:
+        raise ConfigError(f"{place} {error}") from None
+    program = program if counted == source else cel().compile(counted)
+    calls |= {name for name in OWN if name in program.functions()}
     return Expression(source=source, where=where, program=program, reads=reads, calls=calls)
 
 
@@ -112,7 +119,12 @@ def evaluate(expression: Expression, lookup: Lookup) -> Any:
 
 def make_context(variables: dict[str, Any], calls: Iterable[str]) -> Any:
     """Return what expressions are executed over: making it costs more than executing, so several may share one."""
-    return cel().Context(variables, {name: FUNCTIONS[name] for name in calls})
+    known = {name: FUNCTIONS.get(name, _nothing) for name in calls}
+    return cel().Context(variables, Spending(variables).functions(known) if known else known)
+
+
+def _nothing() -> None:
+    """Stand for a function that counts until `Spending` is asked for it."""
 
 
 def execute(expression: Expression, context: Any) -> Any:
@@ -141,12 +153,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # Reading the source -----------------------------------------------------------------------------------------------------------
 
-LITERAL = re.compile(
-    r"//[^\n]*"
-    r'|[bB]?[rR][bB]?(?:"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"[^"\n]*"|\'[^\'\n]*\')'
-    r'|[bB]?(?:"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')',
-)
-"""A text literal or a comment of CEL."""
 _BOUND = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)\s*,")
 
 

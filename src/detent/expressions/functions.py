@@ -2,7 +2,7 @@
 
 A rule works on thousands of lines, and CEL's `map` and `filter` take time that grows with the square of a list's length; the
 functions here that take a text or a list (`grep`, `find_all`, `count_by`, `pluck`) take time that grows with its length. CEL goes
-through the keys of a map in no fixed order; `keys` gives them sorted. Regular expressions are Python's. Every function can be called
+through the keys of a map in no fixed order; `keys` gives them sorted. Regular expressions are RE2's. Every function can be called
 as a method too: `x.f(a)` is `f(x, a)`.
 """
 
@@ -13,10 +13,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from itertools import islice
 from math import ceil, isfinite
 from typing import Any, cast
 
+from detent.expressions.patterns import BadPattern, Pattern, compiled
+
+LONGEST_TEXT = 10_000_000
+"""Characters that a function gives at most."""
+MOST_MATCHES = 50_000
+"""Matches that `find_all` gives at most."""
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -36,15 +42,19 @@ def grep(text: Any, pattern: str) -> list[str]:
 
 def find(text: str, pattern: str) -> Any:
     """Return the first match of `pattern`: a map of its named groups, else its one group, else all of it; null where there is none."""
-    match = _regex("find", pattern).search(_text("find", text))
-    return None if match is None else _match_value(match)
+    regex = _regex("find", pattern)
+    match = regex.search(_text("find", text))
+    return None if match is None else _match_value(match, regex)
 
 
 def find_all(text: Any, pattern: str) -> list[Any]:
     """Return every match of `pattern` in a text (or in the texts of a list, one after the other), each as `find` gives it."""
     regex = _regex("find_all", pattern)
     parts = [text] if isinstance(text, str) else _texts("find_all", text)
-    return [_match_value(match) for part in parts for match in regex.finditer(part)]
+    found = [_match_value(match, regex) for match in islice((m for part in parts for m in regex.finditer(part)), MOST_MATCHES + 1)]
+    if len(found) > MOST_MATCHES:
+        raise ValueError(f"find_all: there are more than {MOST_MATCHES:,} matches; use a pattern that matches less often")
+    return found
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -56,12 +66,15 @@ def split(text: str, separator: str) -> list[str]:
 
 def join(items: list[Any], separator: str = "") -> str:
     """Return the items as one text; what is not text is written as a placeholder writes it."""
-    return separator.join(text(item) for item in _list("join", items))
+    texts = [text(item) for item in _list("join", items)]
+    _fits("join", sum(map(len, texts)) + len(separator) * len(texts))
+    return separator.join(texts)
 
 
 def replace(value: str, old: str, new: str) -> str:
     """Return `value` with every `old` replaced by `new`."""
-    return _text("replace", value).replace(old, new)
+    _fits("replace", len(value) + _text("replace", value).count(old) * len(new))
+    return value.replace(old, new)
 
 
 def trim(value: str) -> str:
@@ -282,23 +295,23 @@ def kind(value: Any) -> str:
 # Checks -----------------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.MULTILINE)
-
-
-def _regex(name: str, pattern: str) -> re.Pattern[str]:
+def _regex(name: str, pattern: str) -> Pattern:
     try:
-        return _compiled(_text(name, pattern))
-    except re.error as error:
-        raise ValueError(f"{name}: the pattern {pattern!r} is wrong: {error}") from None
+        return compiled(_text(name, pattern), lines=True)
+    except BadPattern as error:
+        raise ValueError(f"{name}: the pattern {error}") from None
 
 
-def _match_value(match: re.Match[str]) -> Any:
+def _match_value(match: Any, regex: Pattern) -> Any:
     named = match.groupdict()
     if named:
         return named
-    return match.group(1) if match.re.groups == 1 else match.group() if match.re.groups == 0 else list(match.groups())
+    return match.group(1) if regex.groups == 1 else match.group() if regex.groups == 0 else list(match.groups())
+
+
+def _fits(name: str, chars: int) -> None:
+    if chars > LONGEST_TEXT:
+        raise ValueError(f"{name}: the text would have {chars:,} characters, more than {LONGEST_TEXT:,}")
 
 
 def _text(name: str, value: Any) -> str:

@@ -7,6 +7,7 @@ more, for a few lines of a schema can ask for more than anyone has time for. Dra
 from __future__ import annotations
 
 import importlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -14,10 +15,12 @@ from typing import Any, cast
 
 import msgspec
 
-from detent.expressions.patterns import drop_slow_patterns
+from detent.expressions.patterns import BadPattern, check_patterns, compiled, drop_foreign_patterns
 
 MOST_REFERENCES = 10_000
 """So many references are followed in a check, and one more for each byte of the value."""
+MOST_STEPS = 200_000
+"""So many parts of a foreign schema and a value are looked at in a check, and four more for each byte of the value."""
 LONGEST = 400
 """How many characters of the library's words are shown."""
 _FOLLOWED = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -32,8 +35,8 @@ class UnusableSchema(ValueError):
         self.where, self.said = where, said or text
 
 
-def check_schema(schema: dict[str, Any]) -> None:
-    """Raise `UnusableSchema` where a schema breaks the rules of its draft."""
+def check_schema(schema: dict[str, Any], *, foreign: bool = False) -> None:
+    """Raise `UnusableSchema` where a schema breaks the rules of its draft, or has a pattern that cannot be matched and is not `foreign`."""
     from jsonschema.exceptions import SchemaError
 
     try:
@@ -43,6 +46,8 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise UnusableSchema(f"is no JSON Schema: {error.message}", where=where, said=error.message) from error
     except RecursionError as error:
         raise UnusableSchema("is nested too deeply; flatten it") from error
+    if not foreign:
+        _check_patterns(schema)
 
 
 def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = False) -> Callable[[Any], Iterator[Any]]:
@@ -56,10 +61,15 @@ def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = 
         raise UnusableSchema("names a draft of its own in a part")
     own = msgspec.json.decode(raw)
     if foreign:
-        drop_slow_patterns(own)
+        drop_foreign_patterns(own)
+    else:
+        _check_patterns(own)
+    kind = _linear(kind)
     if any(f'"{name}"'.encode() in raw for name in _FOLLOWED):
         _put_unevaluated_last(own)
         kind = _counting(kind)
+    if foreign:
+        kind = _weighing(kind)
     nothing: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
     unresolvable: Any = importlib.import_module("referencing.exceptions").Unresolvable
     validator = kind(own, registry=nothing, format_checker=kind.FORMAT_CHECKER if formats else None)
@@ -124,6 +134,60 @@ def _kind(schema: dict[str, Any]) -> Any:
     return validator_for(schema, default=Draft202012Validator)
 
 
+def _check_patterns(schema: dict[str, Any]) -> None:
+    raw = msgspec.json.encode(schema)
+    if b'"patternProperties"' in raw and b'"unevaluatedProperties"' in raw:  # the library would match the ones for the others itself
+        raise UnusableSchema("has unevaluatedProperties and patternProperties; use additionalProperties")
+    try:
+        check_patterns(schema)
+    except BadPattern as error:
+        raise UnusableSchema(f"has a pattern that cannot be used: {error}") from error
+
+
+@cache
+def _linear(kind: Any) -> Any:
+    """Return the validator class with patterns matched in linear time."""
+    validators: Any = importlib.import_module("jsonschema.validators")
+    failed: Any = importlib.import_module("jsonschema.exceptions").ValidationError
+
+    def pattern(validator: Any, said: str, instance: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "string") and compiled(said).search(instance) is None:
+            yield failed(f"{instance!r} does not match {said!r}")
+
+    def named(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "object"):
+            for said, inner in patterns.items():
+                for name, value in instance.items():
+                    if compiled(said).search(name) is not None:
+                        yield from validator.descend(value, inner, path=name, schema_path=said)
+
+    def additional(validator: Any, said: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        patterns: dict[str, Any] = schema.get("patternProperties") or {}
+        if patterns and validator.is_type(instance, "object"):
+            fits = [compiled(pattern).search for pattern in patterns]
+            rest = {name: value for name, value in instance.items() if not any(found(name) for found in fits)}
+            schema = {name: part for name, part in schema.items() if name != "patternProperties"}
+            yield from kind.VALIDATORS["additionalProperties"](validator, said, rest, schema)
+        else:
+            yield from kind.VALIDATORS["additionalProperties"](validator, said, instance, schema)
+
+    def unique(validator: Any, said: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if said and validator.is_type(instance, "array") and len({_hashable(item) for item in instance}) < len(instance):
+            yield failed(f"{instance!r} has non-unique elements")
+
+    ours = {"pattern": pattern, "patternProperties": named, "additionalProperties": additional, "uniqueItems": unique}
+    return validators.extend(kind, {name: check for name, check in ours.items() if name in kind.VALIDATORS})
+
+
+def _hashable(value: Any) -> Any:
+    """Return what is equal for values that are one in JSON: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((name, _hashable(part)) for name, part in cast("dict[str, Any]", value).items())
+    if isinstance(value, list):
+        return tuple(_hashable(part) for part in cast("list[Any]", value))
+    return (bool, value) if isinstance(value, bool) else value
+
+
 @lru_cache(maxsize=64)
 def _kept(raw: bytes) -> Callable[[Any], Iterator[Any]]:
     schema = msgspec.json.decode(raw)
@@ -131,19 +195,32 @@ def _kept(raw: bytes) -> Callable[[Any], Iterator[Any]]:
     return errors_of(schema)
 
 
-class _Followed(threading.local):
-    """How many references may still be followed in the check that this thread is in."""
+def _size(value: Any) -> int:
+    """Return how many bytes a value has as JSON; half a surrogate pair, which UTF-8 does not hold, counts as its escape."""
+    try:
+        return len(msgspec.json.encode(value))
+    except UnicodeEncodeError:
+        return len(json.dumps(value))
 
-    left = 0
+
+class _Followed(threading.local):
+    """How many references may still be followed, and steps made, in the check that this thread is in."""
+
+    left = steps = 0
     value: Any = None
 
     def begin(self, value: Any) -> None:
-        self.left, self.value = MOST_REFERENCES, value
+        self.left, self.steps, self.value = MOST_REFERENCES, MOST_STEPS + 4 * _size(value), value
+
+    def step(self, *looked_at: Any) -> None:
+        self.steps -= 1 + sum(len(cast("list[Any]", part)) for part in looked_at if isinstance(part, (list, dict)))
+        if self.steps < 0:
+            raise UnusableSchema(f"makes more than {MOST_STEPS:,} steps with this value")
 
     def follow(self) -> None:
         self.left -= 1
         if self.left < 0 and self.value is not None:  # a large value asks for more of them
-            self.left, self.value = len(msgspec.json.encode(self.value)), None
+            self.left, self.value = _size(self.value), None
         if self.left < 0:
             raise UnusableSchema(f"follows more than {MOST_REFERENCES} references")
 
@@ -164,6 +241,21 @@ def _counting(kind: Any) -> Any:
         return follow
 
     return extend(kind, {name: counted(kind.VALIDATORS[name]) for name in _FOLLOWED if name in kind.VALIDATORS})
+
+
+@cache
+def _weighing(kind: Any) -> Any:
+    """Return the validator class with its steps counted."""
+    extend: Any = importlib.import_module("jsonschema.validators").extend
+
+    def weighed(keyword: Callable[..., Any]) -> Callable[..., Any]:
+        def step(validator: Any, said: Any, instance: Any, schema: Any) -> Any:
+            _followed.step(said, instance)
+            return keyword(validator, said, instance, schema)
+
+        return step
+
+    return extend(kind, {name: weighed(keyword) for name, keyword in kind.VALIDATORS.items()})
 
 
 def _put_unevaluated_last(schema: Any) -> None:

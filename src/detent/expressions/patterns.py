@@ -1,23 +1,157 @@
-"""Regular expressions of others, which are matched in this process: only those that cannot take long are kept of a schema. Pure.
+"""Regular expressions of others: each is matched by RE2, in time that grows with the text and not with what stands in it.
 
-A backtracking match may take longer than the universe will last, and nothing can interrupt it. So a pattern stays where it is anchored at
-its beginning and has at most one repetition of open length, none inside another, few options and alternatives, and no look-around.
+A backtracking match may take longer than the universe will last, and nothing can interrupt it. So no pattern that is given to Detent is
+matched by Python's `re` in this process. RE2 has neither look-around nor references to groups; a pattern with one is refused where it is
+given. `\\d`, `\\w`, `\\s` and `\\b` mean ASCII. RE2 is loaded with the first pattern (4 ms).
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
 from typing import Any, cast
 
-MOST_CHOICES = 8
-_ANCHORS = ("AT_BEGINNING", "AT_BEGINNING_STRING")
-_PLAIN = ("LITERAL", "NOT_LITERAL", "IN", "ANY", "AT", "CATEGORY", "RANGE")
+LARGEST_PROGRAM = 10_000
+"""How many instructions a pattern may come to: matching takes at most so many steps for each character."""
+LARGEST_FOREIGN = 1_000
+"""The same for patterns in schemas of servers and others who are not trusted."""
+_TRANSLATED = re.compile(r"\\(?:Z|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_HALF = re.compile("[\ud800-\udfff]")
+_CONSTRUCTS = {
+    "(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind", "(?>": "an atomic group",
+    "(?(": "a condition", "(?P=": "a reference to a group", "(?#": "a comment", "(?x": "the flag x",
+}  # fmt: skip
 
 
-def drop_slow_patterns(schema: Any) -> None:
-    """Take the patterns that could take long out of a JSON Schema, in place, wherever they stand: a `$ref` may lead anywhere."""
+class BadPattern(ValueError):
+    """A text is no regular expression that can be matched in linear time; the message names it and what is wrong with it."""
+
+
+class Pattern:
+    """A compiled pattern. Its matches are as those of `re`: `group`, `groups`, `groupdict`, `start`, `end`, `span`."""
+
+    __slots__ = ("_regex", "groups", "instructions", "source")
+
+    def __init__(self, source: str, regex: Any) -> None:
+        self.source, self._regex, self.groups, self.instructions = source, regex, int(regex.groups), int(regex.programsize)
+
+    def search(self, text: str) -> Any:
+        """Return the first match, None where there is none."""
+        return self._regex.search(_whole_characters(text))
+
+    def fullmatch(self, text: str) -> Any:
+        """Return the match of all of the text, None where there is none."""
+        return self._regex.fullmatch(_whole_characters(text))
+
+    def finditer(self, text: str, start: int = 0) -> Iterator[Any]:
+        """Yield every match."""
+        return self._regex.finditer(_whole_characters(text), start)
+
+    def sub(self, change: Callable[[str], str], text: str) -> str:
+        """Return the text with each match that is not empty changed."""
+        done: list[str] = []
+        at = 0
+        for match in self.finditer(text):
+            start, end = match.span()
+            if end > start:
+                done += text[at:start], change(text[start:end])
+                at = end
+        return "".join([*done, text[at:]]) if at else text
+
+
+@lru_cache(maxsize=1_024)
+def compiled(source: str, *, ignore_case: bool = False, lines: bool = False, most: int = LARGEST_PROGRAM) -> Pattern:
+    """Return the pattern that can be matched; `lines`: `^` and `$` stand for ends of lines, too. Raise `BadPattern`."""
+    re2, options = _re2()
+    flags = ("i" if ignore_case else "") + ("m" if lines else "")
+    try:
+        regex = re2.compile((f"(?{flags})" if flags else "") + _TRANSLATED.sub(_translated, source), options)
+    except (re2.error, UnicodeEncodeError) as error:
+        raise BadPattern(f"{source!r} is not a regular expression that can be matched in linear time: {_reason(error, source)}") from None
+    if regex.programsize > most:
+        raise BadPattern(f"{source!r} comes to {regex.programsize} instructions, more than {most}; repeat less in it")
+    return Pattern(source, regex)
+
+
+@cache
+def _re2() -> tuple[Any, Any]:
+    library: Any = importlib.import_module("re2")
+    options = library.Options()
+    options.log_errors = False
+    return library, options
+
+
+def _translated(match: re.Match[str]) -> str:
+    """Return an escape of Python's as RE2 has it."""
+    code = match[1] or match[2]
+    return rf"\x{{{code}}}" if code else r"\z" if match[0] == r"\Z" else match[0]
+
+
+def _reason(error: Exception, source: str) -> str:
+    said: Any = error.args[0] if error.args else ""
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    plain = re.sub(r"\\.", "", source, flags=re.DOTALL)
+    known = next((f" ({what}; RE2 has none)" for sign, what in _CONSTRUCTS.items() if sign in plain), "")
+    if not known and re.search(r"(?<!\\)(?:\\\\)*\\[1-9]", source):
+        known = " (a reference to a group; RE2 has none)"
+    return text + known
+
+
+def _whole_characters(text: str) -> str:
+    """Return the text with half surrogate pairs, which no encoding has, replaced one by one."""
+    return text if text.isascii() or not _HALF.search(text) else _HALF.sub("\ufffd", text)
+
+
+def names(patterns: Sequence[str]) -> Pattern:
+    """Return what matches the whole of a name that fits one of the patterns: `*` and `?` as in file names, and sets in brackets."""
+    return compiled("(?s)" + "|".join(f"(?:{_glob(pattern)})" for pattern in patterns))
+
+
+def _glob(pattern: str) -> str:
+    said, at = "", 0
+    while at < len(pattern):
+        sign, at = pattern[at], at + 1
+        end = pattern.find("]", at + 1 + (pattern[at : at + 1] == "!")) if sign == "[" else -1
+        if sign == "*":
+            said += ".*" if not said.endswith(".*") else ""
+        elif sign == "?":
+            said += "."
+        elif end >= 0:
+            inside = pattern[at:end]
+            inverted, inside = inside.startswith("!"), inside.removeprefix("!")
+            inside = re.sub(r"([\\^\[\]])", r"\\\1", inside)
+            said, at = said + f"[{'^' if inverted else ''}{inside}]", end + 1
+        else:
+            said += re.escape(sign)
+    return said
+
+
+# Schemas ------------------------------------------------------------------------------------------------------------------------
+
+
+def drop_foreign_patterns(schema: Any) -> None:
+    """Take the patterns that cannot be matched quickly out of a JSON Schema, in place, wherever they stand: a `$ref` may lead anywhere."""
+    for fields in _tables(schema):
+        if isinstance(fields.get("pattern"), str) and not is_quick(fields["pattern"]):
+            del fields["pattern"]
+        named: Any = fields.get("patternProperties")
+        if isinstance(named, dict):
+            for pattern in [p for p in cast("dict[str, Any]", named) if not is_quick(p)]:
+                del named[pattern]
+
+
+def check_patterns(schema: Any) -> None:
+    """Raise `BadPattern` for a pattern of a JSON Schema that cannot be matched."""
+    for fields in _tables(schema):
+        named: Any = fields.get("patternProperties")
+        for pattern in (fields.get("pattern"), *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())):
+            if isinstance(pattern, str):
+                compiled(pattern)
+
+
+def _tables(schema: Any) -> Iterator[dict[str, Any]]:
     todo: list[Any] = [schema]
     while todo:
         part = todo.pop()
@@ -25,62 +159,23 @@ def drop_slow_patterns(schema: Any) -> None:
             todo += cast("list[Any]", part)
         elif isinstance(part, dict):
             fields = cast("dict[str, Any]", part)
-            if isinstance(fields.get("pattern"), str) and not is_quick(fields["pattern"]):
-                del fields["pattern"]
-            named: Any = fields.get("patternProperties")
-            if isinstance(named, dict):
-                for pattern in [p for p in cast("dict[str, Any]", named) if not is_quick(p)]:
-                    del named[pattern]
+            yield fields
             todo += fields.values()
 
 
 def is_quick(pattern: str) -> bool:
-    """Whether matching takes time in proportion to the text, whatever the text is."""
+    """Whether a pattern of somebody who is not trusted may be matched."""
     try:
-        parsed: Any = importlib.import_module("re._parser").parse(pattern)
-    except (re.error, RecursionError, OverflowError):
+        compiled(pattern, most=LARGEST_FOREIGN)
+    except BadPattern:
         return False
-    open_ended = choices = 0
-    todo: list[tuple[Any, bool]] = [(part, False) for part in parsed]
-    if not todo or str(todo[0][0][0]) != "AT" or str(todo[0][0][1]) not in _ANCHORS:
-        return bool(todo) and all(str(part[0]) in _PLAIN for part, _ in todo)
-    while todo:
-        (kind, said), repeated = todo.pop()
-        match str(kind):
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                least, most, inner = said
-                varies = least != most
-                if varies and repeated:
-                    return False
-                open_ended += varies and most > 1
-                choices += varies and most == 1
-                todo += [(part, repeated or varies) for part in inner]
-            case "SUBPATTERN":
-                todo += [(part, repeated) for part in said[3]]
-            case "BRANCH" if not repeated:
-                choices += len(said[1]) - 1
-                todo += [(part, False) for way in said[1] for part in way]
-            case name if name not in _PLAIN:
-                return False
-            case _:
-                pass
-    return open_ended <= 1 and choices <= MOST_CHOICES
+    return True
 
 
 def widest(pattern: str) -> int:
-    """Return how many characters may decide about a match, with what it looks at before and behind itself, very many where nothing bounds it."""
-    parsed: Any = importlib.import_module("re._parser").parse(pattern)
-    most, todo = int(parsed.getwidth()[1]), [parsed]
-    while todo:
-        for kind, said in todo.pop():
-            if str(kind) in ("ASSERT", "ASSERT_NOT"):
-                most += int(said[1].getwidth()[1])
-            todo += [part for part in _flat(said) if isinstance(part, type(parsed))]
-    return most
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield what stands in nested tuples and lists."""
-    for part in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ():
-        yield part
-        yield from _flat(part)
+    """Return how many characters a match can have, very many where nothing bounds it or that cannot be told."""
+    try:
+        parsed: Any = importlib.import_module("re._parser").parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return cast("int", 1 << 32)
+    return int(parsed.getwidth()[1])

@@ -22,7 +22,7 @@ from detent.core.records import Record
 from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
-from detent.ports.governance import verdict_on
+from detent.ports.governance import ASKED_BY_TOOL, verdict_on
 from detent.running.snapshots import base_of
 
 REFUSING = ("deny", "stop")
@@ -165,6 +165,7 @@ class _Judge:
             args=known.args,
             digest=digest_of([known.tool, known.args]),
             provenance=known.provenance,
+            asks=event.reason if ASKED_BY_TOOL in f"{event.rule} {event.reason}" else "",
         )
         verdict = self._over or self._bound(call, state) or verdict_on(call, known, policy, state)
         if verdict.decision == event.decision:

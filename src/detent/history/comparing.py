@@ -299,7 +299,8 @@ def _ends(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: 
 _SILENT = (e.RunResumed, e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.RunWaiting)
 """Records that tell how a run was taken on, not what it did."""
 _MEASURED = ("key", "signal", "by", "usage", "reserved", "policy", "facts", "requested_at", "expires_at", "due", "digest", "digests", "host",
-             "source", "text", "thinking", "provider_data", "model", "reason", "strategy_version", "parent", "trust", "untold")  # fmt: skip
+             "source", "text", "thinking", "provider_data", "model", "reason", "strategy_version", "parent", "trust", "untold",
+             "via", "levels", "args_digest")  # fmt: skip
 """Fields that may differ between runs that do the same; of the end of a run, the reason counts."""
 
 

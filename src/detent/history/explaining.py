@@ -13,6 +13,7 @@ from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.errors import ConfigError
 from detent.core.records import Record
+from detent.running.receipts import who
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +117,9 @@ def _said(event: Any) -> str:  # noqa: PLR0911 - one case an event
             people = f"{approvers} people were asked" if approvers > 1 else "approval was requested"
             return f"{people}: {reason}" + (f"; until {expires:%Y-%m-%d %H:%M:%S} UTC" if expires else "")
         case e.ApprovalResolved(decision=decision, by=by, reason=reason):
-            return f"{by} {decision} it" + (f": {reason}" if reason else "")
+            return f"{who(by, event.via)} {decision} it" + (f": {reason}" if reason else "")
         case e.ApprovalEdited(by=by):
-            return f"{by} approved it with other arguments"
+            return f"{who(by, event.via)} approved it with other arguments"
         case e.ApprovalExpired():
             return "nobody decided in time"
         case e.ToolStarted(attempt=attempt, previous=previous):

@@ -15,15 +15,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.adapters import narrowed
 from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import Budget, checked
+from detent.core.budget import Budget
 from detent.core.codec import STATE_VERSION, read_record
 from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFound
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.ports import EventStore, Observer, give_back
+from detent.ports.options import checked
 from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Parts, bounds_after
@@ -34,6 +36,7 @@ from detent.running.results import Result, result_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.states import load_state
+from detent.secrecy.placing import USER, kept_of
 from detent.secrecy.redact import Redactor
 
 Effects = Literal["dry_run", "reuse", "redo"]
@@ -90,10 +93,14 @@ async def fork(
     parts of the agent by their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies`
     ({question id: reply}). `effects` says what becomes of a call that is not read-only: `dry_run` answers it with the outcome that an
     equal call has on record, else with a stub; `reuse` with that outcome, else it is executed; `redo` executes it. What the parent used
-    is shown (`state.inherited`) and not charged; what it waits for is not inherited. Raises `NotAllowedNow` naming the call where an
+    is shown (`state.inherited`) and not charged; what it waits for is not inherited. With a host, a policy among the edits only tightens:
+    beside the engine's, or the tiers where it has none, and beside the agent's. Raises `NotAllowedNow` naming the call where an
     effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
     """
-    await runtime.visible(run_id, host)
+    admission.checked_run_id(child_id)
+    run_id = await runtime.visible(run_id, host)
+    if child_id is not None:
+        admission.checked_run_id(child_id, child_id := await runtime.kept_as(child_id, host))
     child = await begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
     return await runtime.go_on(child, observers=observers) if resume else result_of(await load_run(runtime.store, child))
 
@@ -112,7 +119,6 @@ async def begin(
     parts, store = runtime.parts, runtime.store
     if effects not in EFFECTS:
         raise ConfigError(f"effects={effects!r}: choose one of {', '.join(EFFECTS)}")
-    admission.checked_run_id(child_id)
     head = await store.head(run_id)
     if head is None:
         raise RunNotFound(run_id, store.url)
@@ -121,6 +127,8 @@ async def begin(
     if host is not None:
         admission.same_host(run_id, there.host, host)
     plain = checked_edits(edits or {}, there.agent)
+    if host is not None and "policy" in plain:
+        plain["policy"] = narrowed(there.agent.policy, plain["policy"], there.agent.name)
     budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=runtime.ceiling)
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
@@ -132,7 +140,7 @@ async def begin(
     patterns = (*parts.redact, *edited.redact)
     plain, secrets = await _hidden(store, run_id, plain, patterns)
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
-    child_id = child_id or new_run_id(goal, parts.clock.now(), parts.ids.token(6))
+    child_id = child_id or new_run_id(goal if runtime.goal_words_in_ids else None, parts.clock.now(), parts.ids.token(6))
     forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
     async with parts.tenants.starting(child_id, there.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
         for name, value in secrets.items():
@@ -316,6 +324,7 @@ async def _hidden(
         key = key or await store.get_blob(one.run_id, KEY_BLOB)
     key = os.urandom(32) if key is None else key
     redactor = Redactor(patterns, key)
+    redactor.whose = USER
     hidden = redactor.data(edits)
-    kept = {blob_of(name): msgspec.json.encode(value) for name, value in redactor.found.items()}
+    kept = {blob_of(name): msgspec.json.encode(kept) for name, kept in kept_of(redactor).items()}
     return hidden, {KEY_BLOB: key, **kept} if kept else {}

@@ -22,6 +22,7 @@ from detent.history.comparing import Diff, Parting
 from detent.history.replaying import Answer
 from detent.history.upgrading import Upgrade, Upgraded
 from detent.ports import Policy, RunQuery, View
+from detent.ports.options import check_is
 from detent.running import advancing
 from detent.running.lineage import history
 from detent.running.results import Replay
@@ -36,20 +37,31 @@ async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Ru
 
 async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Record]:
     """Return the verified records of a run."""
-    await runtime.visible(run_id, host)
+    run_id = await runtime.visible(run_id, host)
     return await advancing.load(runtime.store, run_id)
 
 
 async def list_runs(runtime: Runtime, query: RunQuery | None = None, *, host: Host | None = None, **filters: Any) -> list[RunHead]:
     """Return runs, newest first; filters as in `RunQuery`: status, tenant, goal_id, agent, since, until, limit, after."""
     await runtime.open()
-    query = query or RunQuery(**filters)
-    return await runtime.store.list_runs(msgspec.structs.replace(query, tenant=host.tenant) if host else query)
+    return await runtime.store.list_runs(await _of_tenant(runtime, query or RunQuery(**filters), host))
+
+
+async def _of_tenant(runtime: Runtime, query: RunQuery, host: Host | None) -> RunQuery:
+    """Return the query for what the host may see; its page cannot begin after another tenant's run."""
+    check_is(Host, host=host)
+    if host is None:
+        return query
+    after = query.after if query.after is None else await runtime.visible(query.after, host)
+    return msgspec.structs.replace(query, tenant=host.tenant, after=after)
 
 
 async def replay(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Replay:
-    """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called."""
-    return await replaying.replay(await _executable(runtime, run_id, host), runtime.parts)
+    """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called.
+
+    No MCP server is started: what they declared is in the log.
+    """
+    return await replaying.replay(await records(runtime, run_id, host=host), runtime.parts)
 
 
 async def plans(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[tuple[View, Answer]]:
@@ -57,14 +69,7 @@ async def plans(runtime: Runtime, run_id: str, *, host: Host | None = None) -> l
 
     As a re-execution of its log gives them; raises `Divergence` where this code does not come to the same.
     """
-    return await replaying.plans_of(await _executable(runtime, run_id, host), runtime.parts)
-
-
-async def _executable(runtime: Runtime, run_id: str, host: Host | None) -> list[Record]:
-    """Return the records of a run, once the MCP servers whose tools it lists are connected."""
-    found = await records(runtime, run_id, host=host)
-    await _prepare(runtime, run_id)
-    return found
+    return await replaying.plans_of(await records(runtime, run_id, host=host), runtime.parts)
 
 
 async def _prepare(runtime: Runtime, run_id: str) -> None:
@@ -88,21 +93,21 @@ async def backtest(
     """
     await runtime.open()
     candidate = policy_at(policy)
-    wanted = query or RunQuery()
+    wanted = await _of_tenant(runtime, query or RunQuery(), host)
     return await backtesting.backtest(
         runtime.store,
         runtime.parts.policy_of if candidate is None else governing(candidate),
         version=(candidate or runtime.parts.policy).version,
         tools={spec.name: spec for spec in runtime.tools.list()},
         budget=budget,
-        query=msgspec.structs.replace(wanted, tenant=host.tenant) if host else wanted,
+        query=wanted,
         only=only,
     )
 
 
 async def diff(runtime: Runtime, a: str, b: str, *, host: Host | None = None) -> Diff:
     """Return what differs between two runs, side by side by pass and iteration; nothing for runs that did the same."""
-    one, other = [(await _history(runtime, run_id, host), await load_run(runtime.store, run_id)) for run_id in (a, b)]
+    one, other = [(await _history(runtime, run_id, host), await runtime.standing(run_id, host)) for run_id in (a, b)]
     return comparing.diff(one[0], other[0], one[1], other[1])
 
 
@@ -112,7 +117,7 @@ async def bisect(runtime: Runtime, a: str, b: str, *, host: Host | None = None) 
 
 
 async def _history(runtime: Runtime, run_id: str, host: Host | None) -> list[Record]:
-    await runtime.visible(run_id, host)
+    run_id = await runtime.visible(run_id, host)
     records = await history(runtime.store, run_id)
     if any(record.event is None for record in records):
         raise RunErased(run_id)
@@ -126,7 +131,7 @@ async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Ho
     """
     await runtime.open()
     if run_id is not None:
-        await runtime.visible(run_id, host)
+        run_id = await runtime.visible(run_id, host)
     wanted = [run_id] if run_id is not None else await upgrading.open_runs(runtime.store, tenant=host.tenant if host else None)
     found: list[Upgraded] = []
     for name in wanted:

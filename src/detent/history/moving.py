@@ -7,7 +7,9 @@ that id is refused, one that holds the beginning of this log is continued, so th
 
 A run that is not finished can be advanced wherever it is, and two of it would each have their effects: it is moved, not copied.
 
-An archive is one gzip file of JSON lines: first a manifest, then the record lines, then a line for each artifact in base64.
+An archive is one gzip file of JSON lines: first a manifest, then the record lines, then a line for each artifact in base64. It is its owner's
+alone (mode 0600), and what was hidden from the log is left out of it: the values, and the key of their placeholders. What is read of one is
+bounded, whatever its manifest says.
 """
 
 from __future__ import annotations
@@ -16,33 +18,48 @@ import base64
 import contextlib
 import gzip
 import os
+import re
+import stat
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import msgspec
 
-from detent.core.codec import read_log, read_record
+from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
+from detent.history.listed import Said
 from detent.ports import EventStore, RunQuery, Signal, give_back
+from detent.ports.private_files import private_file
 from detent.running import lineage
+from detent.running.hiding import KEY_BLOB
 
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
 OF_ONE_RUN = (NotAllowedNow, RunBusy, RunNotFound, CorruptLog, NewerVersion)
 """Why one run cannot be moved while others can."""
 
+MOST_BYTES = 1 << 30
+"""Bytes that an archive may have when it is unpacked, unless whoever reads it says how many."""
+MOST_TIMES, UNSUSPECTED = 200, 1 << 26
+"""So many times the bytes of the file may come out of it; up to so many bytes may in any case."""
+_PIECE = 1 << 20
+_PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
+
 replace = msgspec.structs.replace
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one run: `records` and `blobs` that are there now, of which `added` records are new; `digest` ends the log."""
+    """What became of one run: `records` and `blobs` that are there now, of which `added` records are new; `digest` ends the log.
+
+    `missing`: how many of the hidden values that its records have placeholders for are not there.
+    """
 
     run_id: str
     records: int
@@ -50,6 +67,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     blobs: int
     digest: str
     bytes: int = 0
+    missing: int = 0
     removed: bool = False
     place: str = ""
 
@@ -85,11 +103,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 # Reading and writing one run ------------------------------------------------------------------------------------------------------------
 
 
-def checked(run_id: str, lines: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
-    """Check every digest; return the last, and the ids of the signals that the log took up. Raise `CorruptLog`, `NewerVersion`."""
+def checked(run_id: str, lines: Sequence[bytes], said: Said | None = None) -> tuple[str, tuple[str, ...]]:
+    """Check every digest; return the last, and the ids of the signals that the log took up; `said` hears the records. Raise `CorruptLog`, `NewerVersion`."""
     digest, consumed = "", list[str]()
     for record in read_log(run_id, lines):
         digest = record.digest
+        if said is not None:
+            said.hear(record)
         signal: str = getattr(record.event, "signal", "")
         if signal:
             consumed.append(signal)
@@ -141,8 +161,26 @@ async def put(store: EventStore, held: Held) -> Moved:
     if tuple(arrived[: len(held.lines)]) != held.lines:
         raise CorruptLog(run_id, len(arrived), f"{store.url} does not give back what was written to it")
     digest, _ = checked(run_id, arrived)
+    missing = await _missing(store, run_id, arrived)
     added = max(0, len(held.lines) - len(there))
-    return Moved(run_id=run_id, records=len(arrived), added=added, blobs=blobs, digest=digest, place=store.url)
+    return Moved(run_id=run_id, records=len(arrived), added=added, blobs=blobs, digest=digest, missing=missing, place=store.url)
+
+
+async def _missing(store: EventStore, run_id: str, lines: Sequence[bytes]) -> int:
+    """Return how many hidden values that the records name are neither with the run nor with one that it goes on from."""
+    named = _hidden_in(lines)
+    if not named:
+        return 0
+    with contextlib.suppress(RunErased):
+        above = await lineage.segments(store, run_id, lines)
+        for one in (run_id, *(one.run_id for one in above)):
+            named -= set(await store.list_blobs(one))
+    return len(named)
+
+
+def _hidden_in(lines: Iterable[bytes]) -> set[str]:
+    """Return the keys of the hidden values that these lines have placeholders for."""
+    return {lineage.SECRET + name.decode() for line in lines for name in _PLACEHOLDER.findall(line)}
 
 
 async def _put_blobs(store: EventStore, held: Held) -> int:
@@ -199,7 +237,7 @@ def archive_path(directory: Path, run_id: str) -> Path:
 
 
 async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
-    """Write a finished run into an archive in `directory`, check the file, and remove the run from the store.
+    """Write a finished run into an archive in `directory`, check the file, and remove the run from the store, its hidden values with it.
 
     An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
     that is not finished, or when the archive holds another log; `RunBusy`, `RunNotFound`, `CorruptLog`.
@@ -214,15 +252,17 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         path = archive_path(directory, run_id)
         if path.exists():
             _check_beginning(path, held)
-        write_archive(path, held)
-        if read_archive(path) != held:
+        open_part = without_hidden(held)
+        write_archive(path, open_part)
+        if read_archive(path, most_bytes=None) != open_part:
             raise CorruptLog(run_id, 0, f"{str(path)!r} does not give back what was written to it; the run was not removed")
         await store.delete(run_id)
     return Moved(
         run_id=run_id,
         records=len(held.lines),
         added=len(held.lines),
-        blobs=len(held.blobs),
+        blobs=len(open_part.blobs),
+        missing=len(_hidden_in(held.lines)),
         digest=held.digest,
         bytes=path.stat().st_size,
         removed=True,
@@ -230,8 +270,13 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
     )
 
 
+def without_hidden(held: Held) -> Held:
+    """Return what of a run an archive may hold: nothing that was hidden from its log, and not the key of the placeholders."""
+    return replace(held, blobs={key: data for key, data in held.blobs.items() if key != KEY_BLOB and not key.startswith(lineage.SECRET)})
+
+
 def _check_beginning(path: Path, held: Held) -> None:
-    there = read_archive(path)
+    there = read_archive(path, most_bytes=None)
     if held.lines[: len(there.lines)] != there.lines:
         raise NotAllowedNow(
             held.run_id, f"{str(path)!r} holds another run under the id {held.run_id!r}; give another directory", reason_code="another_log"
@@ -272,38 +317,24 @@ def write_archive(path: Path, held: Held) -> None:
         signals=held.signals,
     )
     blobs = (msgspec.json.encode({"key": key, "data": base64.b64encode(data).decode()}) for key, data in held.blobs.items())
-    partly = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partly.open("wb") as raw:
-            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as out:
-                for line in (msgspec.json.encode(manifest), *held.lines, *blobs):
-                    out.write(line + b"\n")
-            raw.flush()
-            os.fsync(raw.fileno())
-        partly.replace(path)
-        _sync_directory(path.parent)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with private_file(path) as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as out:
+            for line in (msgspec.json.encode(manifest), *held.lines, *blobs):
+                out.write(line + b"\n")
     except OSError as error:
         raise ConfigError(
             f"{str(path)!r} cannot be written ({error.strerror}); give a directory with room that you may write to"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partly.unlink(missing_ok=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
+def read_archive(path: Path, *, most_bytes: int | None = 0) -> Held:
+    """Return the run in an archive, checked; raise `ConfigError` for what is no archive, `CorruptLog`, `NewerVersion`.
+
+    `most_bytes`: how many may come out of it, None for any number; without it `MOST_BYTES`, and `MOST_TIMES` as many as the file has.
+    """
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def read_archive(path: Path) -> Held:
-    """Return the run in an archive, checked; raise `ConfigError` for what is no archive, `CorruptLog`, `NewerVersion`."""
-    try:
-        lines = gzip.decompress(path.read_bytes()).split(b"\n")
+        lines = _unpacked(path, most_bytes)
     except FileNotFoundError:
         raise ConfigError(f"there is no archive {str(path)!r}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -315,12 +346,42 @@ def read_archive(path: Path) -> Held:
         or not 0 < len(records) == manifest.records
     ):
         raise CorruptLog(manifest.head.run_id, 0, f"the records in {str(path)!r} are not those that its manifest names")
-    digest, consumed = checked(manifest.head.run_id, records)
-    _check_entry(path, manifest.head, records)
+    said = Said()
+    digest, consumed = checked(manifest.head.run_id, records, said)
+    if problem := said.differs(manifest.head):
+        raise CorruptLog(manifest.head.run_id, 0, f"{str(path)!r}: {problem}")
     blobs = _blobs(path, manifest, lines[manifest.records + 1 : -1])
     if digest != manifest.digest:
         raise CorruptLog(manifest.head.run_id, len(records), f"the log in {str(path)!r} does not end with the digest of its manifest")
     return Held(head=manifest.head, lines=records, blobs=blobs, signals=manifest.signals, consumed=consumed, digest=digest)
+
+
+def _file(path: Path) -> BinaryIO:
+    """Open an archive; raise `ConfigError` for what is no regular file, such as a pipe, which is not waited for."""
+    raw = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115 - has an opener
+    if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.close()
+        raise ConfigError(f"{str(path)!r} is no regular file, so no archive was read from it; name the file that `detent export` wrote")
+    return raw
+
+
+def _unpacked(path: Path, most_bytes: int | None) -> list[bytes]:
+    """Return the lines in an archive, the rest behind the last newline too; never more than may come out of it is kept."""
+    lines, parts, total = list[bytes](), list[bytes](), 0
+    with _file(path) as raw, gzip.GzipFile(fileobj=raw) as packed:
+        while piece := packed.readline(_PIECE):
+            total += len(piece)
+            most = min(MOST_BYTES, max(UNSUSPECTED, MOST_TIMES * raw.tell())) if most_bytes == 0 else most_bytes
+            if most is not None and total > most:
+                raise ConfigError(
+                    f"{str(path)!r} was not read to its end: more than {most:,} bytes come out of {path.stat().st_size:,}, as of a file that is "
+                    "made to fill memory. Nothing was imported. If you know that it is an archive of this size, say `--max-bytes N`"
+                )
+            parts.append(piece)
+            if piece.endswith(b"\n"):
+                lines.append(b"".join(parts)[:-1])
+                parts = []
+    return [*lines, b"".join(parts)]
 
 
 def _manifest(path: Path, line: bytes) -> Manifest:
@@ -334,20 +395,8 @@ def _manifest(path: Path, line: bytes) -> Manifest:
                 "upgrade to read it"
             )
         return msgspec.json.decode(line, type=Manifest)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no archive of a run: its first line is no manifest ({error})") from error
-
-
-def _check_entry(path: Path, head: RunHead, lines: Sequence[bytes]) -> None:
-    """Raise `CorruptLog` unless the listing entry says what the envelopes do: no digest covers it, and by its tenant a run is seen.
-
-    By its times it is sorted and archived. What it says in words (goal, title, reason) is for reading.
-    """
-    first, last = read_record(lines[0]).envelope, read_record(lines[-1]).envelope
-    there = (first.tenant, first.agent, first.goal or first.run, first.parent, last.seq, last.status or "running", first.at, last.at)
-    said = (head.tenant, head.agent, head.goal_id, head.parent, head.records, head.status, head.created_at, head.updated_at)
-    if said != there or not 0 <= head.iterations <= head.records:
-        raise CorruptLog(head.run_id, 0, f"the listing entry in {str(path)!r} is not that of the records beside it")
 
 
 def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, bytes]:
@@ -356,19 +405,19 @@ def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, 
         for line in lines:
             entry = msgspec.json.decode(line, type=dict[str, str])
             found[entry["key"]] = base64.b64decode(entry["data"])
-    except (ValueError, KeyError) as error:
+    except (RecursionError, ValueError, KeyError) as error:
         raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} cannot be read ({error})") from error
     if {key: (len(data), sha256(data).hexdigest()) for key, data in found.items()} != manifest.blobs:
         raise CorruptLog(manifest.head.run_id, 0, f"the artifacts in {str(path)!r} are not those that its manifest names")
     return found
 
 
-async def bring_back(store: EventStore, path: Path) -> Moved:
-    """Write the run in an archive into a store; raise `RunBusy`, and what `read_archive` raises.
+async def bring_back(store: EventStore, path: Path, *, most_bytes: int | None = 0) -> Moved:
+    """Write the run in an archive into a store; raise `RunBusy`, and what `read_archive` raises, to which `most_bytes` is given.
 
     Raise `NotAllowedNow` when another log is there, or the run is not finished: it may still go on where the file was made of it.
     """
-    held = read_archive(path)
+    held = read_archive(path, most_bytes=most_bytes)
     if held.head.status not in TERMINAL:
         raise NotAllowedNow(
             held.run_id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from detent.history.interruptions import GATEWAY, STUCK
 from detent.history.replay_journal import ReplayJournal
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 from detent.ports.outside import Begin, BoundReached, Interrupted
+from detent.secrecy.placing import REFUSED
 from detent.secrecy.redact import PLACEHOLDER
 
 
@@ -43,7 +43,14 @@ class ReplayWorld:
     def proceed(self) -> None:
         """Nothing suspends a re-execution."""
 
-    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+    def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
+        """Refuse where the log has that as the next of the call."""
+        later = (record.event for record in self._journal.records[self._journal.cursor :])
+        found = next((event for event in later if getattr(event, "call", "") == call_id), None)
+        refused = found.error if isinstance(found, e.ToolFinished) else None
+        return refused.message if refused is not None and refused.code == REFUSED else ""
+
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None, whose: str = "") -> Any:
         """Return what foreign code says again as the log holds it: with the same placeholders, whatever it was that they hide."""
         await self._journal.until()
         held: list[str] = []
@@ -177,8 +184,16 @@ class ReplayWorld:
 
 def _hides(held: str, said: str) -> bool:
     """Whether a text of the log is this one with values replaced by placeholders."""
-    parts = PLACEHOLDER.split(held)
-    return len(parts) > 1 and re.fullmatch(".+?".join(map(re.escape, parts)), said, re.DOTALL) is not None
+    first, *between = PLACEHOLDER.split(held)
+    if not between or not said.startswith(first):
+        return False
+    at = len(first)
+    for part in between[:-1]:  # each placeholder stands for one character at least; the first place is as good as any
+        found = said.find(part, at + 1)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(said) - len(between[-1]) > at and said.endswith(between[-1])
 
 
 def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:

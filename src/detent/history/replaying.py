@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
+import msgspec
+
+from detent.config.adapters import recorded_tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.history.replay_world import ReplayWorld
-from detent.ports import Plan, View
+from detent.ports import Plan, Tool, Toolbox, ToolSpec, View
 from detent.ports.outside import BRANCH
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.driving import drive
-from detent.running.lineage import find_blob
+from detent.running.lineage import find_blob, history
 from detent.running.phase_hooks import missing_hooks
 from detent.running.results import Difference, Replay
 from detent.running.snapshots import base_of
@@ -41,6 +45,32 @@ class Listening(ReplayWorld):
             raise
         self.asked.append((view, plan))
         return plan
+
+
+class RecordedTools:
+    """The tools of an engine, with those of MCP servers in their place as the log has them: no server is asked."""
+
+    def __init__(self, tools: Toolbox, above: Iterable[e.AnyEvent | None]) -> None:
+        """`above` are the events of a fork's ancestors."""
+        self._tools = tools
+        self._declared: dict[str, Any] = {}
+        self._made: dict[str, Tool] = {}
+        self.take_up(above)
+
+    def take_up(self, events: Iterable[e.AnyEvent | None]) -> None:
+        """Declare the tools as these events say, the later before the earlier."""
+        for event in events:
+            for name, said in event.declared.items() if isinstance(event, (e.RunStarted, e.RunResumed)) else ():
+                if self._declared.get(name) != said:
+                    self._declared[name], self._made[name] = said, recorded_tool(msgspec.convert(said, ToolSpec))
+
+    def get(self, name: str) -> Tool:
+        """Return the tool; raise `UnknownName`."""
+        return self._made.get(name) or self._tools.get(name)
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tools."""
+        return list(dict.fromkeys([*self._tools.names(), *self._made]))
 
 
 async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, Answer]]:
@@ -74,7 +104,9 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     run_id = records[0].envelope.run
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))
-    tools = tools_of(journal.state, parts)
+    above = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
+    recorded = RecordedTools(parts.tools, [record.event for record in above])
+    parts = msgspec.structs.replace(parts, tools=recorded)
     try:
         while journal.next is not None:
             before = journal.cursor
@@ -84,6 +116,8 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
             if not isinstance(journal.next, e.INPUTS) and journal.state.terminal:
                 raise journal.diverged("the end of the run")
             try:
+                recorded.take_up(record.event for record in records[: journal.cursor])
+                tools = tools_of(journal.state, parts)
                 strategy, kernels = ways_of(journal.state, parts)
                 await drive(make_run(journal, world, parts, tools), strategy, kernels)
             except Unwind:

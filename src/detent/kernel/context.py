@@ -131,9 +131,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
                 allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
                 raise UnrecordedChange(self.run.state.run_id, f"{type(event).__name__} is the kernel's to record; phases record {allowed}")
             if problem := json_problem(event, escaping=True):
-                raise UnrecordedChange(
-                    self.run.state.run_id, f"a phase recorded {type(event).__name__} with what is no JSON data: {problem}"
-                )
+                why = f"a phase recorded {type(event).__name__} with what is no JSON data: {problem}"
+                raise UnrecordedChange(self.run.state.run_id, why)
         self.run.record(self.scope, *events)
 
     async def commit(self, *, durable: bool = False) -> None:

@@ -14,7 +14,7 @@ from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import in_doubt_guard
 from detent.ports import UNREADABLE, Call, MetaTool, Tool, Verdict, read_json
-from detent.ports.governance import blocked, guard_name, verdict_on
+from detent.ports.governance import blocked, guard_name, must_ask, verdict_on
 
 
 def decide(call: CallState, context: KernelContext) -> str:
@@ -65,7 +65,10 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
     args = _checked(call, tool, context)
     if tool.spec.scopes and (missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]):
         raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
-    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest_of([call.tool, args]), provenance=call.provenance)
+    if problem := context.run.world.misplaced(call.call_id, tool, args):
+        raise InvalidArguments(problem, error_code="placeholder_not_allowed")
+    digest, asks = digest_of([call.tool, args]), must_ask(tool, args)
+    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest, provenance=call.provenance, asks=asks)
 
 
 def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
@@ -86,30 +89,31 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
 
 
 def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
-    now = context.run.state.updated_at
+    now = (state := context.run.state).updated_at
+    declared = state.digests.get(f"tool:{call.tool.name}") if call.tool.name in state.levels else ""  # nothing is known of it in older logs
     expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
     return e.ApprovalRequested(
         call=call.call_id,
         tool=call.tool.name,
-        digest=call.digest,
+        digest=digest_of([call.digest, declared]) if declared else call.digest,
         reason=verdict.reason,
         rule=verdict.rule,
         facts=verdict.facts,
+        sandbox=call.tool.confinement,
         approvers=max(1, verdict.approvers),
         on_reject=verdict.on_reject,
         expires_at=expires,
         policy=context.run.policy.version,
         requested_at=now,
+        args_digest=call.digest if declared else "",
     )
 
 
 def refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
     """Give `call`, which is not run, its observation."""
-    context.run.record(
-        context.scope,
-        e.ToolFinished(
-            call=call.call_id,
-            meta=isinstance(context.tools.get(call.tool), MetaTool),
-            error=e.ToolError(code=code, message=message, details=details),
-        ),
+    refused = e.ToolFinished(
+        call=call.call_id,
+        meta=isinstance(context.tools.get(call.tool), MetaTool),
+        error=e.ToolError(code=code, message=message, details=details),
     )
+    context.run.record(context.scope, refused)

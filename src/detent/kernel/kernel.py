@@ -73,10 +73,8 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
     """Put what a phase changed on record; raise `UnrecordedChange` for a change of a kernel fact."""
     now = context.state
     if not isinstance(returned, KernelState):
-        raise UnrecordedChange(
-            context.run.state.run_id,
-            f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it",
-        )
+        why = f"phase {number} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
+        raise UnrecordedChange(context.run.state.run_id, why)
     for field in FACTS:
         if getattr(returned, field) != getattr(now, field):
             raise UnrecordedChange(
@@ -93,7 +91,6 @@ def record_changes(number: int, returned: Any, context: KernelContext) -> None:
         changes["guidance"] = returned.guidance
     if any(changes.values()) or "guidance" in changes:
         if problem := json_problem(changes, escaping=True):
-            raise UnrecordedChange(
-                context.run.state.run_id, f"phase {number} changed its state to what is no JSON data, which the log cannot keep: {problem}"
-            )
+            why = f"phase {number} changed its state to what is no JSON data, which the log cannot keep: {problem}"
+            raise UnrecordedChange(context.run.state.run_id, why)
         context.run.record(context.scope, StateChanged(phase=number, **changes))

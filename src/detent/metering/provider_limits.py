@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from detent.core.errors import ConfigError, ModelCallFailure
+from detent.ports.options import check_fields
 
 WINDOW_S = 60.0
 
@@ -28,6 +29,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens_per_minute: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and value < 1:

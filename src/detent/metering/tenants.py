@@ -30,6 +30,7 @@ from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports import Balance, Clock, EventStore, Reservation, Spent, ToolSpec
+from detent.ports.options import check_fields
 from detent.ports.outside import Interrupted
 
 log = logging.getLogger("detent")
@@ -81,6 +82,8 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_tool_calls: int | None = None
     max_total_tokens: int | None = None
     max_cost_usd: float | None = None
+
+    __post_init__ = check_fields
 
     @property
     def limits(self) -> Budget:

@@ -16,7 +16,9 @@ from detent.core import events as e
 from detent.core.codec import encode
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.expressions.display import clean
 from detent.ports import Chunk
+from detent.ports.options import checked_options
 
 Level = Literal["verbose", "info", "warning", "error"]
 
@@ -33,20 +35,37 @@ _INFO = (
     e.ApprovalRequested,
     e.ApprovalResolved,
 )
-_INFO_TOO = (e.ApprovalEdited, e.UserAsked, e.UserReplied, e.ScheduleSet, e.ScheduleFired, e.SubagentSpawned, e.SubagentJoined)
-_WARNING = (e.CancelRequested, e.ToolInDoubt, e.PlanRejected, e.GuardBlocked, e.Reflected, e.ApprovalExpired, e.ModelCallFailed)
+_INFO_TOO = (
+    e.LevelsAccepted,
+    e.ApprovalEdited,
+    e.UserAsked,
+    e.UserReplied,
+    e.ScheduleSet,
+    e.ScheduleFired,
+    e.SubagentSpawned,
+    e.SubagentJoined,
+)
+_WARNING = (
+    e.CancelRequested,
+    e.AnswerRefused,
+    e.ToolInDoubt,
+    e.PlanRejected,
+    e.GuardBlocked,
+    e.Reflected,
+    e.ApprovalExpired,
+    e.ModelCallFailed,
+)
 
 
 class ConsoleObserver:
     """Writes a line for each record and chunk of at least `level`, to `stream` (standard error as it is when a line is written).
 
     With `json=True` a line is one object: time, level, severity, type, source, run, goal, parent, agent, scope, iteration, seq, data.
-    Readable lines are cut to `width` characters, and control characters in them are shown, not sent to the terminal.
+    Readable lines are cut to `width` characters. All that is written is cleaned (`detent.expressions.display`).
     """
 
+    @checked_options
     def __init__(self, stream: TextIO | None = None, *, json: bool = False, level: Level = "info", width: int = 160) -> None:
-        if level not in SEVERITY:
-            raise ValueError(f"level is {level!r}; give one of {', '.join(SEVERITY)}")
         self._stream, self._json, self._width = stream, json, width
         self._least = SEVERITY[level]
 
@@ -102,7 +121,9 @@ class ConsoleObserver:
 
     def _write(self, line: str, *, cut: bool = True) -> None:
         if cut:
-            line = "".join(c if c.isprintable() else _shown(c) for c in line)
+            line = line[: self._width + 1].replace("\n", " ").replace("\t", " ")  # on one line, and no longer than is looked at
+        line = clean(line)
+        if cut:
             line = line if len(line) <= self._width else line[: self._width - 1] + "…"
         stream = self._stream or sys.stderr
         stream.write(line + "\n")
@@ -192,7 +213,3 @@ def _line(at: datetime | None, level: str, run: str, where: tuple[str, int], sai
 
 def _json(value: Any) -> str:
     return encode(value).decode()
-
-
-def _shown(char: str) -> str:
-    return " " if char in "\n\t" else char.encode("unicode_escape").decode()

@@ -6,7 +6,7 @@ A candidate may also be kept for runs that have budget to spare: the dear model 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.ports import Plan, Planner, View, models_asked
+from detent.ports.options import check_fields, checked_options
 
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
     "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty",
@@ -31,6 +32,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     while_left: Budget = Budget()
     on: tuple[ModelFailureKind, ...] | None = None
 
+    __post_init__ = check_fields
+
     def affordable(self, left: Budget) -> bool:
         """Whether enough is left of every bound that this candidate asks for; a bound that the run does not have is no obstacle."""
         for field in Budget.__struct_fields__:
@@ -46,17 +49,14 @@ class FallbackPlanner:
     `candidates`: planners, or `Candidate`s. A candidate that was passed over in one turn is asked again in the next.
     """
 
+    @checked_options
     def __init__(self, candidates: Sequence[Any]) -> None:
         self.candidates = tuple(c if isinstance(c, Candidate) else Candidate(planner=c) for c in candidates)
         if not self.candidates:
             raise ConfigError("FallbackPlanner needs at least one planner; give them in order of preference")
-        known = get_args(ModelFailureKind)
         for candidate in self.candidates:
             if not hasattr(candidate.planner, "plan"):
                 raise ConfigError(f"FallbackPlanner: {candidate.planner!r} is no planner; it has no method plan(view)")
-            for kind in candidate.on or ():
-                if kind not in known:
-                    raise ConfigError(f"FallbackPlanner: there is no class of failure {kind!r}; known: {', '.join(known)}")
 
     def begin_run(self, run_id: str) -> None:
         """Tell the candidates that a run begins or is taken up again."""

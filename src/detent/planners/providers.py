@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.planners.held_keys import keys_held, keys_sent
 
 EXTRAS = {
     "openai": "openai",
@@ -192,12 +193,14 @@ def address_hint(ref: ModelRef) -> str:
     return f"base_url: {url} must be where an API like OpenAI's begins (mostly it ends in /v1)"
 
 
-def keys_in_use(model: Any, api_key_env: str = "") -> tuple[str, ...]:
-    """Return the keys that requests of a model may carry, the longest first, to keep them out of messages: of its client, and of its variables."""
+def keys_in_use(model: Any, api_key_env: str = "", error: BaseException | None = None) -> tuple[str, ...]:
+    """Return the keys that requests of a model may carry, the longest first, to keep them out of messages.
+
+    They are those of what it holds, of its variables, and of the requests that ended with `error`.
+    """
     variables = (*VARIABLES.get(model.system, ()), *((api_key_env,) if api_key_env else ()))
     found = {os.environ.get(variable, "").strip() for variable in variables if not variable.endswith("PROFILE")}
-    held: Any = getattr(getattr(model, "client", None), "api_key", None)
-    found.add(held if isinstance(held, str) else "")
+    found |= keys_held(model) | (set() if error is None else keys_sent(error))
     return tuple(sorted((key for key in found if len(key) >= _SHORTEST_KEY), key=len, reverse=True))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.ports.options import check_fields
 
 
 class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -19,6 +20,8 @@ class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     tool_style: Literal["names", "names-and-types", "full"] = "names-and-types"
     constrain: bool = True
     prose: bool = True
+
+    __post_init__ = check_fields
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +55,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     extra: dict[str, Any] = {}
     tool_calls: Literal["native", "text"] | None = None
     on_device: OnDeviceSettings | None = None
+
+    __post_init__ = check_fields
 
 
 def read_settings(said: dict[str, Any], where: str = "model_settings") -> ModelSettings:

@@ -15,6 +15,7 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.core.state import Item
+from detent.expressions.patterns import BadPattern, compiled
 from detent.ports import View
 
 Verifier = Callable[[Any, View], str | Awaitable[str]]
@@ -92,12 +93,12 @@ def answer_is_integer() -> Verifier:
 def answer_matches(pattern: str) -> Verifier:
     """The whole answer, without space around it, must match this regular expression. Raises `ConfigError` for one that is none."""
     try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"answer_matches({pattern!r}): no regular expression: {error}") from error
+        matching = compiled(pattern)
+    except BadPattern as error:
+        raise ConfigError(f"answer_matches: {error}") from error
 
     def check(answer: Any, _view: View) -> str:
-        return "" if compiled.fullmatch(_text(answer).strip()) else f"it must match {pattern}"
+        return "" if matching.fullmatch(_text(answer).strip()) else f"it must match {pattern}"
 
     return check
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +13,7 @@ from detent.core.state import RunState
 from detent.policies.delegation import DelegationLimits, DelegationPolicy
 from detent.policies.verdicts import SPAWN, named_by
 from detent.ports import Call, ToolSpec, Verdict
+from detent.ports.options import checked_options
 
 Mode = Literal["default", "allow", "deny", "ask", "auto", "headless"]
 Classifier = Callable[[Call, RunState], Verdict | None]
@@ -27,6 +27,7 @@ class BasicPolicy:
     `delegation` alone; without limits it is a call like any other.
     """
 
+    @checked_options
     def __init__(
         self,
         *,
@@ -36,6 +37,9 @@ class BasicPolicy:
         max_failures: int | None = None,
         delegation: DelegationLimits | None = None,
     ) -> None:
+        for name, most in (("max_steps", max_steps), ("max_failures", max_failures)):
+            if most is not None and (type(most) is not int or most < 0):
+                raise ConfigError(f"{name} is {most!r}; give a whole number, or leave it out")
         self._allowed, self._asking = named_by(allowed_tools), named_by(require_approval_for)
         self._max_steps, self._max_failures = max_steps, max_failures
         self._delegation = None if delegation is None else DelegationPolicy(delegation)
@@ -85,6 +89,7 @@ class PermissionPolicy(BasicPolicy):
     misspelt `headless` would allow everything.
     """
 
+    @checked_options
     def __init__(
         self,
         mode: Mode = "default",
@@ -106,9 +111,6 @@ class PermissionPolicy(BasicPolicy):
             max_failures=max_failures,
             delegation=delegation,
         )
-        if mode not in get_args(Mode):
-            near = difflib.get_close_matches(mode, get_args(Mode), n=1)
-            raise ConfigError(f"mode {mode!r} is none; {f'did you mean {near[0]!r}?' if near else 'known: ' + ', '.join(get_args(Mode))}")
         self.mode, self._prompt, self._classifier = mode, prompt_available, classifier
         self._denied, self._always = named_by(denied_tools), named_by(always_ask)
         said = [self.version, mode, sorted(denied_tools), sorted(always_ask), prompt_available, _name(classifier)]

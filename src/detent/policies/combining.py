@@ -2,6 +2,8 @@
 
 The engine's policy is the rule of the house: an agent's own policy comes beside it, the strongest verdict wins, and so an agent can tighten
 and never loosen. An engine without a policy leaves it to the agent's; without either, the tiers decide (DESIGN 7).
+
+A policy that a tenant brings to its fork tightens in any case (`narrowed`): beside the engine's, or else the tiers, and beside that of its run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from detent.policies.pipeline import PolicyPipeline, Tightening, Whole
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Guard, Policy
 
+WITHIN = "within"
+"""In the policy of a tenant's fork: the policies of agents that it may only tighten; no policy that is given can have this key."""
 KEPT = 256
 """How many combined policies an engine keeps ready; agents are few, and a policy is its data."""
 
@@ -35,12 +39,26 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
         if key not in ready:
             if len(ready) >= KEPT:
                 ready.clear()
-            own = DocumentPolicy(policy_document(spec.policy, where=f"agent {spec.name!r}: policy")).compile()
-            ready[key] = own if given is None else PolicyPipeline([Whole(given), Tightening(PolicyPipeline(own.stages))])
+            *others, last = policies_in(spec.policy)
+            house = alone if others else given
+            own = [DocumentPolicy(policy_document(one, where=f"agent {spec.name!r}: policy")).compile() for one in (*others, last) if one]
+            tightening = [Tightening(PolicyPipeline(one.stages)) for one in own]
+            ready[key] = own[0] if house is None else PolicyPipeline([Whole(house), *tightening])
         return ready[key]
 
     alone = TieredPolicy() if given is None else given
     return policy_of
+
+
+def policies_in(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the policies that the policy of an agent in a log is made of, its own last."""
+    own = {key: value for key, value in said.items() if key != WITHIN}
+    return [*said.get(WITHIN, ()), own]
+
+
+def narrowed(theirs: Mapping[str, Any], edit: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return, as data, the policy of a tenant's fork: what it brings tightens that of the run's agent. Raise `ConfigError`."""
+    return {**policy_of_agent(edit, name), WITHIN: policies_in(theirs)}
 
 
 def guards_for(

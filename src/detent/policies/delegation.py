@@ -14,6 +14,7 @@ from detent.core.codec import digest_of
 from detent.core.state import RunState
 from detent.policies.verdicts import SPAWN, named_by
 from detent.ports import Call, ToolSpec, Verdict
+from detent.ports.options import check_fields
 
 
 class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,8 @@ class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...] = ("*",)
     max_budget: Budget = Budget()
     require_approval: bool = False
+
+    __post_init__ = check_fields
 
 
 class DelegationPolicy:

@@ -29,6 +29,7 @@ from detent.policies.pipeline import PolicyPipeline, Tightening
 from detent.policies.projection import Trace
 from detent.policies.rules import Rule, RulePolicy
 from detent.policies.tiers import TieredPolicy
+from detent.ports.governing_files import governs
 
 T = TypeVar("T", bound=msgspec.Struct)
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
@@ -115,6 +116,7 @@ def load_policy(path: str | Path) -> DocumentPolicy:
 def read_policy(path: str | Path) -> PolicyDocument:
     """Return what a policy file says; raise `ConfigError` naming file, line and key."""
     file = Path(path)
+    governs(file)
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

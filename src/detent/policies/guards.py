@@ -18,6 +18,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.policies.past import Past, Pasts, before_in_turn, equal
 from detent.policies.verdicts import SPAWN
 from detent.ports import Block, Call, Guard, ToolSpec
+from detent.ports.options import checked_options
 
 SHOWN = 2000
 """How many characters of an earlier result a block shows."""
@@ -149,6 +150,7 @@ GUARDS: Mapping[str, UseGuard] = {
 """The guards by name, in the order in which they are best checked."""
 
 
+@checked_options
 def guards_named(names: Iterable[str]) -> tuple[UseGuard, ...]:
     """Return these guards; raise `UnknownName`."""
     listed = tuple(names)

@@ -9,6 +9,7 @@ from detent.core.errors import ConfigError
 from detent.core.state import RunState
 from detent.policies.verdicts import NO_RULE, judged, strongest
 from detent.ports import Call, Policy, ToolSpec, Verdict, offered
+from detent.ports.options import checked_options
 
 
 class PolicyPipeline:
@@ -18,6 +19,7 @@ class PolicyPipeline:
     calls of a tool; one that raises denies. `default` decides where no stage has a say, instead of the denial.
     """
 
+    @checked_options
     def __init__(self, stages: Sequence[Any], *, default: Policy | None = None) -> None:
         if not stages and default is None:
             raise ConfigError("a pipeline without stages would deny every call; give it at least one policy")

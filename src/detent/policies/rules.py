@@ -22,6 +22,7 @@ from detent.expressions.paths import Path, over_paths
 from detent.policies.projection import NAMES, Trace, project, values_at
 from detent.policies.verdicts import NO_RULE, RANK, named_by, strongest
 from detent.ports import Call, ToolSpec, Verdict
+from detent.ports.options import check_fields, checked_options
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +41,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_s: float | None = None
     on_reject: Literal["", "observe", "stop"] = ""
     source: str = ""
+
+    __post_init__ = check_fields
 
     @property
     def where(self) -> str:
@@ -64,6 +67,7 @@ class RulePolicy:
     Raises `ConfigError` for rules of one id, and for options that do not fit a rule's decision.
     """
 
+    @checked_options
     def __init__(self, rules: Sequence[Rule], *, name: str = "rules", trace: Trace | None = None) -> None:
         self.rules = tuple(rules)
         _check(self.rules)

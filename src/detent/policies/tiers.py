@@ -9,6 +9,7 @@ from detent.core.events import Decision, SideEffect
 from detent.core.state import RunState
 from detent.policies.verdicts import RANK, named_by
 from detent.ports import Call, ToolSpec, Verdict
+from detent.ports.options import check_table
 
 TIERS: dict[SideEffect, Decision] = {"none": "allow", "read": "allow", "write": "allow", "destructive": "require_approval"}
 UNKNOWN = Verdict(decision="deny", rule="tier_unknown", reason="the tool declares no side effect that has a tier")
@@ -21,6 +22,7 @@ class TieredPolicy:
     """
 
     def __init__(self, tiers: Mapping[SideEffect, Decision] | None = None, *, tools: Mapping[str, Decision] | None = None) -> None:
+        check_table(str, tiers=tiers, tools=tools)
         said: dict[SideEffect, Decision] = {**TIERS, **(tiers or {})}
         for place, decision in (*said.items(), *(tools or {}).items()):
             if decision not in RANK:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import translate
 from typing import Protocol, cast
 
 import msgspec
@@ -12,6 +10,7 @@ import msgspec
 from detent.core.errors import ConfigError
 from detent.core.events import Decision
 from detent.core.state import RunState
+from detent.expressions.patterns import names
 from detent.ports import Call, Policy, Verdict
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
@@ -79,5 +78,5 @@ def named_by(patterns: Iterable[str]) -> Callable[[str], bool]:
     globs = [p for p in listed if p not in plain]
     if not globs:
         return plain.__contains__
-    matches = re.compile("|".join(translate(p) for p in globs)).match
+    matches = names(globs).fullmatch
     return lambda name: name in plain or matches(name) is not None

@@ -13,7 +13,20 @@ from detent.ports.json_data import MOST_NESTED, json_problem, nests_too_deep, re
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
-from detent.ports.stores import Balance, EventStore, Looks, Reservation, RunQuery, Signal, Spent, Wakes, give_back, look_at, wait_for_news
+from detent.ports.stores import (
+    Balance,
+    EventStore,
+    Looks,
+    Reservation,
+    RunQuery,
+    Signal,
+    Spent,
+    Wakes,
+    give_back,
+    look_at,
+    read_signal,
+    wait_for_news,
+)
 from detent.ports.strategies import Branch, OptionsT, Passed, Strategy, StrategyRun, strategy
 from detent.ports.tools import (
     Answer,
@@ -103,6 +116,7 @@ __all__ = [
     "noop_hooks",
     "offered",
     "read_json",
+    "read_signal",
     "refuse_failed",
     "strategy",
     "unstorable",

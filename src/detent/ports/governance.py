@@ -9,17 +9,21 @@ import msgspec
 
 from detent.core.events import Decision
 from detent.core.state import CallState, KernelState, RunState
-from detent.ports.tools import ToolSpec
+from detent.ports.tools import Tool, ToolSpec
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is about to be decided: its arguments are validated, frozen and digested."""
+    """A call that is about to be decided: its arguments are validated, frozen and digested.
+
+    `asks` is why its tool wants a person's approval for it, whatever the policy allows.
+    """
 
     call_id: str
     tool: ToolSpec
     args: dict[str, Any]
     digest: str
     provenance: Literal["planner", "text", "program"] = "planner"
+    asks: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     on_reject: Literal["", "observe", "stop"] = ""
     facts: dict[str, Any] = {}
 
+
+ASKED_BY_TOOL = "tool_asks"
+"""The rule by which a call waits that the policy allows, and for which its tool asks."""
 
 LONGEST_S = 10 * 365 * 86_400
 """How long a request for approval may stand, in seconds."""
@@ -93,6 +100,22 @@ def blocked(guard: Guard, call: Call, state: KernelState, run: RunState) -> Bloc
     return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
 
 
+def asks_of(tool: Tool) -> Callable[[dict[str, Any]], str] | None:
+    """Return what says of a call of this tool whether it must be approved whatever the policy allows (its option `asks`); None for most."""
+    return getattr(tool, "asks", None)
+
+
+def must_ask(tool: Tool, args: dict[str, Any]) -> str:
+    """Return why the tool wants this call to be approved, "" where it does not; one that fails to say it wants it."""
+    asks = asks_of(tool)
+    if asks is None:
+        return ""
+    try:
+        return str(asks(msgspec.json.decode(msgspec.json.encode(args))))
+    except Exception as error:  # noqa: BLE001 - foreign code: one that fails asks
+        return f"{tool.spec.name} failed to say whether it asks: {type(error).__name__}: {error}"
+
+
 def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
     """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
     try:
@@ -108,6 +131,8 @@ def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -
             return Verdict(decision="deny", rule="policy_error", reason=f"the policy's verdict cannot be used: {error}")
     if verdict.decision == "allow" and call.provenance == "text" and not frozen.tool.read_only:
         verdict = Verdict(decision="require_approval", rule="embedded_call", reason="the call was found in the text of an answer")
+    if verdict.decision == "allow" and frozen.asks:
+        verdict = Verdict(decision="require_approval", rule=ASKED_BY_TOOL, reason=frozen.asks)
     same = call.edited or call.digest == frozen.digest  # people approved exactly these arguments
     if verdict.decision == "require_approval" and same and 0 < verdict.approvers <= len(call.approved_by):
         return Verdict(decision="allow", rule="approval_granted", reason=f"{call.why} ({verdict.rule})", facts=verdict.facts)

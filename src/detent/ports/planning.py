@@ -11,6 +11,7 @@ from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.state import Item
+from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
 
 
@@ -40,6 +41,8 @@ class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
     schema_detail: Literal["names", "names-and-types", "full"] = "full"
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     window_tokens: _Positive = 32_768
+
+    __post_init__ = check_fields
 
 
 class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,21 +6,42 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from detent.core.errors import StoreError
 from detent.core.records import RunHead
+from detent.ports.options import check_fields
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal."""
+    """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal.
+
+    `by` is who says it. `via` is what the process that posts it says about itself; `Engine.signal` fills it in. `unreadable` is the kind of
+    what is in an inbox and is no signal: it is refused when it is taken up.
+    """
 
     id: str
-    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile"]
+    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile", "unreadable"]
     by: str = ""
     payload: dict[str, Any] = {}
+    via: str = ""
+
+    __post_init__ = check_fields
+
+
+def read_signal(data: bytes, kept_as: str = "") -> Signal:
+    """Return the signal that a store has kept, under the id that it was `kept_as`; what is none is one of kind `unreadable`.
+
+    No inbox is blocked by what somebody has put into it.
+    """
+    try:
+        signal = msgspec.json.decode(data, type=Signal)
+    except (ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
+        signal = Signal(id=f"unreadable-{sha256(repr(data).encode()).hexdigest()[:32]}", kind="unreadable")
+    return signal if signal.id == (kept_as or signal.id) else msgspec.structs.replace(signal, id=kept_as)
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,6 +119,8 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None = None
     limit: int | None = None
     after: str | None = None
+
+    __post_init__ = check_fields
 
 
 class EventStore(Protocol):

@@ -11,6 +11,7 @@ from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.state import Item
+from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
 
 
@@ -36,6 +37,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     small: bool = False
     meta: dict[str, Any] = {}
     calls: tuple[ToolCall, ...] = ()
+
+    __post_init__ = check_fields
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):

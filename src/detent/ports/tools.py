@@ -13,6 +13,7 @@ from detent.core.agent import Host
 from detent.core.errors import ToolFailed
 from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
+from detent.ports.options import check_fields
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,10 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     `side_effect` is the level that policies use; `sensitive` names argument fields whose values stay out of the log; `volatile` marks
     polling tools, whose successful calls are neither progress nor stagnation; `trust` says what a later policy may believe of the output;
     `sinks` names the arguments where a wrong value would do harm (None: a policy goes by their names).
-    `sandboxed`: what the tool does is confined by a sandbox. `credentials`: the secrets that it may ask its context for, by name.
+    `sandboxed`: what the tool does is confined by a sandbox; `confinement` says to a person who approves a call where what it starts runs.
+    `credentials`: the secrets that it may ask its context for, by name.
+    `server`: the MCP server whose tool it is.
+    `writes_in`: the directory that it is confined to when it writes; no store of runs may lie there.
     """
 
     name: str
@@ -42,7 +46,12 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     ends_turn: bool = False
     sandboxed: bool = False
+    confinement: str = ""
     credentials: tuple[str, ...] = ()
+    server: str = ""
+    writes_in: str = ""
+
+    __post_init__ = check_fields
 
     @property
     def read_only(self) -> bool:

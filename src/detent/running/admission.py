@@ -6,13 +6,15 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from detent.config.agents import Agent
+from detent.config.state_directory import state_home
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import DEFAULT, UNBOUNDED, Budget, checked
+from detent.core.budget import DEFAULT, UNBOUNDED, Budget
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, UnknownName
 from detent.core.events import RunStarted
@@ -31,11 +33,18 @@ from detent.ports import (
     models_asked,
     unstorable,
 )
+from detent.ports.governance import asks_of
+from detent.ports.governing_files import governing_above
+from detent.ports.options import checked
+from detent.ports.store_files import places_of, within_reach
 from detent.running.hiding import KEY_BLOB
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import Redactor, redacted_start
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+MOST_CHARACTERS = 200
+PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+"""A tenant that stands in ids as it is; of any other name a digest does."""
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
@@ -51,7 +60,8 @@ def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
 
 def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
     """Raise `ConfigError` when a listed tool may need approval; called where nobody could give one (DESIGN 7)."""
-    asking = [name for name in spec.tools if name in toolbox.names() and policy.may_ask(toolbox.get(name).spec)]
+    listed = [toolbox.get(name) for name in spec.tools if name in toolbox.names()]
+    asking = [tool.spec.name for tool in listed if policy.may_ask(tool.spec) or asks_of(tool) is not None]
     if asking:
         raise ConfigError(
             f"agent {spec.name!r} lists tools that need approval ({', '.join(asking)}), but nobody can give it: the store is in memory, "
@@ -89,6 +99,35 @@ def usable(
     return found.resolved
 
 
+def refuse_control_in_reach(store: EventStore, secrets: SecretSource | None, agent: AgentSpec, tools: Mapping[str, Tool]) -> None:
+    """Raise `ConfigError` where the agent's tools may write where runs, secrets, or an operator's own files are kept.
+
+    Who writes there approves its own calls.
+    """
+    roots: dict[str, list[str]] = {}
+    for name, tool in tools.items():
+        if (root := getattr(tool.spec, "writes_in", "")) and not tool.spec.read_only:
+            roots.setdefault(root, []).append(name)
+    if not roots:
+        return
+    kept = [(f"the store {store.url}", place) for place in places_of(store)]
+    kept += [(f"the file of a secret, {file},", file) for file in getattr(secrets, "files", tuple)()]
+    with contextlib.suppress(ConfigError):  # no home directory, no files of an operator
+        kept.append(("the state directories of Detent, with what operators say,", str(state_home())))
+    for root, names in roots.items():
+        if above := governing_above(root):
+            raise ConfigError(
+                f"{root}, where tools of agent {agent.name!r} write ({', '.join(names)}), lies in {above}, of which everything is imported or read as "
+                "instructions (import_roots, skills). Give these a directory of their own, or the tools another --workspace DIR"
+            )
+        for what, place in kept:
+            if why := within_reach(place, root):
+                raise ConfigError(
+                    f"{what} may be written by tools of agent {agent.name!r} ({', '.join(names)}): {why}. It could approve its own calls there. "
+                    "Leave the store to Detent (`detent where` prints its place), name one elsewhere (--store URL), or another --workspace DIR"
+                )
+
+
 def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounded: str) -> None:
     """Raise `ConfigError` when a model that the agent's planner may ask has no known price; `bounded` says whose cost is bounded."""
     for model, provider in models_asked(planner, spec):
@@ -118,10 +157,16 @@ def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
             raise UnknownName("tool of max_calls_of", name, tools)
 
 
-def checked_run_id(run_id: str | None) -> None:
-    """Raise `ConfigError` for an id that not every store and command can name."""
-    if run_id is not None and not RUN_ID.fullmatch(run_id):
+def checked_run_id(run_id: str | None, kept_as: str | None = None) -> None:
+    """Raise `ConfigError` for an id that not every store and command can name, or keep with its tenant."""
+    if run_id is not None and (not RUN_ID.fullmatch(run_id) or len(kept_as or "") > MOST_CHARACTERS):
         raise ConfigError(f"run id {run_id[:80]!r}: use letters, digits, '_', '-' and '.', 1 to 200 of them, not '.' or '-' first")
+
+
+def tenants_id(run_id: str, tenant: str) -> str:
+    """Return under which id the run is kept that a tenant calls `run_id`: no other tenant's can have it, and no id that is given holds an "@"."""
+    plain = PLAIN_TENANT.fullmatch(tenant) is not None
+    return f"{run_id}@{tenant if plain else '_' + sha256(tenant.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
 def refuse_what_is_not_json(**parts: Any) -> None:
@@ -191,7 +236,7 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
     why = ""
     try:
         asked = {name: part for name, part in expected.items() if name != "$schema"}  # which draft it is makes no difference to a question
-        check_schema(asked)
+        check_schema(asked, foreign=True)
         errors = errors_of(asked, foreign=True)
         for candidate in candidates:
             error = next(errors(candidate), None)
@@ -206,9 +251,16 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
     raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
 
 
-def new_run_id(goal: str, now: datetime, token: str) -> str:
-    """Return `YYYYMMDD-HHMMSS-<slug>-<token>`."""
-    return f"{now:%Y%m%d-%H%M%S}-{slug(goal)}-{token}"
+def new_run_id(goal: str | None, now: datetime, token: str) -> str:
+    """Return `YYYYMMDD-HHMMSS-<slug>-<token>`; without a goal there is no slug."""
+    return f"{now:%Y%m%d-%H%M%S}-{token}" if goal is None else f"{now:%Y%m%d-%H%M%S}-{slug(goal)}-{token}"
+
+
+def words_in(run_id: str, goal: str) -> bool:
+    """Whether an id holds a word of three letters or more of the goal, or the beginning of one."""
+    said = re.sub(r"[^a-z0-9 \t\n\-_/]", "", goal.lower())
+    words, named = re.findall(r"[a-z0-9]+", said), re.findall(r"[a-z0-9]{3,}", run_id.lower())
+    return any(word.startswith(part) for word in words for part in named)
 
 
 def slug(text: str) -> str:

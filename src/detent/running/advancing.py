@@ -22,7 +22,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
-from detent.core.events import AnyEvent, BudgetChanged, Forked, RunReopened, RunResumed
+from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
@@ -53,13 +53,15 @@ from detent.ports import (
     noop_hooks,
 )
 from detent.ports.outside import BRANCH
-from detent.running import admission
+from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.control import Control
+from detent.running.declarations import held, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
 from detent.running.healing import heal
+from detent.running.inbox import counts, drop
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
 from detent.running.patience import patience_of
@@ -90,6 +92,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     watcher: Watcher
     hooks: KernelHooks = noop_hooks
     redact: tuple[str, ...] = ()
+    grants: tuple[dict[str, Any], ...] = ()
     secrets: SecretSource | None = None
     capabilities: Capabilities | None = None
     worker: str = ""
@@ -123,6 +126,17 @@ def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
+
+
+def declared_of(tools: dict[str, Tool]) -> dict[str, Any]:
+    """Return what MCP servers declare of these tools, as it is recorded."""
+    return {name: {**_beside_defaults(tool.spec), "name": name} for name, tool in tools.items() if tool.spec.server}
+
+
+def _beside_defaults(spec: ToolSpec) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
+    usual: dict[str, Any] = msgspec.to_builtins(ToolSpec(name=""))
+    return {name: value for name, value in plain.items() if value != usual[name]}
 
 
 async def load(store: EventStore, run_id: str) -> list[Record]:
@@ -267,35 +281,53 @@ class Advancing:
         """
         parts = self.parts
         state = await load_run(parts.store, self.run_id)
-        left = (await parts.store.signals([self.run_id])).get(self.run_id, [])
+        now = parts.clock.now()
+        left = [s for s in (await parts.store.signals([self.run_id])).get(self.run_id, []) if not rules.early(s, state, now)]
         reopened = state.terminal and any(isinstance(event, RunReopened) for event in events)
         if reopened:
             self.control.drop(left)
         else:
-            self.control.deliver([*left, *due(state, parts.clock)])  # an answer that was given in time wins over the expiry
-        idle = (state.terminal or state.status != "running") and not events and not self.control.waiting
-        if idle:
-            return state
+            there = [signal.payload for signal in left]
+            left += [s for s in due(state, parts.clock) if s.payload not in there]  # an answer that was given in time wins over the expiry
+            self.control.deliver(left)
+        if (state.terminal or state.status != "running") and not events and not any(counts(signal, state) for signal in left):
+            return await self._stands(state, left)
         tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
         usable: dict[str, str] = {}
         if not self.control.cancelled:
+            admission.refuse_control_in_reach(parts.store, parts.secrets, state.agent, tools)
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
-        now = state.digests if self.control.cancelled else digests_of(tools, parts, usable)  # what ends it uses none of the code
-        changed = tuple(sorted(k for k in {*now, *state.digests} if now.get(k) != state.digests.get(k)))
+        bare = bool(self.control.cancelled)  # what ends it uses none of the code
+        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable), levels_of(tools))
+        for event in events:
+            if isinstance(event, LevelsAccepted):
+                refuse_unfounded(event, state, levels)
         journal = self.journal(state)
+        if reopened:
+            drop(left, journal, (*parts.redact, *state.agent.redact))
         if not state.terminal:
-            journal.record(RunResumed(worker=parts.worker, running_ms=state.running_ms, changed=changed))
+            resumed = resumption(state, digests, levels, worker=parts.worker)
+            declared = declared_of({name: tool for name, tool in tools.items() if f"tool:{name}" in resumed.changed})
+            journal.record(msgspec.structs.replace(resumed, declared=declared))
         journal.record(*events)
-        for signal in left if reopened else ():
-            journal.consume(signal.id)
         if parts.tenants:
             journal.release(None)  # what a worker that died has left; the records charge it now
         if not advance:
             await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
+
+    async def _stands(self, state: RunState, left: Sequence[Signal]) -> RunState:
+        """Leave the run as it is; drop what came for it and does not count, and put that on record."""
+        self.control.drop(left)
+        if not left:
+            return state
+        journal = self.journal(state)
+        drop(left, journal, (*self.parts.redact, *state.agent.redact))
+        await journal.commit()
+        return journal.state
 
 
 def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
@@ -327,6 +359,7 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
     """Put together what the passes of a run share."""
     agent: AgentSpec = journal.state.agent
+    tools = held(tools, journal.state.levels)
     profile = make_profile(agent.profile)
     guards = kernel_of(agent, parts).guards
     return Run(
@@ -352,6 +385,8 @@ def guard_named(agent: AgentSpec, parts: Parts, tools: dict[str, Tool], name: st
 def due(state: RunState, clock: Clock) -> list[Signal]:
     """Return the timers and approval expiries whose time has come."""
     now = clock.now()
+    if state.terminal:
+        return []
     fired = [Signal(id=f"timer:{t}", kind="timer", payload={"timer_id": t}) for t, at in state.timers.items() if at <= now]
     for call, asked in state.approvals.items():
         if asked.expires_at is not None and asked.expires_at <= now:

@@ -61,10 +61,11 @@ class Alike:
 
     def shared(self, state: RunState) -> RunState:
         """Return the state with the parts that an earlier run like it has, too."""
-        key = self._encode((state.agent, state.host, state.budget, state.digests))
+        key = self._encode((state.agent, state.host, state.budget, state.digests, state.levels))
         if (known := self._known.get(key)) is None:
             agent = AgentSpec(**{field: kept(getattr(state.agent, field)) for field in AgentSpec.__struct_fields__})
             self._known[key] = known = {"agent": agent, "host": state.host, "budget": state.budget, "digests": kept(state.digests)}
+            known["levels"] = kept(state.levels)
             if len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
         return msgspec.structs.replace(state, **known)

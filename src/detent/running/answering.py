@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from detent.core.agent import Host
-from detent.core.budget import Budget, Exhausted, checked, exhausted
+from detent.core.budget import Budget, Exhausted, exhausted
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased
 from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.ports import RunQuery, Signal
+from detent.ports.options import checked
 from detent.running import admission
-from detent.running.admission import fitting_reply
-from detent.running.inbox import person
+from detent.running.advancing import load
+from detent.running.people import me, poster
 from detent.running.results import Approval, Result, approvals_of, result_of
+from detent.running.rules import vetted
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 
@@ -50,9 +54,10 @@ async def approve(
 ) -> Result:
     """Approve exactly the stored call, or the call with other `args`; the run goes on unless `resume` is false.
 
-    The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of the
-    arguments that you saw (`Approval.digest`). Raises `NotAllowedNow` with a reason code of its own for a call that waits for nobody,
-    is unknown, was decided already (also by the same person), has changed, or whose request has expired.
+    The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of what you
+    saw (`Approval.digest`: the arguments and the tool's declaration); without one, what is open now is approved. Raises `NotAllowedNow` with
+    a reason code of its own for a call that waits for nobody, is unknown, was decided already (also by the same person), has changed, or
+    whose request has expired, and for a name that is empty or mixes scripts.
     """
     answer: dict[str, Any] = {"decision": "approved"}
     if args is not None:
@@ -80,19 +85,18 @@ async def _answer_approval(
     runtime: Runtime, run_id: str, call_id: str, answer: dict[str, Any], *, by: str, digest: str, resume: bool, host: Host | None
 ) -> Result:
     state = await runtime.standing(run_id, host)
-    left = (await runtime.store.signals([run_id])).get(run_id, [])
-    payload = approval_payload(state, left, call_id, answer, by=by, digest=digest, now=runtime.parts.clock.now())
-    return await _deliver(runtime, run_id, runtime.signal("approval", payload, by=by), resume=resume)
+    asked = state.approvals.get(call_id)
+    payload = {"call": call_id, "digest": digest or (asked.digest if asked else ""), **answer}
+    return await _send(runtime, state, "approval", payload, by=by, resume=resume)
 
 
 async def reply(
     runtime: Runtime, run_id: str, reply: Any, *, by: str = "", ask_id: str = "", resume: bool = True, host: Host | None = None
 ) -> Result:
-    """Answer the question that a run asked its user (the only open one unless `ask_id` is given)."""
+    """Answer the question that a run asked its user (the only open one unless `ask_id` is given); `by`: the user of this process."""
     state = await runtime.standing(run_id, host)
-    left = (await runtime.store.signals([run_id])).get(run_id, [])
-    payload = reply_payload(state, left, reply, ask_id, by=by)
-    return await _deliver(runtime, run_id, runtime.signal("reply", payload, by=by), resume=resume)
+    payload = {"ask_id": meant(state, ask_id), "reply": reply}
+    return await _send(runtime, state, "reply", payload, by=by or me(), resume=resume)
 
 
 async def reconcile(
@@ -106,27 +110,55 @@ async def reconcile(
     resume: bool = True,
     host: Host | None = None,
 ) -> Result:
-    """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key)."""
-    payload = reconcile_payload(await runtime.standing(run_id, host), call_id, happened=happened, result=result)
-    return await _deliver(runtime, run_id, runtime.signal("reconcile", payload, by=by), resume=resume)
+    """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key). `by`: the user of this process."""
+    state = await runtime.standing(run_id, host)
+    payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+    return await _send(runtime, state, "reconcile", payload, by=by or me(), resume=resume)
 
 
 async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
-    """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once."""
-    state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by)
+    """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once.
+
+    `by`: the user of this process.
+    """
+    state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by or me())
     if state.terminal:
-        if (control := runtime.parts.watcher.control(run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
+        if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])
         return result_of(state)
-    return await _deliver(runtime, run_id, signal, resume=True)
+    return await _deliver(runtime, state.run_id, vetted(signal, state), resume=True)
 
 
 async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | None = None) -> None:
-    """Put a signal into the run's inbox; whoever advances the run takes it up."""
-    await runtime.visible(run_id, host)
+    """Put a signal into the run's inbox; whoever advances the run takes it up.
+
+    What a signal says passes the same rules here as what `approve`, `deny`, `reply`, `reconcile` and `cancel` send, and once more where it is
+    taken up: raises `NotAllowedNow`, with a reason code for each case. An approval carries the digest of what it answers
+    (`Approval.digest`). `via` is filled in here.
+    """
+    state = await runtime.standing(run_id, host)
     admission.refuse_unstorable(**{"signal.id": signal.id})
     admission.refuse_what_is_not_json(signal=signal)
-    await runtime.store.post(run_id, signal)
+    try:
+        passing = await _passing(runtime, state, msgspec.structs.replace(signal, via=poster()))
+    except NotAllowedNow:
+        if any(getattr(record.event, "signal", "") == signal.id for record in await load(runtime.store, state.run_id)):
+            return  # it was taken up before: who posts it again is told nothing else
+        raise
+    await runtime.store.post(state.run_id, passing)
+
+
+async def _send(runtime: Runtime, state: RunState, kind: str, payload: dict[str, Any], *, by: str, resume: bool) -> Result:
+    """Post what somebody says, where that fits how the run stands; take the run on unless somebody else does."""
+    said = await _passing(runtime, state, runtime.signal(kind, payload, by=by))
+    return await _deliver(runtime, state.run_id, said, resume=resume)
+
+
+async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
+    """Return the signal as it is posted; raise `NotAllowedNow` where it does not fit how the run stands or what waits in its inbox."""
+    passing = vetted(signal, state, now=runtime.parts.clock.now())
+    refuse_answered(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing)
+    return passing
 
 
 async def _deliver(runtime: Runtime, run_id: str, signal: Signal, *, resume: bool) -> Result:
@@ -141,68 +173,8 @@ async def _deliver(runtime: Runtime, run_id: str, signal: Signal, *, resume: boo
     return result_of(await load_run(runtime.store, run_id))
 
 
-def approval_payload(
-    state: RunState, waiting: Sequence[Signal], call_id: str, answer: dict[str, Any], *, by: str, digest: str, now: datetime
-) -> dict[str, Any]:
-    """Return what to put into the inbox for `answer` ({"decision", ...}) to the request for `call_id`, bound to the digest of its arguments.
-
-    `waiting` are the signals that nobody has taken up yet, `digest` is what the person saw ("": not said). Raises `NotAllowedNow`:
-    `approval_unknown` (no such call), `approval_not_pending` (decided, or never asked), `approval_already_decided` (an answer
-    waits already, or this person has approved), `approval_changed` (other arguments than the person saw), `approval_expired`,
-    `approver_missing` (nobody is named).
-    """
-    run_id, asked, call = state.run_id, state.approvals.get(call_id), state.call(call_id)
-
-    def refuse(code: str, why: str) -> NotAllowedNow:
-        return NotAllowedNow(run_id, why, reason_code=code)
-
-    if state.terminal:
-        raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: the run is {state.status}")
-    if asked is None or call is None:
-        others = ", ".join(state.approvals) or "none"
-        if call is None:
-            raise refuse("approval_unknown", f"run {run_id!r} has no call {call_id!r} in its current turn (waiting for approval: {others})")
-        why = f"it was {call.why}" if call.approved_by else "it was decided already or never asked"
-        raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: {why} (waiting: {others})")
-    if not person(by):
-        raise refuse("approver_missing", f"say who decides on call {call_id!r} of run {run_id!r}: by=NAME")
-    if digest and digest != asked.digest:
-        raise refuse(
-            "approval_changed",
-            f"call {call_id!r} of run {run_id!r} is not what you saw: the digest of its arguments is {asked.digest}, not {digest}; look at it again",
-        )
-    if asked.expires_at is not None and asked.expires_at <= now:
-        raise refuse(
-            "approval_expired",
-            f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; "
-            f"`detent resume {run_id}` ends the run",
-        )
-    if answer["decision"] == "approved" and person(by) in map(person, call.approved_by):
-        left = asked.approvers - len(call.approved_by)
-        others = f"{left} other people" if left > 1 else "one other person"
-        raise refuse("approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {others} must approve it")
-    for signal in waiting:
-        same = signal.kind == "approval" and signal.payload.get("call") == call_id
-        if same and (
-            asked.approvers == 1
-            or person(signal.by) == person(by)
-            or signal.payload.get("decision") != "approved"
-            or "args" in signal.payload
-        ):
-            said = f"{signal.payload.get('decision')} by {signal.by}"
-            raise refuse(
-                "approval_already_decided",
-                f"call {call_id!r} of run {run_id!r} was {said} already; the decision is taken up when the run goes on (`detent resume {run_id}`)",
-            )
-    return {"call": call_id, "digest": asked.digest, **answer}
-
-
-def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id: str, *, by: str) -> dict[str, Any]:
-    """Return what to put into the inbox for a reply to a question (the only open one where `ask_id` is ""); raise `NotAllowedNow`.
-
-    `waiting`: what the inbox holds already; the first reply to a question counts, so another one is refused. The same one of the same
-    person is not: who was interrupted may say it again.
-    """
+def meant(state: RunState, ask_id: str) -> str:
+    """Return which question is answered, the only open one where `ask_id` is ""; raise `NotAllowedNow`."""
     run_id, asks = state.run_id, {} if state.terminal else state.asks
     if not ask_id and len(asks) == 1:
         ask_id = next(iter(asks))
@@ -211,22 +183,35 @@ def reply_payload(state: RunState, waiting: Sequence[Signal], reply: Any, ask_id
         ended = f": the run is {state.status}" if state.terminal else ""
         why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'}){ended}"
         raise NotAllowedNow(run_id, why, reason_code="not_asked")
-    payload = {"ask_id": ask_id, "reply": fitting_reply(run_id, reply, asks[ask_id].expected)}
-    for signal in waiting:
-        if signal.kind == "reply" and signal.payload.get("ask_id") == ask_id and (signal.by, signal.payload) != (by, payload):
-            who = f" by {signal.by}" if signal.by else ""
-            why = f"question {ask_id!r} of run {run_id!r} was answered{who} already; that is taken up when the run goes on (`detent resume {run_id}`)"
-            raise NotAllowedNow(run_id, why, reason_code="already_replied")
-    return payload
+    return ask_id
 
 
-def reconcile_payload(state: RunState, call_id: str, *, happened: bool, result: Any) -> dict[str, Any]:
-    """Return what to put into the inbox to settle a call in doubt; raise `NotAllowedNow` for one that is not."""
-    run_id = state.run_id
-    if call_id not in state.in_doubt:
-        why = f"call {call_id!r} of run {run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})"
-        raise NotAllowedNow(run_id, why, reason_code="not_in_doubt")
-    return {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+def refuse_answered(state: RunState, waiting: Sequence[Signal], signal: Signal) -> None:
+    """Raise `NotAllowedNow` for an answer to what is answered by a signal that nobody has taken up yet.
+
+    The first reply to a question counts. The same one of the same person is not refused: who was interrupted may say it again.
+    """
+    run_id, payload = state.run_id, signal.payload
+    asked = state.approvals.get(payload.get("call", ""))
+    for one in waiting:
+        try:
+            one = vetted(one, state)  # noqa: PLW2901 - as it counts; what does not count answers nothing
+        except NotAllowedNow:
+            continue
+        if one.id == signal.id or one.kind != signal.kind:
+            continue
+        if one.kind == "approval" and asked is not None and one.payload["call"] == asked.call:
+            said = one.payload["decision"]
+            if said != "expired" and (asked.approvers == 1 or one.by == signal.by or said != "approved" or "args" in one.payload):
+                why = (
+                    f"call {asked.call!r} of run {run_id!r} was {said} by {one.by} already; the decision is taken up when the run goes on "
+                )
+                raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="approval_already_decided")
+        elif one.kind == "reply" and one.payload["ask_id"] == payload["ask_id"] and (one.by, one.payload) != (signal.by, payload):
+            why = (
+                f"question {payload['ask_id']!r} of run {run_id!r} was answered by {one.by} already; that is taken up when the run goes on "
+            )
+            raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="already_replied")
 
 
 def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling: int) -> None:

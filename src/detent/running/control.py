@@ -11,6 +11,7 @@ from typing import Any
 
 from detent.config.groups import GRACE_S
 from detent.ports import Cancellation, Signal
+from detent.running.rules import cancels
 
 _NONE: frozenset[str] = frozenset()
 
@@ -56,7 +57,7 @@ class Control:
             if signal.id in self._taken:
                 continue
             self._signals.setdefault(signal.id, signal)
-            if signal.kind == "cancel" and not self.cancelled:
+            if not self.cancelled and cancels(signal):
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
                 for section in self.sections:
                     self._interrupt(section)
@@ -72,12 +73,12 @@ class Control:
         """Whether signals were delivered and not taken yet."""
         return bool(self._signals)
 
-    def take(self) -> list[Signal]:
-        """Return and forget what was delivered."""
+    def take(self, early: Callable[[Signal], bool]) -> list[Signal]:
+        """Return and forget what was delivered; what is `early` is forgotten, too, and delivered again."""
         if not self._signals:
             return []
-        taken = list(self._signals.values())
-        self._taken |= self._signals.keys()
+        taken = [signal for signal in self._signals.values() if not early(signal)]
+        self._taken |= {signal.id for signal in taken}
         self._signals.clear()
         return taken
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.errors import ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
 from detent.ports import (
     EventStore,
+    MetaTool,
     Plan,
+    Tool,
     ToolOutcome,
     ToolSpec,
     calls_in,
 )
 from detent.running.lineage import find_blob
+from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, kept_in, kept_of, misplaced
 from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
 
 KEY_BLOB = "redaction-key"
@@ -34,13 +38,13 @@ def blob_of(placeholder: str) -> str:
 class Values:
     """The values of one run, on their way into its log and out again."""
 
-    __slots__ = ("_journal", "_nothing_hidden", "_patterns", "_redactor", "_secrets", "_store")
+    __slots__ = ("_journal", "_kept", "_nothing_hidden", "_patterns", "_redactor", "_store")
 
     def __init__(self, journal: Journal, store: EventStore, redact: Sequence[str]) -> None:
         self._journal, self._store, self._patterns = journal, store, tuple(redact)
         self._redactor: Redactor | None = None
         self._nothing_hidden: dict[str, ToolSpec] | None = None
-        self._secrets: dict[str, Any] = {}
+        self._kept: dict[str, Kept] = {}
 
     def _run(self) -> RunState:
         return self._journal.state
@@ -59,7 +63,7 @@ class Values:
         if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
             self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
             return plan
-        redactor = await self.redactor()
+        redactor = await self._redacting(PLANNER)
         actions: list[Any] = []
         text = plan.text
         for action in plan.actions:
@@ -81,18 +85,19 @@ class Values:
             provider_data=redactor.data(redactor.planned(plan.provider_data, specs)),
         )
         await self._keep_secrets(redactor)
+        await self._look_up(placeholders([getattr(action, "args", None) or getattr(action, "content", None) for action in hidden.actions]))
         return hidden
 
-    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None) -> Any:
+    async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None, whose: str = OTHER) -> Any:
         """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
 
-        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too.
+        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too. `whose` are the words.
         """
         if known and (fields := sensitive_fields(known.values())):
             value = hidden(value, fields=fields)
         if not self._patterns and (spec is None or not spec.sensitive):
             return value
-        redactor = await self.redactor()
+        redactor = await self._redacting(PLANNER if known else whose)
         shown = redactor.data(value) if spec is None else redactor.arguments(value, spec)
         await self._keep_secrets(redactor)
         return shown
@@ -100,15 +105,17 @@ class Values:
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
         """Redact a result and store it whole where it is over the cap, before the record that names it."""
         if self._patterns and outcome.kind == "ok":
-            redactor = await self.redactor()
-            shown = msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.result)))
-            whole = None if outcome.full is None else msgspec.json.encode(redactor.data(msgspec.json.decode(outcome.full)))
-            outcome = msgspec.structs.replace(outcome, result=shown, full=whole)
-            await self._keep_secrets(redactor)
+            redactor = await self._redacting(self._giver(call_id))
+            shown = redactor.data(msgspec.json.decode(outcome.result))
+            whole = None if outcome.full is None else redactor.data(msgspec.json.decode(outcome.full))
+            outcome = msgspec.structs.replace(
+                outcome, result=msgspec.json.encode(shown), full=None if outcome.full is None else msgspec.json.encode(whole)
+            )
+            await self._keep_secrets(redactor, call_id, whole if outcome.full is not None else shown)
         if self._patterns and outcome.message:
-            redactor = await self.redactor()
+            redactor = await self._redacting(self._giver(call_id))
             outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
-            await self._keep_secrets(redactor)
+            await self._keep_secrets(redactor, call_id, outcome.details)
         if outcome.full is not None:
             key = sha256(outcome.full).hexdigest()
             await self._store.put_blob(self._run().run_id, key, outcome.full)
@@ -126,19 +133,47 @@ class Values:
             self._redactor = Redactor(self._patterns, key)
         return self._redactor
 
-    async def _keep_secrets(self, redactor: Redactor) -> None:
-        for name, value in redactor.found.items():
-            await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(value))
-            self._secrets[name] = value
-        redactor.found.clear()
+    async def _redacting(self, whose: str) -> Redactor:
+        """Return the redactor for words of `whose`; nothing may be awaited before what it finds is kept."""
+        redactor = await self.redactor()
+        redactor.whose = whose
+        return redactor
 
-    async def _resolved(self, args: Any) -> Any:
-        seen: set[str] = set()
-        while fresh := placeholders(args) - seen:  # a value may hold placeholders: a field that was hidden in parts, and then as a whole
-            seen |= fresh
-            for name in fresh - self._secrets.keys():
-                data = await find_blob(self._store, self._run(), blob_of(name))
-                if data is not None:
-                    self._secrets[name] = msgspec.json.decode(data)
-            args = resolve(args, self._secrets)
-        return args
+    async def _keep_secrets(self, redactor: Redactor, call_id: str = "", data: Any = None) -> None:
+        """Keep what was found, with who gave it: the call whose result is `data`, else whose words the redactor was given."""
+        found = kept_of(redactor)
+        tool = self._giver(call_id).removeprefix("tool ")
+        fields = fields_of(data) if found and call_id else {}
+        await self._look_up(found)
+        for name, fresh in found.items():
+            given = (Given(tool, call_id, fields.get(name, ())),) if call_id else fresh.given
+            known = self._kept.get(name)
+            now = Kept(fresh.value, given) if known is None else known.also(given)
+            if now != known:
+                self._kept[name] = now
+                await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(now))
+
+    def _giver(self, call_id: str) -> str:
+        """Return the tool of a call as the giver of what it returns; a tool may be called `user`."""
+        call = self._run().call(call_id) if call_id else None
+        return OTHER if call is None else f"tool {call.tool}"
+
+    async def _look_up(self, names: Iterable[str]) -> None:
+        """Read what is kept of these placeholders."""
+        for name in sorted(set(names) - self._kept.keys()):
+            data = await find_blob(self._store, self._run(), blob_of(name))
+            if data is not None and name not in self._kept:
+                self._kept[name] = kept_in(data)
+
+    def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
+        """Return why a call must not get the hidden values that it names, as far as they were looked up; "" where nothing speaks against it."""
+        if not self._kept or isinstance(tool, MetaTool) or not placeholders(args):
+            return ""
+        return misplaced(tool.spec, args, self._kept, self._run())
+
+    async def _resolved(self, tool: ToolSpec, args: Any) -> Any:
+        """Return the arguments with the hidden values that they name; raise `ToolFailed` where one must not get there."""
+        await self._look_up(placeholders(args))
+        if problem := misplaced(tool, args, self._kept, self._run()):
+            raise ToolFailed(problem, error_code=REFUSED)
+        return resolve(args, {name: kept.value for name, kept in self._kept.items()})

@@ -1,36 +1,102 @@
 """The inbox: what signals from outside mean for a run, and putting that on record.
 
-A signal is taken up by the append that records it. One that is out of date (answered twice, unknown call) or that cannot be read is
-dropped; it never stops the run.
+A signal is taken up by the append that records it. One that does not pass the `rules` is dropped by an append that records why
+(`AnswerRefused`); it never stops the run.
 """
 
 from __future__ import annotations
 
 import logging
-import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from detent.core import events as e
 from detent.core.codec import digest_of
-from detent.core.errors import IllegalEvent
+from detent.core.errors import IllegalEvent, NotAllowedNow
 from detent.core.state import RunState
 from detent.kernel.context import Run
+from detent.kernel.journal import Journal
 from detent.ports import Signal
+from detent.running import rules
+from detent.running.people import LONGEST, person
+from detent.secrecy.placing import CHILD, USER
+from detent.secrecy.redact import hidden
 
 log = logging.getLogger("detent")
 
+MOST_REFUSED = 100
+"""How many refused answers of a run are recorded: whoever floods its inbox does not fill its log."""
+
 
 async def take(signal: Signal, run: Run) -> None:
-    """Put one signal on record; one that cannot be read is dropped and reported."""
-    try:
-        signal = await _scrubbed(signal, run)
-        run.journal.record(*events_of(signal, run.state), scope=scope_of(signal, run.state))
-    except (LookupError, TypeError, ValueError, AttributeError, IllegalEvent) as error:  # msgspec's errors are ValueErrors
-        log.warning("run %s: signal %s (%s) is dropped, it cannot be read: %s", run.state.run_id, signal.id, signal.kind, error)
+    """Put one signal on record; one that does not count is dropped, and why is recorded."""
+    if not rules.moot(signal, run.state):
+        try:
+            while True:
+                state = run.state
+                counts = rules.vetted(signal, state)
+                scrubbed = await _scrubbed(counts, run)
+                if run.state is state:  # else another pass has recorded something meanwhile
+                    break
+            run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
+        except NotAllowedNow as error:
+            put_refused(signal, run.journal, error.reason_code, await run.world.scrub(str(error)))
+        except (LookupError, TypeError, ValueError, AttributeError, IllegalEvent) as error:  # msgspec's errors are ValueErrors
+            put_refused(signal, run.journal, "unreadable", await run.world.scrub(f"it cannot be taken up: {error}"))
     run.journal.consume(signal.id)
+
+
+def counts(signal: Signal, state: RunState) -> bool:
+    """Whether a signal means anything for the run as it stands."""
+    try:
+        rules.vetted(signal, state)
+    except NotAllowedNow:
+        return False
+    return not rules.moot(signal, state)
+
+
+def drop(signals: Sequence[Signal], journal: Journal, patterns: Sequence[str]) -> None:
+    """Put on record that signals do not count for the run, which is not taken on: why, with what `patterns` match hidden."""
+    for signal in signals:
+        try:
+            rules.vetted(signal, journal.state)
+            code, why = "run_reopened", f"it came before run {journal.state.run_id!r} was opened again"
+        except NotAllowedNow as error:
+            code, why = error.reason_code, hidden(str(error), patterns)
+        if not rules.moot(signal, journal.state):
+            put_refused(signal, journal, code, why)
+        journal.consume(signal.id)
+
+
+def put_refused(signal: Signal, journal: Journal, code: str, reason: str) -> None:
+    """Put on record that a signal does not count, and why: as much of it as fits, and of a run so many and no more."""
+    run_id, before = journal.state.run_id, sum(one.kind == "answer_refused" for one in journal.state.interventions)
+    log.warning("run %s: signal %s (%s) is dropped: %s", run_id, signal.id[:LONGEST], signal.kind, reason)
+    if before >= MOST_REFUSED:
+        return
+    parts = signal.payload if isinstance(signal.payload, dict) else {}  # pyright: ignore[reportUnnecessaryIsInstance]
+    about = next((value for name in _ABOUT if isinstance(value := parts.get(name), str)), "")
+    last = f" (the {MOST_REFUSED}th: no more of them are recorded)" if before + 1 == MOST_REFUSED else ""
+    journal.record(
+        e.AnswerRefused(
+            kind=signal.kind,
+            code=code,
+            reason=_cut(reason, 2 * LONGEST) + last,
+            about=_cut(about),
+            by=_cut(person(signal.by[:LONGEST])),
+            via=_cut(signal.via),
+            signal=_cut(signal.id),
+        )
+    )
+
+
+_ABOUT = ("call", "ask_id", "timer_id", "child")
+
+
+def _cut(text: str, most: int = LONGEST) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 SPOKEN = ("reply", "result", "output", "reason", "why")
@@ -42,11 +108,11 @@ async def _scrubbed(signal: Signal, run: Run) -> Signal:
     world, told = run.world, dict(signal.payload)
     for part in SPOKEN:
         if part in told:
-            told[part] = await world.scrub(told[part])
+            told[part] = await world.scrub(told[part], whose=CHILD if signal.kind == "child" else USER)
     if signal.kind == "approval" and told.get("args") is not None:
         asked = run.state.approvals.get(told["call"])
         tool = run.tools.get(asked.tool) if asked is not None else None
-        told["args"] = await world.scrub(told["args"], tool.spec if tool else None)
+        told["args"] = await world.scrub(told["args"], tool.spec if tool else None, whose=USER)
     return msgspec.structs.replace(signal, payload=told)
 
 
@@ -56,65 +122,32 @@ def scope_of(signal: Signal, state: RunState) -> str:
     return call.rsplit(".", 2)[0] if isinstance(call, str) and state.call(call) is not None else ""
 
 
-def events_of(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
-    """Return what a signal means for the run now; nothing when it is out of date (answered twice, unknown call)."""
-    told = signal.payload
-    if state.terminal and signal.kind != "reconcile":
-        return ()
-    match signal.kind:
-        case "cancel":
-            return () if state.cancel else (e.CancelRequested(by=signal.by, why=told.get("why", ""), signal=signal.id),)
-        case "approval":
-            return _approval(signal, state)
-        case "reply":
-            ask = told.get("ask_id", "")
-            return (e.UserReplied(ask_id=ask, reply=told.get("reply"), by=signal.by, signal=signal.id),) if ask in state.asks else ()
-        case "timer":
-            timer = told.get("timer_id", "")
-            return (e.ScheduleFired(timer_id=timer, signal=signal.id),) if timer in state.timers else ()
-        case "reconcile":
-            return _reconcile(signal, state)
-        case "child":
-            child = told.get("child", "")
-            known = state.children.get(child)
-            if known is None or known.status != "open":
-                return ()
-            return (e.SubagentJoined(child=child, status=told.get("status", ""), output=told.get("output"), signal=signal.id),)
+def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
+    """Return what a signal that passed the rules means for the run."""
+    said: rules.Told = rules.told(signal, state.run_id)
+    by, via, of = signal.by, signal.via, signal.id
+    match said:
+        case rules.Cancelled(why=why):
+            return e.CancelRequested(by=by, why=why, via=via, signal=of)
+        case rules.Decided(call=call, decision="expired"):
+            return e.ApprovalExpired(call=call, signal=of)
+        case rules.Decided(call=call, decision="approved", args=dict(args)):
+            digest = digest_of([state.approvals[call].tool, args])
+            return e.ApprovalEdited(call=call, args=args, digest=digest, by=by, via=via, signal=of)
+        case rules.Decided(call=call, decision=decision):
+            chosen = "denied" if decision == "denied" else "approved"
+            return e.ApprovalResolved(call=call, decision=chosen, by=by, reason=said.reason, via=via, signal=of)
+        case rules.Replied(ask_id=ask, reply=reply):
+            return e.UserReplied(ask_id=ask, reply=reply, by=by, via=via, signal=of)
+        case rules.Timed(timer_id=timer):
+            return e.ScheduleFired(timer_id=timer, signal=of)
+        case rules.Joined(child=child, status=status):
+            return e.SubagentJoined(child=child, status=status, output=said.output, signal=of)
+        case rules.Settled(call=call, outcome="happened"):
+            result = msgspec.Raw(msgspec.json.encode(said.result))
+            return e.ToolReconciled(call=call, outcome="happened", source="person", result=result, by=by, via=via, signal=of)
+        case rules.Settled(call=call):
+            outcome = "not_happened" if state.terminal else "again"
+            return e.ToolReconciled(call=call, outcome=outcome, source="person", by=by, via=via, signal=of)
         case _:
-            raise ValueError(f"there is no signal of kind {signal.kind!r}")
-
-
-def person(name: str) -> str:
-    """Return a name as it is compared: white space, case, invisible characters and compatibility forms make nobody another person."""
-    visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    return " ".join(visible.casefold().split())
-
-
-def _approval(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
-    call, decision = signal.payload["call"], signal.payload["decision"]
-    asked, known = state.approvals.get(call), state.call(call)
-    if asked is None or known is None:
-        return ()
-    if signal.payload.get("digest", asked.digest) != asked.digest or (
-        decision == "approved" and person(signal.by) in map(person, known.approved_by)
-    ):
-        return ()  # somebody else changed the arguments since, or this person has approved already
-    if decision == "expired":
-        return (e.ApprovalExpired(call=call, signal=signal.id),)
-    args = signal.payload.get("args")
-    if decision == "approved" and args is not None:
-        return (e.ApprovalEdited(call=call, args=args, digest=digest_of([asked.tool, args]), by=signal.by, signal=signal.id),)
-    return (e.ApprovalResolved(call=call, decision=decision, by=signal.by, reason=signal.payload.get("reason", ""), signal=signal.id),)
-
-
-def _reconcile(signal: Signal, state: RunState) -> Sequence[e.AnyEvent]:
-    told = signal.payload
-    call = state.call(told["call"])
-    if call is None or call.status != "in_doubt":
-        return ()
-    if told["outcome"] == "not_happened" and state.terminal:
-        return (e.ToolReconciled(call=call.call_id, outcome="not_happened", source="person", by=signal.by, signal=signal.id),)
-    if told["outcome"] == "not_happened":
-        return (e.ToolReconciled(call=call.call_id, outcome="again", source="person", by=signal.by, signal=signal.id),)
-    result = msgspec.Raw(msgspec.json.encode(told.get("result")))
-    return (e.ToolReconciled(call=call.call_id, outcome="happened", source="person", result=result, by=signal.by, signal=signal.id),)
+            assert_never(said)

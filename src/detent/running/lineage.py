@@ -179,15 +179,30 @@ async def preserve(store: EventStore, run_id: str) -> None:
             await store.put_blob(fork, key, data)
 
 
-async def forget(store: EventStore, run_id: str) -> None:
-    """Remove from the forks of a run, and from theirs, the copies of what was in it; called when it is erased."""
-    for fork in await forks_of(store, run_id):
+async def forget(store: EventStore, run_id: str) -> list[str]:
+    """Remove from the forks of a run, and from theirs, what was in it, and the words of a goal that is not their own; return their ids."""
+    forks = await forks_of(store, run_id)
+    for fork in list(forks):
         own = b"\n".join(await store.read(fork))
         for key in await store.list_blobs(fork):
             copied = len(key) == ARTIFACT_KEY_LENGTH or key.startswith(SECRET)
             if key == PREFIX_BLOB or (copied and key.removeprefix(SECRET).encode() not in own):
                 await store.delete_blob(fork, key)
-        await forget(store, fork)
+        await _forget_goal(store, fork)
+        forks += await forget(store, fork)
+    return forks
+
+
+async def _forget_goal(store: EventStore, fork: str) -> None:
+    """Take the words of its parent's goal out of the listing entry of a fork, which can be read no more; its records stay as they are."""
+    head, lines = await store.head(fork), await store.read(fork, limit=1)
+    forked = forked_of(lines[0]) if lines else None
+    if head is None or forked is None or "goal" in forked.edits:
+        return
+    blobs = {key: await store.get_blob(fork, key) or b"" for key in await store.list_blobs(fork)}
+    await store.erase(fork, lambda line: line, head=msgspec.structs.replace(head, goal="", title=""))
+    for key, data in blobs.items():
+        await store.put_blob(fork, key, data)
 
 
 # What their calls came to -----------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from detent.running.control import Control
 from detent.running.hiding import Values
 from detent.running.inbox import take
 from detent.running.lineage import Recorded, recorded, stub
+from detent.running.rules import early
 from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
 
@@ -183,7 +184,8 @@ class LiveWorld(Values):
         if fresh:
             run_id = self._run().run_id
             self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
-        came = self.control.take()
+        state = run.state
+        came = self.control.take(lambda signal: early(signal, state, state.updated_at))
         for signal in came:
             await take(signal, run)
         return bool(came)
@@ -235,7 +237,10 @@ class LiveWorld(Values):
             return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
         context = self._context(tool, call, deadline_s)
         raw = msgspec.json.encode(call.args)
-        args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(call.args)  # the tool may change its copy
+        try:
+            args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(tool.spec, call.args)  # its own copy
+        except ToolFailed as refused:
+            return ToolOutcome(kind="not_executed", error_code=refused.error_code, message=str(refused), final=True)
         if self._chunk is not None:
             self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
         started = self._clock.monotonic()

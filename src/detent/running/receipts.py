@@ -108,5 +108,13 @@ def lines_of(receipt: Receipt) -> list[str]:
     rest = [name for name in receipt.missing if all(name != one.name for one in receipt.deliverables)]
     lines += [f"missing: {', '.join(rest)}"] if rest else []
     for one in receipt.interventions:
-        lines.append(f"{one.kind.replace('_', ' ')}{f' by {one.by}' if one.by else ''}{f' ({one.about})' if one.about else ''}")
+        lines.append(
+            f"{one.kind.replace('_', ' ')}{f' by {who(one.by, one.via)}' if one.by or one.via else ''}"
+            f"{f' ({one.about})' if one.about else ''}{f': {one.code}' if one.code else ''}"
+        )
     return lines
+
+
+def who(by: str, via: str) -> str:
+    """Return who answered, and how that came: what the process that sent it says about itself."""
+    return f"{by or 'nobody'} via {via}" if via else by

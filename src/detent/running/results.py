@@ -10,7 +10,11 @@ import msgspec
 from detent.core.budget import Usage
 from detent.core.state import Item, RunState
 from detent.running.receipts import Receipt, receipt_of
+from detent.running.requests import differs, healed, origins
 from detent.running.titles import title_of
+
+SHOWN_WHOLE_BYTES = 64 * 1024
+"""Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +82,13 @@ def result_of(state: RunState) -> Result:
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A call that waits for a person: approve or deny exactly this.
 
-    `digest` is that of the arguments: given back with the answer, it makes sure that nothing changed in between. `rule` and `policy` say
-    who asks, `facts` what the decision was based on, `approved_by` who of the `approvers` people that must approve has done so.
+    `digest` is that of the arguments and of the tool's declaration: given back with the answer, it makes sure that nothing changed in
+    between. `rule` and `policy` say who asks, `facts` what the decision was based on, `approved_by` who of the `approvers` people that must
+    approve has done so.
+
+    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args"}, where it
+    was repaired. `origins`: where each leaf of the arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since
+    the last call of that tool that was approved in this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
     """
 
     run_id: str
@@ -95,10 +104,19 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     approvers: int = 1
     approved_by: tuple[str, ...] = ()
     expires_at: datetime | None = None
+    sandbox: str = ""
+    healed: dict[str, Any] | None = None
+    origins: dict[str, dict[str, Any]] = {}
+    differs: dict[str, Any] | None = None
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the arguments are too long to be read in a terminal: only their digest is shown there, and approving needs it."""
+        return len(msgspec.json.encode(self.args)) > SHOWN_WHOLE_BYTES
 
 
 def approvals_of(state: RunState) -> list[Approval]:
-    """Return the open approvals of a run."""
+    """Return the open approvals of a run, with what a person should know of each."""
     found: list[Approval] = []
     for call_id, asked in () if state.terminal else state.approvals.items():
         call = state.call(call_id)
@@ -118,6 +136,10 @@ def approvals_of(state: RunState) -> list[Approval]:
                 approvers=asked.approvers,
                 approved_by=call.approved_by if call else (),
                 expires_at=asked.expires_at,
+                sandbox=asked.sandbox,
+                healed=healed(state, call) if call else None,
+                origins=origins(state, call) if call else {},
+                differs=differs(state, call) if call else None,
             )
         )
     return found
@@ -140,8 +162,18 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     records: int
 
 
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks')."""
+
+    run_id: str
+    ids_with_goal_words: tuple[str, ...] = ()
+
+
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a log is sound: number of records and head digest, or the first record that is not (`sequence`) and why (`problem`)."""
+    """Whether a log is sound: number of records and head digest, or why not (`problem`), and the first record that is not (`sequence`).
+
+    Without `sequence` the records are sound, and the listing entry is not.
+    """
 
     run_id: str
     ok: bool

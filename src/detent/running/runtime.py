@@ -27,7 +27,9 @@ from detent.metering.tenants import Tenants
 from detent.ports import Observer, Planner, Signal, WorkerHost, unstorable
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due
+from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
+from detent.running.rules import cancels
 from detent.running.snapshots import load_run
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Runtime:
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
+        self.goal_words_in_ids = bounds.goal_words_in_ids
         self.parts = Parts(tools=tools, tenants=tenants, grace_s=bounds.grace_s, affordable=self.refuse_unpriced, **shared)
         self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
         self._observers = one_of(observers)
@@ -227,27 +230,41 @@ class Runtime:
     def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
         """Return a new signal; raise `ConfigError` for what no JSON can say."""
         admission.refuse_what_is_not_json(**payload, by=by)
-        return Signal(id=self.parts.ids.token(16), kind=kind, payload=payload, by=by)
+        return Signal(id=self.parts.ids.token(16), kind=kind, payload=payload, by=by, via=poster())
 
     # Checks ---------------------------------------------------------------------------------------------------------------------
 
-    async def visible(self, run_id: str, host: Host | None) -> None:
-        """Raise `RunNotFound` for an unknown run, and for another tenant's when a host asks (DESIGN 8)."""
+    async def kept_as(self, run_id: str, host: Host | None) -> str:
+        """Return under which id the run is kept that a host calls `run_id`, whether or not it is there.
+
+        That is this id where the run is the host's tenant's, else the tenant's own (`tenants_id`): a run of another tenant with this id has
+        no effect on the answer (DESIGN 8). The operator names runs by the ids under which they are kept.
+        """
         await self.open()
-        head = None if unstorable(run_id) else await self.store.head(run_id)
+        if host is None or unstorable(run_id):
+            return run_id
+        head = await self.store.head(run_id)
+        mine = not host.tenant if head is None else head.tenant == host.tenant
+        return run_id if mine else admission.tenants_id(run_id, host.tenant)
+
+    async def visible(self, run_id: str, host: Host | None) -> str:
+        """Return under which id a run is kept; raise `RunNotFound` where the operator, or the tenant that asks, has none."""
+        kept = await self.kept_as(run_id, host)
+        head = None if unstorable(kept) else await self.store.head(kept)
         if head is None or (host is not None and head.tenant != host.tenant):
             raise RunNotFound(run_id, self.store.url)
+        return kept
 
-    async def same_host(self, run_id: str, host: Host | None) -> None:
-        """Raise as `visible`, and `RunContextMismatch` when a host asks that did not start the run (row K8)."""
-        await self.visible(run_id, host)
+    async def same_host(self, run_id: str, host: Host | None) -> str:
+        """Return and raise as `visible`; raise `RunContextMismatch` when a host asks that did not start the run (row K8)."""
+        kept = await self.visible(run_id, host)
         if host is not None:
-            admission.same_host(run_id, (await load_run(self.store, run_id)).host, host)
+            admission.same_host(kept, (await load_run(self.store, kept)).host, host)
+        return kept
 
     async def standing(self, run_id: str, host: Host | None) -> RunState:
         """Return the state of a run that is visible; raise `RunErased`, `CorruptLog`."""
-        await self.visible(run_id, host)
-        return await load_run(self.store, run_id)
+        return await load_run(self.store, await self.visible(run_id, host))
 
     def refuse_unusable(self, spec: AgentSpec) -> None:
         """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""
@@ -276,7 +293,7 @@ class Runtime:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""
         state = await load_run(self.store, run_id)
         left = (await self.store.signals([run_id])).get(run_id, [])
-        if any(signal.kind == "cancel" for signal in left):
+        if any(map(cancels, left)):
             return
         if news or left or state.status == "running" or due(state, self.parts.clock):
             await self.servers.prepare(state.agent.tools, resuming=True)

@@ -172,7 +172,7 @@ _UNTOUCHED = tuple(
         *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.MemoryRecalled, e.ModelCallFailed),
         *(e.RunStarted, e.RunResumed, e.RunReopened, e.RunWaiting, e.RunFinished, e.BudgetChanged, e.StrategySwitched, e.PassFinished),
         *(e.GuardBlocked, e.ApprovalRequested, e.ApprovalResolved, e.ApprovalExpired, e.ToolInDoubt, e.ContextCompacted, e.CancelRequested),
-        e.TenantBalance,
+        *(e.TenantBalance, e.AnswerRefused, e.LevelsAccepted),
     )
 )
 """How the events begin that leave all histories as they are, in any state; the most frequent first."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,22 +15,27 @@ import msgspec
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
 from detent.core.agent import AgentSpec, Host
-from detent.core.budget import Budget, checked
+from detent.core.budget import Budget
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, UnknownName
-from detent.core.events import BudgetChanged, RunReopened, RunStarted
+from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import Observer, SecretSource
+from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Advancing, digests_of, tools_of
+from detent.running.advancing import Advancing, declared_of, digests_of, tools_of
 from detent.running.answering import refuse_reopening
+from detent.running.declarations import levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
+from detent.running.people import me, poster
 from detent.running.results import Result, result_of
+from detent.running.rules import named
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import check_options, version_of
+from detent.secrecy.placing import kept_of
 from detent.secrecy.redact import Redactor, redacted_start
 
 T = TypeVar("T")
@@ -54,10 +59,16 @@ async def run(
 ) -> Result:
     """Work on `goal` until the run finishes or waits, and return how it stands.
 
-    With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. `turns`: at most so many
+    With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. An id belongs to the tenant of
+    its host, and its run is kept, and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most so many
     turns now; with 0 it is started, durably, and not taken on. Raises `ConfigError` and `BudgetRefused` before anything is recorded,
     `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
     """
+    check_is(Host, host=host)
+    check_is(Budget, budget=budget)
+    check_is(dict, variables=variables)
+    if turns is not None and (type(turns) is not int or turns < 0):
+        raise ConfigError(f"turns is {turns!r}; give a whole number, 0 to start the run only, or leave it out")
     agent = await _with_servers(runtime, agent)
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
     started = RunStarted(
@@ -85,19 +96,23 @@ async def run(
         output_schema=started.output_schema,
     )
     runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
-    admission.checked_run_id(run_id)
+    admission.checked_run_id(run_id and run_id.partition("@")[0])
+    tools = tools_of(RunState(run_id=run_id or "", agent=spec), runtime.parts)
+    admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
     await runtime.open()  # makes the store: nothing is left behind by what is refused
+    given, run_id = run_id, run_id and await runtime.kept_as(run_id, host)
     if run_id is not None and await runtime.store.head(run_id) is not None:
         await admission.same_context(runtime.store, run_id, started, (*runtime.parts.redact, *spec.redact))
         if turns == 0:
             return result_of(await load_run(runtime.store, run_id))
         return await runtime.go_on(run_id, turns=turns, observers=observers)
+    admission.checked_run_id(given, run_id)
     await runtime.tenants.refuse_start(started.host.tenant)
     hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
-    run_id = run_id or new_run_id(hidden, runtime.parts.clock.now(), runtime.parts.ids.token(6))
+    run_id = run_id or new_run_id(hidden if runtime.goal_words_in_ids else None, runtime.parts.clock.now(), runtime.parts.ids.token(6))
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
-    del agent, spec, started  # a run in progress needs its state, not what it was made of
+    del agent, spec, started, tools  # a run in progress needs its state, not what it was made of
     try:
         state = await task
     finally:
@@ -111,10 +126,12 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
     tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
     usable = admission.usable(started.agent, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
     journal = advancing.journal(RunState(run_id=advancing.run_id))
+    started = msgspec.structs.replace(started, declared=declared_of(tools))
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        journal.record(msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable)))
+        declared = msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable), levels=levels_of(tools))
+        journal.record(declared)
         if reserved:
             journal.release(reserved)
             await journal.commit()
@@ -132,8 +149,8 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
     await runtime.store.put_blob(run_id, KEY_BLOB, key)
     redactor = Redactor(patterns, key)
     hidden = redacted_start(started, redactor)
-    for name, value in redactor.found.items():
-        await runtime.store.put_blob(run_id, blob_of(name), msgspec.json.encode(value))
+    for name, kept in kept_of(redactor).items():
+        await runtime.store.put_blob(run_id, blob_of(name), msgspec.json.encode(kept))
     return hidden
 
 
@@ -148,6 +165,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
             runtime.tools.get(name)  # a plug-in package may have it
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)
+    spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))
     policy = runtime.parts.policy_of(spec)
     runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
@@ -185,7 +203,7 @@ async def step(
         return await run(runtime, agent, goal, run_id=run_id, host=host, observers=observers, turns=1, **options)
     if run_id is None or options:
         raise ConfigError(f"step needs an agent and a goal, or the id of a run and nothing else (got {', '.join(options) or 'neither'})")
-    await runtime.same_host(run_id, host)
+    run_id = await runtime.same_host(run_id, host)
     return await runtime.go_on(run_id, turns=1, observers=observers)
 
 
@@ -194,28 +212,37 @@ async def resume(
     run_id: str,
     *,
     budget: Budget | None = None,
+    accept_levels: Mapping[str, SideEffect] | None = None,
     by: str = "",
     host: Host | None = None,
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
 
-    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody; what was used stays used. Raises
-    `NotAllowedNow` for a run that has finished (`reopen` takes a budget).
+    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process); what was used stays
+    used. `accept_levels` names tools that are declared with a lower side-effect level than the run holds them to, each with that level: from
+    here on it holds. Raises `NotAllowedNow` for a run that has finished (`reopen` takes a budget).
 
     With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
     workspace or principal.
     """
-    await runtime.same_host(run_id, host)
+    run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by)
-    if budget is None:
+    if budget is None and not accept_levels:
         return await runtime.go_on(run_id, observers=observers)
-    bounds = checked(budget, ceiling=runtime.ceiling)
+    check_is(Budget, budget=budget)
+    bounds = checked(budget, ceiling=runtime.ceiling) if budget else None
     if (state := await load_run(runtime.store, run_id)).terminal:
         why = f"run {run_id!r} is {state.status}: its bounds change when it is opened again, `detent reopen {run_id} --budget ...`"
         raise NotAllowedNow(run_id, why, reason_code="run_finished")
-    admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *runtime.tools.names()])
-    return await runtime.go_on(run_id, BudgetChanged(budget=bounds, by=by), observers=observers)
+    who, events = named(by or me(), run_id, what="a change"), list[AnyEvent]()
+    if accept_levels:
+        levels: dict[str, SideEffect] = {name: one_level(level, name) for name, level in accept_levels.items()}
+        events.append(LevelsAccepted(levels=levels, by=who, via=poster()))
+    if bounds is not None:
+        admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *runtime.tools.names()])
+        events.append(BudgetChanged(budget=bounds, by=who, via=poster()))
+    return await runtime.go_on(run_id, *events, observers=observers)
 
 
 async def reopen(
@@ -233,12 +260,13 @@ async def reopen(
 
     Refused while a bound is still exhausted; the message names the option that raises it.
     """
-    await runtime.same_host(run_id, host)
+    run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by, why=why)
+    check_is(Budget, budget=budget)
     state = await load_run(runtime.store, run_id)
     refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
     admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
-    event = RunReopened(by=by, why=why, budget=budget)
+    event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster())
     return await runtime.go_on(run_id, event, advance=resume, observers=observers)
 
 

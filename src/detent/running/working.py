@@ -39,6 +39,7 @@ from detent.running import starting
 from detent.running.advancing import Advancing, Parts
 from detent.running.attempts import tries_of
 from detent.running.results import Result
+from detent.running.rules import cancels, says_the_time
 from detent.running.runtime import Runtime, Shift
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import hidden
@@ -81,7 +82,7 @@ class Wakeups:
         found: list[RunHead] = []
         for head in heads:
             at = self._known.get(head.run_id, (0, None))[1]
-            if (at is not None and at <= now) or head.run_id in news:
+            if (at is not None and at <= now) or not all(map(says_the_time, news.get(head.run_id, ()))):
                 found.append(head)
         return found
 
@@ -153,7 +154,7 @@ class StoreBacklog:
     async def _cancelled(self, dead: Sequence[RunHead]) -> set[str]:
         """Return the dead letters that are to be cancelled: that is all that can move one, until it is opened again."""
         news = await self._parts.store.signals([head.run_id for head in dead]) if dead else {}
-        return {run_id for run_id, signals in news.items() if any(signal.kind == "cancel" for signal in signals)}
+        return {run_id for run_id, signals in news.items() if any(map(cancels, signals))}
 
     async def look(self, run_id: str) -> Tries:
         """Return how often the run was taken up in vain; raise `RunBusy`, also where this engine has it."""

@@ -2,7 +2,8 @@
 
 Own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds in lines; here what an agent names is replaced by keyed hashes.
 
-A placeholder is `<secret:HASH>`, a keyed hash of the value, so that equal values stay equal and nothing can be guessed from it. Digest,
+A placeholder is `<secret:HASH>`, a keyed hash of the value and of who gave it: equal values of one giver stay equal, and a model that writes
+down all that a value may be does not see which of them a tool gave. Digest,
 idempotency key, guards and policy see the placeholder, live and in replay alike (DESIGN 4).
 """
 
@@ -20,13 +21,14 @@ import msgspec
 from detent.core.codec import walk
 from detent.core.errors import ConfigError
 from detent.core.events import RunStarted
-from detent.expressions.patterns import widest
+from detent.expressions.patterns import BadPattern, compiled, widest
 from detent.ports import ToolSpec, calls_in, read_json
+from detent.ports.options import checked_options
 
 PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
 """What the log holds in place of a value that was redacted."""
-REFERENCE = re.compile(r"(\{\{\s*[A-Za-z0-9_.-]+\s*\}\})")
-"""What stands in the arguments of a planned call for a value that is not there yet."""
+_STAYS = re.compile(rf"{PLACEHOLDER.pattern}|\{{\{{\s*[A-Za-z0-9_.-]+\s*\}}\}}")
+"""A placeholder, or what stands in the arguments of a planned call for a value that is not there yet."""
 HIDDEN = "<secret>"
 """Stands in text that is streamed for what the log has a placeholder for."""
 MOST_HELD = 1_000
@@ -41,31 +43,67 @@ _QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|\\{1,15}$""")
 _BARE = re.compile(r"""[{(,]\s{0,200}([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
 """Where a name without quotes may be about to come; a model that writes nothing but spaces is not held back for ever."""
 _OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
+MOST_MATCHES, MOST_STEPS = 1_000, 10**8
+"""How many matches a text may have, or more where matches times characters are no more than this; one with more is hidden whole.
+
+Finding one match may take a look at all the rest of a text (`a[^b]*b|a`), and each value is kept for itself.
+"""
 MOST_TRIED = 100
 """How often in a text something that begins like JSON may turn out to be none; beyond that nothing more is looked for."""
 
 
-class Redactor:
-    """Replaces what `patterns` (regular expressions) match, and whole fields by name; `found` collects what was replaced."""
+class _TooMany(Exception):
+    """A text has more matches than are replaced one by one."""
 
+
+class Redactor:
+    """Replaces what `patterns` (regular expressions) match, and whole fields by name; `found` collects what was replaced.
+
+    `whose` says who gave what is looked at, and `givers` collects that. Placeholders stay as they are and never become part of a hidden value:
+    whoever may have one would have what it holds.
+    """
+
+    @checked_options
     def __init__(self, patterns: Sequence[str], key: bytes) -> None:
         self._key = key
         self.found: dict[str, Any] = {}
+        self.whose, self.givers = "planner", dict[str, set[str]]()
         try:
-            self._patterns = [re.compile(p) for p in patterns]
-        except re.error as error:
-            raise ConfigError(f"redact pattern {error.pattern!r} is not a regular expression: {error}") from error
+            self._patterns = [compiled(p) for p in patterns]
+        except BadPattern as error:
+            raise ConfigError(f"redact pattern {error}") from error
+        for pattern in self._patterns:
+            if pattern.search("") is not None or not widest(pattern.source):
+                raise ConfigError(
+                    f"redact pattern {pattern.source!r} matches the empty text, of which nothing can be hidden; let it need a character"
+                )
 
     def text(self, value: str) -> str:
-        """Return `value` with every match replaced."""
-        for pattern in self._patterns:
-            value = pattern.sub(lambda m: m[0] if PLACEHOLDER.fullmatch(m[0]) else self._hide(m[0]), value)
-        return value
+        """Return `value` with every match replaced, or replaced whole where there are too many."""
+        shown, left = value, max(MOST_MATCHES, MOST_STEPS // max(1, len(value)))
+
+        def hide(match: str) -> str:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise _TooMany
+            return self._hide(match)
+
+        before, self.found = self.found, {}
+        try:
+            for pattern in self._patterns:
+                shown = _between(PLACEHOLDER, shown, lambda part: pattern.sub(hide, part))  # noqa: B023
+        except _TooMany:
+            self.found = {}
+            shown = _between(PLACEHOLDER, value, self._hide)
+        before.update(self.found)
+        self.found = before
+        return shown
 
     def without(self, value: str) -> str:
         """Return `value` with every match left out."""
         for pattern in self._patterns:
-            value = pattern.sub("", value)
+            value = pattern.sub(lambda _: "", value)
         return value
 
     def data(self, value: Any) -> Any:
@@ -126,7 +164,8 @@ class Redactor:
         for said, tool, args in calls_in(text, specs):
             if (safe := self.arguments(args, specs[tool])) != args:
                 text = text.replace(said, f"{tool}({msgspec.json.encode(safe).decode()})")
-        shown, done, tried = "", 0, 0
+        shown: list[str] = []
+        done = tried = 0
         begun = _OPEN.search(text)
         while begun is not None and tried < MOST_TRIED:
             end = begun.start() + 1
@@ -134,13 +173,15 @@ class Redactor:
                 value, end = _JSON.raw_decode(text, begun.start())
                 safe = self.planned(value, specs)
                 if safe != value:
-                    shown, done = shown + _around(text[done : begun.start()], rest) + json.dumps(safe, ensure_ascii=False), end
+                    shown += _around(text[done : begun.start()], rest), json.dumps(safe, ensure_ascii=False)
+                    done = end
             except UnicodeEncodeError:  # half a character in a value that is to be hidden
-                shown, done = shown + _around(text[done : begun.start()], rest) + HIDDEN, end
+                shown += _around(text[done : begun.start()], rest), HIDDEN
+                done = end
             except (ValueError, RecursionError):
                 tried += 1
             begun = _OPEN.search(text, end)
-        return shown + _around(text[done:], rest)
+        return "".join([*shown, _around(text[done:], rest)])
 
     def _whole(self, value: Any) -> Any:
         """Return a sensitive value with each scalar in it replaced; shapes and references stay."""
@@ -148,15 +189,15 @@ class Redactor:
             return {k: self._whole(v) for k, v in cast("dict[str, Any]", value).items()}
         if isinstance(value, (list, tuple)):
             return [self._whole(v) for v in cast("list[Any]", value)]
-        if value is None or (isinstance(value, str) and PLACEHOLDER.fullmatch(value)):
+        if value is None:
             return value
-        if isinstance(value, str) and REFERENCE.search(value):
-            return "".join([part if n % 2 or not part else self._hide(part) for n, part in enumerate(REFERENCE.split(value))])
-        return self._hide(value)
+        return _between(_STAYS, value, self._hide) if isinstance(value, str) and _STAYS.search(value) else self._hide(value)
 
     def _hide(self, value: Any) -> str:
-        name = f"<secret:{hmac.new(self._key, msgspec.json.encode(value), sha256).hexdigest()[:24]}>"
+        said = msgspec.json.encode([self.whose, value])
+        name = f"<secret:{hmac.new(self._key, said, sha256).hexdigest()[:24]}>"
         self.found[name] = value
+        self.givers.setdefault(name, set()).add(self.whose)
         return name
 
 
@@ -169,8 +210,9 @@ class Streamed:
 
     __slots__ = ("_held", "_patterns", "_raw", "_shown")
 
+    @checked_options
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [re.compile(p) for p in patterns]
+        self._patterns = [compiled(p) for p in patterns]
         self._held = max((widest(p) for p in patterns), default=0) + 1
         self._raw, self._shown = "", 0  # what was shown stays for a while: matches depend on what is before them
 
@@ -189,7 +231,7 @@ class Streamed:
         if end <= self._shown:
             return ""
         spans: list[tuple[int, int]] = []
-        for start, stop in sorted(m.span() for p in self._patterns for m in p.finditer(self._raw, self._shown) if m[0]):
+        for start, stop in sorted(m.span() for p in self._patterns for m in p.finditer(self._raw, self._shown) if m.end() > m.start()):
             if spans and start < spans[-1][1]:
                 spans[-1] = spans[-1][0], max(stop, spans[-1][1])
             else:
@@ -352,6 +394,17 @@ def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = (
     return walk(value, text)
 
 
+def _between(stays: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
+    """Return a text with what stands before, between and behind the matches of `stays` changed."""
+    done: list[str] = []
+    at = 0
+    for match in stays.finditer(text):
+        part = text[at : match.start()]
+        done += change(part) if part else "", match[0]
+        at = match.end()
+    return "".join([*done, change(text[at:]) if at < len(text) else ""])
+
+
 def _around(text: str, rest: Callable[[str], str]) -> str:
     """Return `rest` of a text; one with a placeholder in it was looked at already."""
     return text if PLACEHOLDER.search(text) else rest(text)
@@ -376,12 +429,18 @@ def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:
 def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:
     """Return what opens a run with every match in what people wrote replaced: goal, variables, attachments, memory, instructions, rules."""
     agent = started.agent
-    return msgspec.structs.replace(
+    redactor.whose = "parent" if started.parent else "user"
+    started = msgspec.structs.replace(
         started,
         goal=redactor.text(started.goal),
         variables=redactor.data(started.variables),
         attachments=tuple(redactor.data(started.attachments)),
-        seed_memory=tuple(redactor.data(started.seed_memory)),
+    )
+    redactor.whose = "memory"
+    started = msgspec.structs.replace(started, seed_memory=tuple(redactor.data(started.seed_memory)))
+    redactor.whose = "operator"
+    return msgspec.structs.replace(
+        started,
         agent=msgspec.structs.replace(
             agent,
             instructions=redactor.text(agent.instructions),

@@ -7,21 +7,16 @@ which it usually shows up, in all that any tool of the run returns, raises or st
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 from typing import Any, cast
-from urllib.parse import quote, quote_plus
 
 import msgspec
 
 from detent.core.agent import Host
 from detent.core.errors import ToolFailed
+from detent.expressions.spellings import SHORTEST, forms_of
 from detent.ports import SecretSource, ToolOutcome, ToolSpec
 
-SHORTEST = 8
-"""Characters that a secret must have at least: shorter ones could not be told from ordinary text."""
-_LONG_LINE = 16
 _CUT = 6
 """Characters of a secret's beginning that are taken for it where a text was cut."""
 
@@ -117,39 +112,3 @@ def _without_cut(text: str, form: str, shown: str) -> str:
         if body.endswith(form[:length]):
             return body[:-length] + shown + text[len(body) :]
     return text
-
-
-def forms_of(secret: str) -> list[str]:
-    """Return the ways in which a secret usually shows up: itself, its lines, and as JSON, URL, hexadecimal, Base64 (also inside a longer text)."""
-    parts = [secret, secret.strip(), *(line for line in secret.splitlines() if len(line) >= _LONG_LINE)]
-    found: dict[str, None] = {}
-    for part in parts:
-        raw = part.encode()
-        in_json = msgspec.json.encode(part).decode()[1:-1]
-        in_ascii = json.dumps(part)[1:-1]
-        escaped = part.encode("unicode_escape").decode("ascii")
-        for form in (
-            part,
-            in_json,
-            in_ascii,
-            escaped,
-            repr(part)[1:-1],
-            quote(part),
-            quote(part, safe=""),
-            quote_plus(part),
-            raw.hex(),
-            raw.hex().upper(),
-        ):
-            found[form] = None
-        for offset in range(3):
-            found.update(dict.fromkeys(_base64_inside(raw, offset)))
-    return [form for form in found if len(form) >= SHORTEST]
-
-
-def _base64_inside(raw: bytes, offset: int) -> list[str]:
-    """Return the Base64 text that `raw` always gives when `offset` bytes (modulo 3) stand before it: what is around it decides the rest."""
-    whole = base64.b64encode(b"\0" * offset + raw).decode()
-    first = (0, 2, 3)[offset]
-    last = (len(raw) + offset) * 8 // 6
-    inner = whole[first:last]
-    return [inner, inner.translate(str.maketrans("+/", "-_"))]

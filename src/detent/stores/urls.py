@@ -30,16 +30,16 @@ def open_store(url: str, **options: Any) -> EventStore:
             raise ConfigError(f"store URL {url!r}: a store in memory has no place; write ram:")
         from detent.stores.ram import RamStore
 
-        return RamStore(**_checked(RamStore, url, options))
+        return RamStore(**checked(RamStore, url, options))
     if scheme == "file":
         from detent.stores.files.store import FileStore
 
-        return FileStore(_directory(url, rest), **_checked(FileStore, url, options))
+        return FileStore(_directory(url, rest), **checked(FileStore, url, options))
     if scheme == "postgresql":
         return _postgres(url, rest, options)
     from detent.stores.sqlite.store import SqliteStore
 
-    return SqliteStore(_database(url, rest), **_checked(SqliteStore, url, options))
+    return SqliteStore(_database(url, rest), **checked(SqliteStore, url, options))
 
 
 def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
@@ -51,7 +51,7 @@ def _postgres(url: str, rest: str, options: dict[str, Any]) -> EventStore:
         ) from error
     if not rest.startswith("//"):
         raise ConfigError("a store URL of PostgreSQL begins with postgresql://, such as postgresql://HOST/DATABASE")
-    return PostgresStore(url, **_checked(PostgresStore, without_password(url), options))
+    return PostgresStore(url, **checked(PostgresStore, without_password(url), options))
 
 
 def _directory(url: str, rest: str) -> Path:
@@ -85,7 +85,8 @@ def _unknown(url: str, scheme: str) -> str:
     return f"store URL {url!r} has the unknown scheme {scheme!r}; known: {forms}"
 
 
-def _checked(store: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
+def checked(store: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options; raise `ConfigError` for one that this store does not have."""
     known = [name for name, parameter in inspect.signature(store).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in known:

@@ -12,6 +12,7 @@ import msgspec
 
 from detent.core.errors import PassFailed
 from detent.ports import Passed, StrategyRun, strategy
+from detent.ports.options import check_fields
 from detent.strategies.heuristics import chosen, tier_of
 from detent.strategies.plan_execute import PlanExecuteOptions, carry_through
 from detent.strategies.reflexion import ReflexionOptions, reflect
@@ -40,6 +41,8 @@ class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     plan_execute: PlanExecuteOptions = PlanExecuteOptions()
     reflexion: ReflexionOptions = ReflexionOptions()
     tree_of_thought: TreeOptions = TreeOptions()
+
+    __post_init__ = check_fields
 
 
 @strategy(options=AdaptiveOptions)

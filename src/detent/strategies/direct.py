@@ -8,6 +8,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.ports import Passed, StrategyRun, strategy
+from detent.ports.options import check_fields
 
 MOST_TURNS = 3
 
@@ -18,6 +19,7 @@ class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.turns <= MOST_TURNS:
             raise ConfigError(f"strategy_options: turns is {self.turns}; direct takes 1 to {MOST_TURNS}; for more use reactive")
 

@@ -15,6 +15,7 @@ from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, read_json, strategy
+from detent.ports.options import check_fields
 from detent.strategies.wording import at_least, concluded, required, section, shown
 
 FORM: dict[str, Any] = {
@@ -33,6 +34,7 @@ class StepsOptions(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         at_least(1, steps=self.steps, turns=self.turns)
 
 

@@ -14,6 +14,7 @@ from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, strategy
+from detent.ports.options import check_fields
 from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, observed, section, shown, verdict
 
 SAME = 0.8
@@ -32,6 +33,7 @@ class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
     block: Literal["tools", "calls"] = "tools"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         at_least(1, rounds=self.rounds, turns=self.turns)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from detent.core.budget import Budget
 from detent.ports import Passed, StrategyRun, strategy
+from detent.ports.options import check_fields
 from detent.strategies.heuristics import tier_of, trivial
 from detent.strategies.thoughts import SCORES, THOUGHTS, Thought, judge, label, propose, pruned, scores_of, texts_of
 from detent.strategies.wording import asking, at_least, section
@@ -40,6 +41,7 @@ class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_trivial: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         at_least(1, breadth=self.breadth, depth=self.depth, turns=self.turns)
         at_least(0, prune=self.prune, max_explore_s=self.max_explore_s, floor=self.floor)
 

@@ -12,6 +12,7 @@ from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Branch, Passed, StrategyRun, ToolSpec
+from detent.ports.options import check_fields
 from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved
 from detent.strategies.wording import asking, at_least, required, section, shown
 
@@ -30,6 +31,7 @@ class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int = 4
 
     def __post_init__(self) -> None:
+        check_fields(self)
         at_least(0, refinements=self.refinements, retries=self.retries)
         at_least(1, turns=self.turns, parallel=self.parallel)
 

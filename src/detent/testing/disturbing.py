@@ -34,6 +34,7 @@ from detent.ports import (
     View,
     models_asked,
 )
+from detent.ports.governance import asks_of
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import CrashingStore
 from detent.testing.ledgers import Doing, Ledger
@@ -218,6 +219,11 @@ class WatchedTool:
     def spec(self) -> ToolSpec:
         """The declaration."""
         return self._inner.spec
+
+    @property
+    def asks(self) -> Any:
+        """What says whether a call must be approved."""
+        return asks_of(self._inner)
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
         """See `Tool.check`."""

@@ -15,7 +15,7 @@ from detent.core.records import Record
 def story(records: Sequence[Record]) -> list[tuple[int, bytes]]:
     """Return what a log says apart from faults, each with its record's number.
 
-    Left out are resumptions, doubts and how they were settled, later attempts, times, signals and measurements.
+    Left out are resumptions, doubts and how they were settled, later attempts, times, signals, how they came and measurements.
     """
     told: list[tuple[int, bytes]] = []
     for record in records:
@@ -33,7 +33,6 @@ def story(records: Sequence[Record]) -> list[tuple[int, bytes]]:
                 pass
         changes: dict[str, Any] = {field: 0.0 for field in event.__struct_fields__ if field.endswith("_ms")}
         changes |= {field: None for field in event.__struct_fields__ if field in ("requested_at", "expires_at")}
-        if "signal" in event.__struct_fields__:
-            changes["signal"] = ""
+        changes |= {name: "" for name in ("signal", "via") if name in event.__struct_fields__}
         told.append((record.envelope.seq, encode(msgspec.structs.replace(event, **changes))))
     return told

@@ -10,6 +10,7 @@ from typing import Any, cast
 from detent import ports
 from detent.core.errors import ConfigError, UnknownName
 from detent.ports import ToolSpec
+from detent.ports.options import checked_options
 from detent.tools.functions.function import Tool
 from detent.tools.functions.threads import ThreadPool
 
@@ -17,16 +18,17 @@ from detent.tools.functions.threads import ThreadPool
 class PooledTool:
     """A tool together with the pool that it runs in; what a registry hands to the kernel."""
 
-    __slots__ = ("check", "run", "settle", "spec", "tool")
+    __slots__ = ("asks", "check", "run", "settle", "spec", "tool")
 
     def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
-        self.tool, self.spec, self.check = tool, tool.spec, tool.check
+        self.tool, self.spec, self.check, self.asks = tool, tool.spec, tool.check, tool.asks
         self.run, self.settle = partial(tool.run, pool=pool), partial(tool.settle, pool=pool)
 
 
 class Registry:
     """Tools by name, in the order of registration. Thread-safe."""
 
+    @checked_options
     def __init__(
         self, tools: Iterable[ports.Tool] = (), *, pool: ThreadPool | None = None, more: Callable[[str], Any] = lambda name: None
     ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import in_check
 from cli.desk import Done, ended
 from detent import Agent, Engine, tool
 from detent.config.groups import Models
@@ -75,6 +76,8 @@ def _addresses(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
 
 pytestmark = pytest.mark.filterwarnings("ignore:FUNCTION_CALL is not a valid FinishReason")  # the server's word, which Gemini has not
 protocols = pytest.mark.parametrize("protocol", list(MODELS))
+costly = pytest.mark.parametrize("protocol", [pytest.param(name, marks=in_check if n else ()) for n, name in enumerate(MODELS)])
+"""As `protocols`, where each starts a process: one by default."""
 
 
 @tool(side_effect="read")
@@ -206,9 +209,8 @@ def killed(home: Path, where: str, goal: str, protocol: str) -> str:
     return store
 
 
-@pytest.mark.parametrize(
-    ("where", "protocol"), [*(("stream", protocol) for protocol in MODELS), ("plan", "openai-responses"), ("plan", "anthropic")]
-)
+@pytest.mark.parametrize("where", ["stream", pytest.param("plan", marks=in_check)])
+@costly
 def test_after_a_kill_no_token_of_a_recorded_plan_is_paid_twice(
     where: str, protocol: str, mock: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +240,7 @@ def test_after_a_kill_no_token_of_a_recorded_plan_is_paid_twice(
 # The command line ---------------------------------------------------------------------------------------------------------------
 
 
-@protocols
+@costly
 def test_the_command_line_asks_the_model_that_it_is_told(protocol: str, mock: Mock, tmp_path: Path) -> None:
     """No file is needed: `--model` and `--tools` are an agent; another process verifies what it left."""
     (tmp_path / "tools.py").write_text(
@@ -246,7 +248,10 @@ def test_the_command_line_asks_the_model_that_it_is_told(protocol: str, mock: Mo
     )
 
     def detent(*words: str) -> Done:
-        return ended(fork(["-m", "detent", *words], cwd=tmp_path, stderr=subprocess.PIPE, imports=asking(protocol.partition("-")[0])))
+        env = {**os.environ, "DETENT_TRUST": str(tmp_path)}
+        return ended(
+            fork(["-m", "detent", *words], cwd=tmp_path, env=env, stderr=subprocess.PIPE, imports=asking(protocol.partition("-")[0]))
+        )
 
     done = detent("run", "--model", MODELS[protocol], "--tools", "./tools.py:look", "--json", "plain goal from the shell")
     assert done.code == 0, done.err

@@ -267,9 +267,11 @@ def test_a_fallback_hands_on_what_an_engine_says_to_a_planner() -> None:
 
 def test_a_fallback_that_cannot_work_is_refused() -> None:
     """No candidates, no planners, unknown classes."""
-    for wrong in ([], ["openai:gpt-5"], [Candidate(planner=Failing("x"), on=("never",))]):  # type: ignore[arg-type]
+    for wrong in ([], ["openai:gpt-5"]):
         with pytest.raises(ConfigError, match="FallbackPlanner"):
             FallbackPlanner(wrong)
+    with pytest.raises(ConfigError, match="on has 'never'"):
+        Candidate(planner=Failing("x"), on=("never",))  # type: ignore[arg-type]
 
 
 # Names ------------------------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_entries_given_as_data_are_checked_alike() -> None:
         ("- {name: b, answer: '${1.0 / 0.0}'}", r"gave no JSON: inf is no JSON number"),
         ("- {name: b, answer: '${string(variables.l)}'}", r"string\(\) does not take a value of this kind \(text\(\) takes any\)"),
         ("- {name: b, answer: '${grep(variables.n, \"a\")}'}", r"failed: grep: expected a list, not an integer"),
-        ('- {name: b, answer: \'${grep("a", "(")}\'}', r"failed: grep: the pattern '\(' is wrong"),
+        ('- {name: b, answer: \'${grep("a", "(")}\'}', r"failed: grep: the pattern '\(' is not a regular expression"),
         ("- {name: b, answer: '${count_by(variables.l, \"k\")}'}", r"count_by: expected maps with the field 'k', found an integer"),
         ("- {name: b, answer: '${variables.nothing}'}", r"rule 'b': the answer is blank"),
         ("- {name: b, answer: ' ${variables.empty} '}", r"rule 'b': the answer is blank"),

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, View, tool
-from detent.config.loading import load_agent
+from detent.config.loading import load_agent, load_config
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError
 from detent.core.events import ApprovalRequested, PolicyDecided
@@ -75,7 +75,9 @@ class ByTurn:
 
     async def plan(self, view: View) -> Plan:
         """Return the action of this turn."""
-        return Plan(actions=(self.script[view.iteration - 1],))
+        action: Any = self.script[view.iteration - 1]
+        taken: Any = action(view) if callable(action) else action
+        return Plan(actions=(taken,))
 
 
 async def log_of(engine: Engine, run_id: str) -> list[Record]:
@@ -168,8 +170,14 @@ async def test_a_reply_of_the_user_is_the_users_word() -> None:
 @in_a_loop
 async def test_hidden_values_are_traced_by_their_placeholder() -> None:
     """A value that redaction keeps out of the log is found as what stands for it."""
-    script = [call("read_mail", mail="mail-1"), call("send", to="alice@example.com", text="4111-1111"), FinalAnswer(content="x")]
-    async with Engine(planner=ByTurn(script), policy=ProvenancePolicy(on_unproven="deny"), redact=[r"\d{4}-\d{4}"]) as engine:
+    script = [
+        call("read_mail", mail="mail-1"),
+        lambda view: call("send", to="alice@example.com", text=view.goal.split(" ")[4]),
+        FinalAnswer(content="x"),
+    ]
+    granted = {"sink": "send.text", "source": "user"}
+    policy = ProvenancePolicy(on_unproven="deny")
+    async with Engine(planner=ByTurn(script), policy=policy, redact=[r"\d{4}-\d{4}"], grants=[granted]) as engine:
         result = await engine.run(AGENT, "Read mail-1 and send 4111-1111 to alice@example.com")
         (decided,) = [d for d in decisions(await log_of(engine, result.run_id)) if d.facts]
     assert decided.facts["args"]["text"] == {"label": "user", "origin": "goal"}
@@ -213,11 +221,23 @@ def test_the_benchmark_runs() -> None:
     assert [(row["args"], row["steps"]) for row in json.loads(done.stdout)] == [("proven", 5), ("made up", 5)]
 
 
-def test_an_agent_file_gives_grants(tmp_path: Path) -> None:
-    """They are checked when the file is read, and stand in the log with the agent."""
-    file = tmp_path / "clerk.toml"
-    file.write_text('name = "clerk"\n[[grants]]\nsink = "send.to"\nsource = "read_mail.sender"\nwhere = { mail = "mail-1" }\n')
-    assert load_agent(file).spec().grants == ({"sink": "send.to", "source": "read_mail.sender", "where": {"mail": "mail-1"}},)
-    file.write_text('name = "clerk"\n[[grants]]\nsink = "send.to"\nsource = "read_mail.sender"\n[[grants]]\nsink = "send"\nsource = "x"\n')
-    with pytest.raises(ConfigError, match=r"clerk.toml: grants\[1\]: sink is 'send'"):
-        load_agent(file)
+@in_a_loop
+async def test_the_operators_file_gives_grants_and_no_other_file_does(tmp_path: Path) -> None:
+    """They are checked when the file is read, hold for every agent, and stand in the log with it; agents' and projects' files are refused."""
+    said = '[[grants]]\nsink = "send.to"\nsource = "read_mail.sender"\nwhere = { mail = "mail-1" }\n'
+    agent, config = tmp_path / "clerk.toml", tmp_path / "detent.toml"
+    agent.write_text(f'name = "clerk"\n{said}')
+    with pytest.raises(ConfigError, match=r"clerk\.toml: grants: only the operator"):
+        load_agent(agent)
+    config.write_text(said)
+    with pytest.raises(ConfigError, match="grants: only the operator"):
+        load_config(config)
+    script = [call("read_mail", mail="mail-1"), call("send", to="mallory@example.org"), FinalAnswer(content="x")]
+    policy, operators = ProvenancePolicy(on_unproven="deny"), load_config(config, operators=True)
+    async with Engine.from_config(operators, store="ram:", planner=ByTurn(script), policy=policy) as engine:
+        result = await engine.run(AGENT, "Read my mail and answer it")
+        assert [d.rule for d in decisions(await log_of(engine, result.run_id))][1] == "provenance:granted"
+        assert result.state.agent.grants[0]["source"] == "read_mail.sender"
+    config.write_text(said + '[[grants]]\nsink = "send"\nsource = "x"\n')
+    with pytest.raises(ConfigError, match=r"detent.toml: grants\[1\]: sink is 'send'"):
+        load_config(config, operators=True)

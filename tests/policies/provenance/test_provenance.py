@@ -16,7 +16,7 @@ from detent.core.errors import ConfigError
 from detent.core.events import ToolError
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
-from detent.policies.provenance.grants import grants_in, read_grant
+from detent.expressions.grants import grants_in, read_grant
 from detent.policies.provenance.origins import CACHED_RUNS, Origins
 from detent.policies.provenance.policy import ProvenancePolicy, facts, projection, provenance, tracer
 from detent.policies.provenance.sinks import Sinks, kind_of_name

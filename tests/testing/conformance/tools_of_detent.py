@@ -182,7 +182,7 @@ class Mcp(ToolMaker):
         self._registry = Registry()
         args = (str(Path(__file__).with_name("mcp_tools.py")), str(home))
         pins = {"large": ToolPins(max_result_bytes=500), "*": ToolPins()}
-        self._servers = Servers(self._registry, {"it": McpServer(command=sys.executable, args=args, tools=pins)})
+        self._servers = Servers(self._registry, {"it": McpServer(command=sys.executable, args=args, tools=pins, trust_hints=True)})
 
     async def open(self) -> None:
         self._names = await self._servers.prepare(("it__*",))

@@ -458,7 +458,7 @@ def make_bad() -> list[tuple[str, Callable[[], Any], str]]:
         ("twice", lambda: tool(forecast), "is a tool already"),
         ("name", lambda: tool(fine, name="a b"), "tool name 'a b'"),
         ("long name", lambda: tool(fine, name="a" * 65), "tool name"),
-        ("level", lambda: tool(fine, side_effect="wipe"), "side_effect is 'wipe'; choose one of none, read"),  # type: ignore[call-overload]
+        ("level", lambda: tool(fine, side_effect="wipe"), "side_effect is 'wipe'; did you mean 'write'"),  # type: ignore[call-overload]
         ("trust", lambda: tool(fine, trust="maybe"), "trust is 'maybe'"),  # type: ignore[call-overload]
         ("scopes", lambda: tool(fine, scopes="files"), "scopes is 'files'; write a tuple"),
         ("sensitive", lambda: tool(fine, sensitive=("y",)), "sensitive names 'y'.*they are: x"),

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from typing import Any
 
-from detent import Agent, Engine, FinalAnswer, McpServer, ToolCall
+from detent import Agent, Engine, FinalAnswer, McpServer, ToolCall, ToolPins
 from detent.testing import ScriptedPlanner
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
@@ -20,7 +20,11 @@ async def main(elicitation: Any, url: str) -> None:
     calls: tuple[ToolCall, ...] = ()
     end = FinalAnswer(content="done")
     planner = ScriptedPlanner([lambda _: calls or end, end])
-    async with Engine(planner=planner, mcp={"it": McpServer(url=url, elicitation=elicitation)}, approver=lambda _: True) as engine:
+    async with Engine(
+        planner=planner,
+        mcp={"it": McpServer(url=url, elicitation=elicitation, tools={"*": ToolPins(side_effect="read")})},
+        approver=lambda _: True,
+    ) as engine:
         found, problems = await engine.servers.survey()
         calls = tuple(ToolCall(tool=tool.name, args=ARGUMENTS.get(tool.own_name, {})) for tool in found)
         done = await engine.run(Agent(name="client", tools=[tool.name for tool in found]), "call every tool")

@@ -29,8 +29,9 @@ TOKEN = "sk-very-secret-0123456789"
 
 
 def rude(home: Path, *modes: str, **settings: Any) -> McpServer:
-    """Return the settings of a rude server that keeps its traces in `home`."""
-    return McpServer(command=sys.executable, args=(str(RUDE), str(home), *(f"--{mode}" for mode in modes)), **settings)
+    """Return the settings of a rude server that keeps its traces in `home`; unless they say otherwise its hints are trusted."""
+    command: Any = {"command": sys.executable, "args": (str(RUDE), str(home), *(f"--{mode}" for mode in modes))}
+    return McpServer(**{**command, "trust_hints": True, **settings})
 
 
 def received(home: Path, method: str = "") -> list[dict[str, Any]]:

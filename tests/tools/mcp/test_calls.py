@@ -281,8 +281,8 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, mode: str) -> N
 
 
 def test_a_server_with_an_endless_list_of_tools_is_refused(tmp_path: Path) -> None:
-    """The number of pages is bounded."""
-    with pytest.raises(ConfigError, match="more than 100 pages"):
+    """The number of tools is bounded, and so is that of pages."""
+    with pytest.raises(ConfigError, match="more than 1,000 tools"):
         ran(rude(tmp_path, "endless"))
 
 

@@ -1,9 +1,10 @@
-"""The client scenarios of the protocol's own conformance suite, those without authorisation."""
+"""The client scenarios of the protocol's own conformance suite."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,18 @@ from mcp import types
 from amounts import in_check
 from detent.tools.mcp import elicitation
 from detent.tools.mcp.elicitation import defaults_of, give_defaults
-from tools.mcp.desks import node_tool
+from tools.mcp.desks import ROOT, node_tool
 
 SUITE = node_tool("conformance")
-CLIENT = Path(__file__).with_name("conformance_client.py")
+CLIENT, LOGIN = (Path(__file__).with_name(name) for name in ("conformance_client.py", "conformance_login.py"))
+NODE_OPTIONS = f"--import={(ROOT / 'tests' / 'node' / 'older-node.mjs').as_uri()}"
 
 
-def checked(scenario: str, place: Path, elicitation: str = "decline") -> dict[str, Any]:
+def checked(scenario: str, place: Path, client: str = f"{CLIENT} decline") -> dict[str, Any]:
     """Run a scenario and return its checks by id, those that only inform left out."""
-    command = [SUITE, "client", "--command", f"{sys.executable} {CLIENT} {elicitation}", "--scenario", scenario, "--output-dir", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=place)
+    command = [SUITE, "client", "--command", f"{sys.executable} {client}", "--scenario", scenario, "--output-dir", str(place)]
+    environment = {**os.environ, "NODE_OPTIONS": NODE_OPTIONS}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=place, env=environment)
     (found,) = place.rglob("checks.json") or [None]
     assert found is not None, done.stdout + done.stderr
     checks = json.loads(found.read_text())
@@ -41,9 +44,54 @@ def test_a_scenario_passes(scenario: str, tmp_path: Path) -> None:
     assert {name: check.get("errorMessage") for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
 
 
+AUTHORISATION = [
+    "2025-03-26-oauth-endpoint-fallback",
+    "2025-03-26-oauth-metadata-backcompat",
+    "basic-cimd",
+    "client-credentials-basic",
+    "client-credentials-jwt",
+    "cross-app-access-complete-flow",
+    "metadata-default",
+    "metadata-var1",
+    "metadata-var2",
+    "metadata-var3",
+    "offline-access-not-supported",
+    "offline-access-scope",
+    "pre-registration",
+    "resource-mismatch",
+    "scope-from-scopes-supported",
+    "scope-from-www-authenticate",
+    "scope-omitted-when-undefined",
+    "scope-retry-limit",
+    "scope-step-up",
+    "token-endpoint-auth-basic",
+    "token-endpoint-auth-none",
+    "token-endpoint-auth-post",
+]
+
+
+BY_DEFAULT = ("metadata-default", "client-credentials-jwt", "scope-step-up")
+"""A login, a program that is the client, and a second login for more: the others take as long, and differ in details."""
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(name, marks=() if name in BY_DEFAULT else in_check) for name in AUTHORISATION])
+def test_an_authorisation_scenario_passes(scenario: str, tmp_path: Path) -> None:
+    """A login as `detent mcp login` makes it, or none where this program is the client; then the tools are called."""
+    checks = checked(f"auth/{scenario}", tmp_path, str(LOGIN))
+    assert checks
+    assert {name: check.get("errorMessage") or check["description"] for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
+
+
+def test_every_authorisation_scenario_of_the_suite_is_tried() -> None:
+    """A newer suite has more of them."""
+    listed = subprocess.run([SUITE, "list"], capture_output=True, text=True, timeout=60, env={**os.environ, "NODE_OPTIONS": NODE_OPTIONS})
+    found = {line.split()[1].removeprefix("auth/") for line in listed.stdout.splitlines() if line.startswith("  - auth/")}
+    assert found == set(AUTHORISATION)
+
+
 def test_a_question_to_the_user_is_answered_with_its_defaults_where_that_is_allowed(tmp_path: Path) -> None:
     """The scenario wants every form accepted with the defaults that its schema declares."""
-    checks = checked("elicitation-sep1034-client-defaults", tmp_path, "defaults")
+    checks = checked("elicitation-sep1034-client-defaults", tmp_path, f"{CLIENT} defaults")
     assert checks
     assert {name: check.get("errorMessage") for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -146,7 +147,8 @@ side_effect = "write"
 
 def detent(place: Path, *args: str) -> Done:
     """Run the command line in a directory."""
-    return ended(fork(["-m", "detent", *args], cwd=place, stderr=subprocess.PIPE, imports=["mcp"]))
+    trusted = {**os.environ, "DETENT_TRUST": str(place)}
+    return ended(fork(["-m", "detent", *args], cwd=place, env=trusted, stderr=subprocess.PIPE, imports=["mcp"]))
 
 
 @pytest.fixture
@@ -173,11 +175,15 @@ def test_tools_lists_the_tools_of_servers_with_level_and_reason(keeper: Path) ->
     shown = detent(keeper, "tools")
     lines = {line.split()[0]: " ".join(line.split()) for line in shown.out.splitlines() if line.startswith("it__")}
     assert lines["it__wipe"] == "it__wipe it destructive nothing said Does wipe."
-    assert lines["it__put"].startswith("it__put it write, idempotent destructiveHint = false, idempotentHint")
+    assert lines["it__put"].startswith("it__put it destructive destructiveHint = false is not trusted")
     assert lines["it__hang"].startswith("it__hang it write pinned")
     assert "broken_schema" in shown.err and shown.code == 1  # one tool cannot be offered, and is named
     listed = {tool["name"]: tool for tool in json.loads(detent(keeper, "tools", "--json").out)}
-    assert (listed["it__echo"]["server"], listed["it__echo"]["level"], listed["it__echo"]["side_effect"]) == ("it", "readOnlyHint", "read")
+    assert (listed["it__echo"]["server"], listed["it__echo"]["level"], listed["it__echo"]["side_effect"]) == (
+        "it",
+        "readOnlyHint is not trusted",
+        "destructive",
+    )
 
 
 def test_a_server_that_does_not_start_is_one_line(keeper: Path) -> None:

@@ -54,7 +54,7 @@ class Sent:
 )
 def test_a_line_that_is_no_message_ends_the_call_that_it_answers_and_no_other(line: str, number: int | None) -> None:
     """Only an answer has an id of ours: what asks, and what has another id, ends nothing. Each is counted as garbage."""
-    wire = Wire(lambda: None)
+    wire = Wire(lambda: None, asyncio.Event())
     item = asyncio.run(WatchedStream(Sent(line), wire).receive())
     assert wire.garbage == 1
     if number is None:
@@ -73,10 +73,10 @@ def test_a_writing_call_whose_answer_cannot_be_read_is_in_doubt(tmp_path: Path) 
 def test_a_pattern_that_would_never_end_is_not_matched_here(tmp_path: Path) -> None:
     """Neither against what a model sends nor against what the server itself returns: nothing could interrupt the match."""
     server = rude(tmp_path, "odd")
-    result = ran(server, call("slow", s="a" * 60 + "!", pattern="x"), call("slow", s=5), call("slow_result"))
-    sent, wrong, got = result.tool_calls
-    assert sent.ok and got.ok and got.content == {"s": "a" * 60 + "!"}
-    assert wrong.error is not None and wrong.error.code == "schema_validation_failed"
+    result = ran(server, call("slow", s="a" * 60 + "!", pattern="x"), call("slow", s=5), call("slow", s="a" * 60), call("slow_result"))
+    *wrong, sent, got = result.tool_calls
+    assert sent.ok and got.error is not None and got.error.code == "output_schema_failed"
+    assert [item.error.code for item in wrong if item.error is not None] == ["schema_validation_failed"] * 2
     assert effects(tmp_path) == []
 
 
@@ -89,21 +89,22 @@ def test_a_pattern_that_would_never_end_is_not_matched_here(tmp_path: Path) -> N
         ("^(red|green|blue)$", True),
         (r"\Av\d+(\.\d)?$", True),
         ("needle", True),
-        ("^(a+)+$", False),
-        ("^(a|a)*$", False),
+        ("^(a+)+$", True),
+        ("^(a|a)*$", True),
         ("^(a{1,30}){1,30}$", False),
-        ("^a*a*a*a*$", False),
-        ("a*$", False),
+        ("^a*a*a*a*$", True),
+        ("a*$", True),
         ("^(?=a*$)a*$", False),
         (r"^(a*)\1$", False),
-        ("^" + "a?" * 40 + "a" * 40 + "$", False),
-        ("^" + "(a|a)" * 40 + "$", False),
+        ("^" + "a?" * 40 + "a" * 40 + "$", True),
+        ("^" + "(a|a)" * 40 + "$", True),
         ("^(", False),
-        ("", False),
+        ("", True),
+        (r"[\pL]{300}", False),
     ],
 )
 def test_a_pattern_is_kept_only_where_it_cannot_take_long(pattern: str, *, quick: bool) -> None:
-    """What is dropped is checked by the server alone."""
+    """What RE2 cannot match, or only with a large program, is dropped and checked by the server alone."""
     assert is_quick(pattern) is quick
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from detent import Agent, Engine, McpServer, ToolPins, tool
-from detent.core.errors import ConfigError, UnknownName
+from detent.config.state_directory import state_directory
+from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.events import RunResumed
 from detent.policies.tiers import TieredPolicy
+from detent.tools.mcp.declarations import changes_of
 from detent.tools.mcp.levels import level_of
 from detent.tools.mcp.offered import full_name
 from tools.mcp.desks import END, call, effects, engine_of, first_then, one, ran, received, rude, until, within
@@ -50,8 +52,42 @@ def surveyed(**servers: McpServer) -> tuple[dict[str, Any], dict[str, str]]:
     ],
 )
 def test_annotations_become_a_level_and_what_is_pinned_wins(annotations: dict[str, Any], pins: ToolPins, expected: Any) -> None:
-    """Nothing said is destructive; a server that contradicts itself is not believed."""
-    level = level_of(annotations, pins)
+    """Where hints are trusted: nothing said is destructive; a server that contradicts itself is not believed."""
+    level = level_of(annotations, pins, trust_hints=True)
+    assert (level.side_effect, level.idempotent, level.source) == expected
+
+
+@pytest.mark.parametrize(
+    ("annotations", "pins", "named", "expected"),
+    [
+        ({"readOnlyHint": True}, ToolPins(), True, ("destructive", False, "readOnlyHint is not trusted")),
+        (
+            {"destructiveHint": False, "idempotentHint": True},
+            ToolPins(),
+            True,
+            ("destructive", False, "destructiveHint = false is not trusted"),
+        ),
+        ({"idempotentHint": True}, ToolPins(side_effect="write"), True, ("write", False, "pinned")),
+        ({"destructiveHint": True}, ToolPins(side_effect="read"), True, ("read", False, "pinned")),
+        (
+            {"destructiveHint": True},
+            ToolPins(side_effect="read"),
+            False,
+            ("destructive", False, "destructiveHint, above what is pinned for all"),
+        ),
+        (
+            {"destructiveHint": False},
+            ToolPins(side_effect="read"),
+            False,
+            ("write", False, "destructiveHint = false, above what is pinned for all"),
+        ),
+        ({"readOnlyHint": True}, ToolPins(side_effect="write"), False, ("write", False, "pinned")),
+        ({}, ToolPins(side_effect="read"), False, ("read", False, "pinned")),
+    ],
+)
+def test_hints_raise_a_level_and_never_lower_it(annotations: dict[str, Any], pins: ToolPins, named: bool, expected: Any) -> None:
+    """Nor do they make a call one that may be repeated; a level that was pinned for this very tool is the operator's word."""
+    level = level_of(annotations, pins, named=named)
     assert (level.side_effect, level.idempotent, level.source) == expected
 
 
@@ -99,7 +135,7 @@ def test_a_tool_with_a_broken_schema_is_left_out_and_named(tmp_path: Path) -> No
     """The others are offered; who lists it is told why it cannot be."""
     found, problems = surveyed(it=rude(tmp_path))
     assert "it__broken_schema" not in found and "leads nowhere inside the schema" in problems["it.broken_schema"]
-    with pytest.raises(ConfigError, match="MCP server 'it': 'broken_schema' cannot be offered"):
+    with pytest.raises(ConfigError, match="MCP server 'it': 'it__broken_schema' cannot be offered"):
         ran(rude(tmp_path), tools=["it__broken_schema"])
 
 
@@ -246,10 +282,12 @@ def test_a_policy_decides_on_calls_of_servers(tmp_path: Path) -> None:
 
 
 def test_servers_that_ask_back_get_the_documented_answers(tmp_path: Path) -> None:
-    """Roots are the workspace; questions to the user are declined; calls of a model are refused."""
+    """Roots are refused, or the workspace where that is allowed; questions to the user are declined; calls of a model are refused."""
     import json
 
     said = json.loads(one(ran(rude(tmp_path), call("ask"), workspace=tmp_path)).content)
+    assert "not supported" in said["roots/list"]["message"]
+    said = json.loads(one(ran(rude(tmp_path, roots=True), call("ask"), workspace=tmp_path)).content)
     assert said["roots/list"] == {"roots": [{"uri": tmp_path.as_uri(), "name": tmp_path.name}]}
     assert said["elicitation/create"] == {"action": "decline"}
     assert "not supported" in said["sampling/createMessage"]["message"]
@@ -334,3 +372,62 @@ def test_an_engine_that_was_closed_starts_its_servers_again(tmp_path: Path) -> N
     for _ in range(2):
         assert engine.run_sync(agent, "do it").status == "completed"
     assert len(received(tmp_path, "initialize")) == 2
+
+
+def test_a_call_is_made_of_what_was_offered_or_not_at_all(tmp_path: Path) -> None:
+    """A server that changes a tool's schema or hints in the middle of a run is not sent the calls that were made for the earlier one."""
+
+    async def work() -> None:
+        async with engine_of({"it": rude(tmp_path)}, call("change")) as engine:
+            await engine.servers.prepare(["it__*"])
+            server = engine.servers.named("it")
+            offered = server._told["write"]
+            await engine.run(Agent(name="tester", tools=["it__change"]), "do it")
+            await until(lambda: server._told["write"] != offered)
+            with pytest.raises(ToolFailed, match="says something else of 'write' now than when it was offered; nothing was sent to it"):
+                await server.call("write", offered, {"text": "a"}, cast("Any", None))
+
+    within(work)
+    assert [asked["params"]["name"] for asked in received(tmp_path, "tools/call")] == ["change"]
+
+
+def test_what_was_pinned_is_offered_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that says something else now, and one that is new, are left out with what differs; pinning again accepts them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    settings = rude(tmp_path)
+
+    async def pinned(server: McpServer) -> tuple[Any, Any]:
+        async with engine_of({"it": server}) as engine:
+            return await engine.servers.pin("it")
+
+    before, now = within(lambda: pinned(settings))
+    assert before is None and now.tools["echo"]["annotations"] == {"readOnlyHint": True}
+    assert "it__echo" in surveyed(it=settings)[0]
+    place = state_directory() / "mcp" / "it.json"
+    place.write_text(place.read_text().replace("Does write.", "Did write.").replace('"put": {', '"putt": {'))
+    found, problems = surveyed(it=settings)
+    assert {"it__write", "it__put"}.isdisjoint(found) and "it__echo" in found
+    assert 'description: "Did write." -> "Does write."' in problems["it.write"]
+    assert problems["it.put"].startswith("it was not there when the server was pinned; look at it with `detent mcp pin it`")
+    with pytest.raises(ConfigError, match="'it__write' cannot be offered: it is not what was pinned"):
+        ran(settings, tools=["it__write"])
+    before, now = within(lambda: pinned(settings))
+    assert changes_of(before, now) == ["putt: is gone", 'write: description: "Did write." -> "Does write."', "put: is new"]
+    moved = rude(tmp_path, "garbage")
+    assert "the server was pinned as" in surveyed(it=moved)[1]["it.echo"]
+
+
+def test_a_run_and_its_fork_are_replayed_without_a_server(tmp_path: Path) -> None:
+    """What the server declared is in the log of the run, and a fork finds it in that of its ancestor."""
+    store = f"file:{tmp_path / 'runs'}"
+    done = ran(rude(tmp_path), call("echo", text="hi"), store=store)
+
+    async def work() -> None:
+        gone = McpServer(command="no-such-program", trust_hints=True)
+        async with engine_of({"it": gone}, store=store) as engine:
+            assert (await engine.replay(done.run_id)).identical
+            forked = await engine.fork(done.run_id, at=len(await engine.records(done.run_id)) - 2, resume=False)
+            assert (await engine.replay(forked.run_id)).divergence is None
+
+    within(work)

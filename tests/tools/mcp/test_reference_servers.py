@@ -13,7 +13,7 @@ from tools.mcp.desks import END, TOKEN, call, engine_of, listening, node_tool, o
 EVERYTHING = node_tool("mcp-server-everything")
 FILESYSTEM = node_tool("mcp-server-filesystem")
 MEMORY = node_tool("mcp-server-memory")
-EVERY = McpServer(command=EVERYTHING)
+EVERY = McpServer(command=EVERYTHING, trust_hints=True)
 
 
 def test_everything_is_offered_with_levels() -> None:
@@ -64,14 +64,14 @@ def test_everything_works_over_stdio() -> None:
 def test_everything_works_over_http() -> None:
     """The same over streamable HTTP."""
     with listening([EVERYTHING, "streamableHttp"], environment={"PORT": "{port}"}) as (_, port):
-        check_everything(ran(McpServer(url=f"http://127.0.0.1:{port}/mcp"), *PLANS))
+        check_everything(ran(McpServer(url=f"http://127.0.0.1:{port}/mcp", trust_hints=True), *PLANS))
 
 
 def test_the_environment_of_a_server_is_what_was_given_and_secrets_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """`get-env` prints the whole environment: no variable of this process but the few that are passed on, and no value of a reference."""
     monkeypatch.setenv("REFERENCE_TOKEN", TOKEN)
     monkeypatch.setenv("OF_THIS_PROCESS", "private")
-    done = ran(McpServer(command=EVERYTHING, env={"API_KEY": "${REFERENCE_TOKEN}"}), call("get-env"))
+    done = ran(McpServer(command=EVERYTHING, trust_hints=True, env={"API_KEY": "${REFERENCE_TOKEN}"}), call("get-env"))
     said = one(done).content
     assert '"API_KEY": "***"' in said
     assert TOKEN not in said and "private" not in said
@@ -95,7 +95,7 @@ def test_progress_of_a_long_operation_is_told() -> None:
 def test_files_are_read_at_once_and_overwritten_only_with_approval(tmp_path: Path) -> None:
     """Reading is allowed; what the server calls destructive waits for a person, and then happens."""
     (tmp_path / "a.txt").write_text("first")
-    settings = McpServer(command=FILESYSTEM, args=(str(tmp_path),))
+    settings = McpServer(command=FILESYSTEM, trust_hints=True, args=(str(tmp_path),))
     path = str(tmp_path / "a.txt")
     both = (
         ToolCall(tool="it__read_text_file", args={"path": path}),
@@ -118,7 +118,7 @@ def test_files_are_read_at_once_and_overwritten_only_with_approval(tmp_path: Pat
 
 def test_a_path_outside_the_roots_is_refused_by_the_server(tmp_path: Path) -> None:
     """The failure is the server's own words."""
-    settings = McpServer(command=FILESYSTEM, args=(str(tmp_path),))
+    settings = McpServer(command=FILESYSTEM, trust_hints=True, args=(str(tmp_path),))
     found = one(ran(settings, call("read_text_file", path="/etc/passwd"))).error
     assert found is not None and found.code == "tool_error" and "outside" in found.message
 
@@ -126,7 +126,7 @@ def test_a_path_outside_the_roots_is_refused_by_the_server(tmp_path: Path) -> No
 def test_roots_are_the_workspace(tmp_path: Path) -> None:
     """The filesystem server takes the roots of its client where it is given no directory."""
     (tmp_path / "a.txt").write_text("in the workspace")
-    settings = McpServer(command=FILESYSTEM, args=(str(tmp_path / "elsewhere"),))
+    settings = McpServer(command=FILESYSTEM, trust_hints=True, roots=True, args=(str(tmp_path / "elsewhere"),))
     (tmp_path / "elsewhere").mkdir()
     work = tmp_path / "work"
     work.mkdir()
@@ -145,7 +145,7 @@ def test_roots_are_the_workspace(tmp_path: Path) -> None:
 
 def test_memory_keeps_what_it_was_told(tmp_path: Path) -> None:
     """The knowledge graph is written to the file that its environment names, and read by a server started later."""
-    settings = McpServer(command=MEMORY, env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")})
+    settings = McpServer(command=MEMORY, trust_hints=True, env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")})
     told = {"entities": [{"name": "Paris", "entityType": "city", "observations": ["has 2 million people"]}]}
     assert ran(settings, ToolCall(tool="it__create_entities", args=told)).status == "completed"
     found = one(ran(settings, call("search_nodes", query="Paris"))).content

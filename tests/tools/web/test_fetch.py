@@ -134,7 +134,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     """No pattern allows everything by mistake."""
     with pytest.raises(ConfigError, match="allow"):
         fetch_tool([pattern])
-    with pytest.raises(ConfigError, match="list of patterns"):
+    with pytest.raises(ConfigError, match="must be a list"):
         fetch_tool("example.com")
 
 
@@ -166,6 +166,11 @@ def test_nothing_is_allowed_without_a_list() -> None:
             "192.0.0.192",
             "192.88.99.1",
             "3fff::1",
+            "168.63.129.16",
+            "::5efe:10.0.0.1",
+            "2600::200:5efe:127.0.0.1",
+            "2600::5efe:192.168.0.1",
+            "fe80::5efe:8.8.8.8",
             "100.64.0.1",
             "100.127.255.254",
             "0.0.0.0",
@@ -488,7 +493,11 @@ def test_failures_have_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["Host", "authorization", "Cookie", "Content-Length", "Proxy-Authorization", "X-Forwarded-For", "a b", ""]
+    "header",
+    [
+        *("Host", "authorization", "Cookie", "Content-Length", "Content_Length", "Proxy-Authorization", "X-Forwarded-For", "a b", ""),
+        *("X-HTTP-Method-Override", "x-http-method", "X-Method-Override", "X_HTTP_Method_Override", "X-Original-Method", "X-Original-URL"),
+    ],
 )
 def test_headers_that_steer_the_connection_are_refused(header: str) -> None:
     """And so are values with line breaks, which would begin another header."""

@@ -14,7 +14,7 @@ from detent.core.budget import Usage
 from detent.core.errors import DetentError, ModelCallFailure
 from detent.planners.model.failures import failure_of
 from detent.planners.model.typed_answers import as_text
-from detent.planners.providers import no_sdk_retries
+from detent.planners.providers import keys_in_use, no_sdk_retries
 from detent.planners.settings import ModelSettings
 from detent.planners.text.surrogates import whole_text
 from detent.ports import ModelAnswer, Models
@@ -112,7 +112,8 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
-            raise failure_of(error, model=self.name, key=self._key, keys=self._keys, address=self._address) from error
+            keys = tuple(sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True))  # one may be fetched
+            raise failure_of(error, model=self.name, key=self._key, keys=keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)
         refused = _refusal(response, self.name, usage)

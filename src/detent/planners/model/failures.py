@@ -12,6 +12,7 @@ from typing import Any
 
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+from detent.expressions.spellings import without_keys
 from detent.planners.providers import key_hint, near_misses
 from detent.ports.http_failures import kind_of_status
 
@@ -151,9 +152,7 @@ def _said(error: BaseException, keys: Sequence[str]) -> str:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if cause := _cause(error):
         text = f"{text.rstrip('.')} ({cause})"
-    for known in keys:
-        text = text.replace(known, "[key]")
-    text = _KEY.sub("[key]", " ".join(text.split()))
+    text = _KEY.sub("[key]", without_keys(" ".join(text.split()), keys))
     return text if len(text) <= 400 else text[:397] + "..."
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from detent.expressions.json_schema import errors_of
+from detent.expressions.json_schema import UnusableSchema, errors_of
 from detent.planners.text.reading import DEFAULT_ACTIONS
 from detent.ports import ToolSpec
 
@@ -112,11 +112,17 @@ class SchemaChecks:
         return check(value)
 
 
+UNCHECKED = "it cannot be checked; send something simpler"
+
+
 def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[[Any], str]:
     """Return a function that says what is wrong with a value, naming at most three places and never showing a long one, or a `sensitive` field."""
     if not schema:
         return lambda _value: ""
-    errors = errors_of(schema)
+    try:
+        errors = errors_of(schema)
+    except UnusableSchema:
+        return lambda _value: UNCHECKED
 
     def check(value: Any) -> str:
         said: list[str] = []
@@ -129,7 +135,7 @@ def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[
                 if len(said) == 3:
                     break
         except Exception:  # noqa: BLE001 - a foreign validator on what a model wrote: what it chokes on does not fit
-            return "it cannot be checked; send something simpler"
+            return UNCHECKED
         return "; ".join(said)
 
     return check

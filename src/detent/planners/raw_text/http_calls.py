@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from detent.core.errors import ConfigError, ModelCallFailure
+from detent.expressions.spellings import without_keys
 from detent.ports.http_failures import kind_of_status, seconds_asked
 
 _SHORTEST_SECRET = 8
@@ -77,9 +78,7 @@ class Endpoint:
 
     def without_secrets(self, text: str) -> str:
         """Return what the server said without the key and what else was sent in headers: it may repeat them, and messages are recorded."""
-        for secret in self._secrets:
-            text = text.replace(secret, "[key]")
-        return text
+        return without_keys(text, self._secrets)
 
     def _client(self) -> Any:
         import httpx2

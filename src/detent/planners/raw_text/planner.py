@@ -27,6 +27,7 @@ from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Readin
 from detent.planners.trimming import CountTokens, clipped, count_by_length
 from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
+from detent.ports.options import checked_options
 
 log = logging.getLogger("detent")
 
@@ -72,6 +73,7 @@ class OnDevicePlanner:
     (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
     """
 
+    @checked_options
     def __init__(
         self,
         generate: TextGenerator,

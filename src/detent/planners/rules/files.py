@@ -17,6 +17,7 @@ from detent.core.budget import FIELDS as BUDGET_FIELDS
 from detent.core.errors import ConfigError
 from detent.expressions.compiled import MACROS, TYPES, Expression, Names, compile_expression, nearest
 from detent.planners.rules.templates import Template, parse_template
+from detent.ports.governing_files import governs
 
 ALWAYS = ("goal", "variables", "iteration", "results", "values", "host", "budget")
 """The variables of every expression; a `for_each` rule's templates have `item` and `index` too."""
@@ -90,6 +91,7 @@ def read_entries(path: str | Path) -> tuple[list[Any], list[int]]:
     """Return a rule file's entries and the lines on which they begin; raise `ConfigError` when it cannot be read."""
     import yaml
 
+    governs(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
         node: Any = cast("Any", yaml).compose(text, Loader=yaml.SafeLoader)

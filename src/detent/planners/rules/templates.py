@@ -12,7 +12,8 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.errors import ConfigError, PlannerFailed
-from detent.expressions.compiled import LITERAL, Expression, Lookup
+from detent.expressions.compiled import Expression, Lookup
+from detent.expressions.costs import LITERAL
 from detent.expressions.functions import plain, text
 from detent.planners.rules.expressions import evaluate
 

@@ -66,7 +66,7 @@ _ASIDE = {"id", "reason", "thought", "thoughts", "reasoning", "explanation", "cr
 _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|function|actions|tool_calls)["'”]?\s*:""")
 """How an action begins that cannot be read."""
 
-_END = re.compile(r"(?:\s|</s>|<\|(?:im_end|eot_id|end|endoftext)\|>)+$")
+_ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
 
 Check = Callable[[dict[str, Any], str], str]
@@ -139,12 +139,26 @@ def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:
         return Reading(problem="the text was cut off before it was complete", cut=True)
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
-    answer = _END.sub("", re.sub(r"^(final answer|answer)\s*:\s*", "", said, flags=re.IGNORECASE)).strip() or said
+    answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said, flags=re.IGNORECASE)).strip() or said
     if not clean(answer):
         return Reading(problem="there is only markup, no action and no answer")
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
         return Reading(problem=f"the answer does not fit the output schema: {problem}")
     return Reading(actions=(FinalAnswer(content=answer),))
+
+
+def _without_end(said: str) -> str:
+    """Return a text without what marks its end, nor white space there."""
+    end = len(said)
+    while end:
+        kept = end
+        while end and said[end - 1].isspace():
+            end -= 1
+        mark = next((mark for mark in _ENDS if said.endswith(mark, 0, end)), "")
+        end -= len(mark)
+        if end == kept:
+            break
+    return said[:end]
 
 
 def _typed_in_prose(one: Found, offer: Offer) -> Reading | None:

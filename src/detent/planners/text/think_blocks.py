@@ -8,6 +8,7 @@ from typing import Literal
 _NAMES = ("think", "thinking", "thought", "reasoning", "reflection")
 _OPEN = re.compile(rf"<\|?({'|'.join(_NAMES)})\|?>", re.IGNORECASE)
 _CLOSE = re.compile(rf"</\|?({'|'.join(_NAMES)})\|?>|<\|/({'|'.join(_NAMES)})\|>", re.IGNORECASE)
+_DATA = re.compile(r"\s*(?:[{\[]|```)")
 _LONGEST_TAG = 15
 
 Kind = Literal["text", "thinking"]
@@ -19,27 +20,21 @@ def split_thinking(text: str) -> tuple[str, str]:
     A closing tag without an opening one ends thinking that began with the text (templates that open the block in the prompt).
     """
     thoughts: list[str] = []
-    rest = text
-    while (close := _CLOSE.search(rest)) is not None and not _begins_with_data(rest):
-        opened = _OPEN.search(rest)
+    at, opened = 0, _OPEN.search(text)
+    while (close := _CLOSE.search(text, at)) is not None and _DATA.match(text, at) is None:
         if opened is not None and opened.start() < close.start():
             break
-        thoughts.append(rest[: close.start()])
-        rest = rest[close.end() :]
-    while (opened := _OPEN.search(rest)) is not None and not _data_before(rest, opened.start()):
-        close = _CLOSE.search(rest, opened.end())
-        thoughts.append(rest[opened.end() : close.start() if close else len(rest)])
-        rest = rest[: opened.start()] + (rest[close.end() :] if close else "")
-    return "\n".join(t.strip() for t in thoughts if t.strip()), rest
-
-
-def _begins_with_data(text: str) -> bool:
-    return text.lstrip()[:1] in ("{", "[") or text.lstrip().startswith("```")
-
-
-def _data_before(text: str, place: int) -> bool:
-    """Whether an object begins before `place`: a tag after that may be inside a string."""
-    return "{" in text[:place]
+        thoughts.append(text[at : close.start()])
+        at = close.end()
+    rest: list[str] = []
+    while (opened := _OPEN.search(text, at)) is not None and "{" not in text[
+        at : opened.start()
+    ]:  # a tag after an object may be inside a string
+        close = _CLOSE.search(text, opened.end())
+        thoughts.append(text[opened.end() : close.start() if close else len(text)])
+        rest.append(text[at : opened.start()])
+        at = close.end() if close else len(text)
+    return "\n".join(t.strip() for t in thoughts if t.strip()), "".join([*rest, text[at:]])
 
 
 class ThinkingSplitter:

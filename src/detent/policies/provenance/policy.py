@@ -13,11 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.state import RunState
-from detent.policies.provenance.grants import Grant, granted, grants_of
+from detent.expressions.grants import Grant
+from detent.policies.provenance.grants import granted, grants_of
 from detent.policies.provenance.matching import Needle
 from detent.policies.provenance.origins import PROVEN, WORST_FIRST, Label, Leaf, Origins, Seen, Trust, field_of, leaves, trace
 from detent.policies.provenance.sinks import Sinks
 from detent.ports import Call, ToolSpec, Verdict
+from detent.ports.options import checked_options
 
 _MANY = 64
 """How many leaves of one call are put on record; the rest counts for the verdict all the same."""
@@ -95,6 +97,7 @@ class ProvenancePolicy:
     is: combine it with a policy that does.
     """
 
+    @checked_options
     def __init__(
         self,
         *,

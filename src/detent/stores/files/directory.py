@@ -21,7 +21,7 @@ from detent.stores.files.reserved import Reserved
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
 from detent.stores.unreleased import Owed
 
-RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,199}")
 
 _THREADS = 4
 

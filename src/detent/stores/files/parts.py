@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from detent.core.errors import ConfigError, RunBusy
-from detent.ports import Signal
+from detent.ports import Signal, read_signal
 from detent.stores.locks import Holder, lock_file, lock_path
 
 TEMPORARY = ".tmp-"
@@ -156,7 +156,7 @@ def _signals(fd: int) -> tuple[list[Signal], int]:
     """Return the signals in an inbox file and where the last complete line ends."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     end = data.rfind(b"\n") + 1
-    return [msgspec.json.decode(line, type=Signal) for line in data[:end].splitlines()], end
+    return [read_signal(line) for line in data[:end].splitlines()], end
 
 
 class Claims:

@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, read_signal
 from detent.stores.listing import check_query
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
@@ -24,13 +24,12 @@ from detent.stores.postgres.schema import Connection
 from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Seen
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
-_decode_signal = msgspec.json.Decoder(Signal).decode
 
 TELL_S = 0.1
 """Followers of records hear of them once in so many seconds."""
 
 _WAITING = (
-    "SELECT r.run_id, i.signal FROM unnest(%s::text[]) u JOIN runs r ON r.run_id=u JOIN inbox i ON i.run=r.id"
+    "SELECT r.run_id, i.id, i.signal FROM unnest(%s::text[]) u JOIN runs r ON r.run_id=u JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
 _PUT_SNAPSHOT = (
@@ -211,8 +210,8 @@ class PostgresStore(PostgresOpening):
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first."""
         found: dict[str, list[Signal]] = {}
-        for run_id, signal in await self._rows("", _WAITING, (list(run_ids),)):
-            found.setdefault(run_id, []).append(_decode_signal(signal))
+        for run_id, kept_as, signal in await self._rows("", _WAITING, (list(run_ids),)):
+            found.setdefault(run_id, []).append(read_signal(signal, kept_as))
         return found
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, read_signal
 from detent.stores.listing import check_query
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
@@ -38,16 +38,15 @@ from detent.stores.sqlite.operations import (
 from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, moment
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
-_decode_signal = msgspec.json.Decoder(Signal).decode
 
 _LISTED = (
     f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
     f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
 )
 _READ = "SELECT data FROM records WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?"
-_WAITING = "SELECT r.run_id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHERE i.signal IS NOT NULL ORDER BY i.n LIMIT ?"
+_WAITING = "SELECT r.run_id, i.id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHERE i.signal IS NOT NULL ORDER BY i.n LIMIT ?"
 _WAITING_OF = (
-    "SELECT r.run_id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
+    "SELECT r.run_id, i.id, i.signal FROM json_each(?) j JOIN runs r ON r.run_id=j.value JOIN inbox i ON i.run=r.id"
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
 _MANY_SIGNALS = 200
@@ -226,9 +225,9 @@ class SqliteStore(SqliteConnection):
         found: dict[str, list[Signal]] = {}
         if rows:
             wanted = set(run_ids)
-            for run_id, signal in rows:
+            for run_id, kept_as, signal in rows:
                 if run_id in wanted:
-                    found.setdefault(run_id, []).append(_decode_signal(signal))
+                    found.setdefault(run_id, []).append(read_signal(signal, kept_as))
         return found
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:

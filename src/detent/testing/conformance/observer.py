@@ -82,7 +82,7 @@ def _events() -> list[e.AnyEvent | None]:
     return made
 
 
-def _sample(kind: msgspec.inspect.Type) -> Any:
+def _sample(kind: msgspec.inspect.Type) -> Any:  # noqa: PLR0911 - one case a type
     """Return a value of a type: odd texts, and of structs only what they need."""
     match kind:
         case msgspec.inspect.StructType(cls=cls, fields=fields):
@@ -93,6 +93,8 @@ def _sample(kind: msgspec.inspect.Type) -> Any:
             return values[0]
         case msgspec.inspect.VarTupleType(item_type=item):
             return (_sample(item),)
+        case msgspec.inspect.DictType(value_type=msgspec.inspect.LiteralType() as value):
+            return {ODD[:40]: _sample(value)}
         case msgspec.inspect.DictType():
             return {ODD[:40]: [1, 2.5, None, {"a": "b"}]}
         case msgspec.inspect.DateTimeType():

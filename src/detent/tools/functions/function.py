@@ -48,7 +48,7 @@ class Tool(Generic[P, R]):
             raise ConfigError(f"tool {name!r} is a class; decorate a function, or a method and take it from an instance")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(f"tool {name!r} is a generator; a tool returns one result: return a list")
-        self.name, self.function, self.options = name, function, options
+        self.name, self.function, self.options, self.asks = name, function, options, options.asks
         self.arguments: Arguments = arguments or Signature(function, tool=name, options=options)
         self.is_async = signature.returns_awaitable(function)
         self.result_check = None if options.result_schema is None else results.ResultCheck(options.result_schema, tool=name)
@@ -102,7 +102,9 @@ class Tool(Generic[P, R]):
             cost_usd=given.cost_usd,
             ends_turn=given.ends_turn,
             sandboxed=given.sandboxed,
+            confinement=given.confinement,
             credentials=given.credentials,
+            writes_in=given.writes_in,
         )
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:

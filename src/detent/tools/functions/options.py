@@ -10,11 +10,9 @@ import msgspec
 
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import SideEffect
+from detent.ports.options import check_fields
 
-SIDE_EFFECTS = ("none", "read", "write", "destructive")
-TRUST = ("trusted", "untrusted")
-HOOKS = ("sanitize", "validate", "before", "after", "on_error", "reconcile")
-FLAGS = ("idempotent", "volatile", "ends_turn", "sandboxed")
+HOOKS = ("sanitize", "validate", "asks", "before", "after", "on_error", "reconcile")
 
 
 class SchemaToolOptions(TypedDict, total=False):
@@ -36,9 +34,12 @@ class SchemaToolOptions(TypedDict, total=False):
     cost_usd: float | None
     ends_turn: bool
     sandboxed: bool
+    confinement: str
     credentials: Sequence[str]
+    writes_in: str
     sanitize: Callable[[dict[str, Any]], Any] | None
     validate: Callable[[dict[str, Any]], Any] | None
+    asks: Callable[[dict[str, Any]], str] | None
     before: Callable[..., Any] | None
     after: Callable[..., Any] | None
     on_error: Callable[..., Any] | None
@@ -64,7 +65,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     - `sensitive`: arguments whose values stay out of the log. `trust`: what a policy may believe of the output. `sinks`: arguments, such
       as "to" or "message.to", that must come from a source a policy trusts; None means: those whose names say so, () means none.
     - `cost_usd`: the price of one call. `ends_turn`: the call ends the turn, its result is the answer.
-    - `sandboxed`: what it does is confined by a sandbox; a policy may trust it more. `credentials`: the secrets that it may ask its context for.
+    - `sandboxed`: what it does is confined by a sandbox; a policy may trust it more. `confinement`: where the programs that it starts
+      run, in words for people who approve a call. `credentials`: the secrets that it may ask its context for.
+    - `asks(args)`: says why this call must be approved by a person even where the policy allows it, "" where it need not be; pure.
+    - `writes_in`: the directory that it is confined to when it writes; no store of runs may lie there.
     - hooks, in the order in which they run: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
       `on_error(exception, context)`.
     """
@@ -87,12 +91,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     ends_turn: bool = False
     sandboxed: bool = False
+    confinement: str = ""
     credentials: tuple[str, ...] = ()
+    writes_in: str = ""
     sanitize: Callable[[dict[str, Any]], Any] | None = None
     validate: Callable[[dict[str, Any]], Any] | None = None
+    asks: Callable[[dict[str, Any]], str] | None = None
     before: Callable[..., Any] | None = None
     after: Callable[..., Any] | None = None
     on_error: Callable[..., Any] | None = None
+
+    __post_init__ = check_fields
 
     @property
     def read_only(self) -> bool:
@@ -111,7 +120,10 @@ def read_options(given: ToolOptions, *, tool: str) -> Options:
             values[name] = _texts(values[name], name, tool=tool)
     if values.get("sinks") is not None:
         values["sinks"] = _texts(values["sinks"], "sinks", tool=tool)
-    options = Options(**values)
+    try:
+        options = Options(**values)
+    except ConfigError as error:
+        raise ConfigError(f"tool {tool!r}: {str(error).removeprefix('Options: ')}") from None
     problem = _problem(options)
     if problem:
         raise ConfigError(f"tool {tool!r}: {problem}")
@@ -134,15 +146,6 @@ def _problem(options: Options) -> str:
             return f"{name} is {value!r}; it must be a number, or None"
     if options.timeout_s == 0 or options.max_result_bytes == 0:
         return "timeout_s and max_result_bytes must be above 0; leave them out for the default, timeout_s=None for no limit"
-    if options.side_effect not in SIDE_EFFECTS:
-        return f"side_effect is {options.side_effect!r}; choose one of {', '.join(SIDE_EFFECTS)}"
-    if options.trust not in TRUST:
-        return f"trust is {options.trust!r}; choose one of {', '.join(TRUST)}"
-    for name in FLAGS:
-        if not isinstance(getattr(options, name), bool):
-            return f"{name} is {getattr(options, name)!r}; it must be True or False"
-    if options.concurrency_safe not in (True, False, None):
-        return f"concurrency_safe is {options.concurrency_safe!r}; it must be True, False or None (decided by the function)"
     for name in HOOKS:
         if getattr(options, name) is not None and not callable(getattr(options, name)):
             return f"{name} is {getattr(options, name)!r}; it must be a function"

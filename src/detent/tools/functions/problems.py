@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
+
+from detent.expressions.patterns import compiled
 
 MOST = 8
 """How many problems a message lists."""
@@ -81,7 +82,7 @@ def _of_keyword(error: Any, known: Sequence[str]) -> list[str]:
             patterns: dict[str, Any] = error.schema.get("patternProperties", {})
             declared: dict[str, Any] = error.schema.get("properties", {})
             given = cast(dict[str, Any], value)
-            extra = [name for name in given if name not in declared and not any(re.search(pattern, name) for pattern in patterns)]
+            extra = [name for name in given if name not in declared and not any(compiled(pattern).search(name) for pattern in patterns)]
             return [f"{at((*path, name))} is not known there" if path else unknown((name,), known) for name in extra[: MOST + 1]]
         case "type":
             names = wanted if isinstance(wanted, str) else " or ".join(cast(list[str], wanted))

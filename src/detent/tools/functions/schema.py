@@ -86,10 +86,15 @@ def check_schema(schema: dict[str, Any], *, what: str) -> None:
         )
 
 
-def schema_digest(spec: ToolSpec) -> str:
-    """Return SHA-256, in hex, of what a recorded call relies on: name, schemas, side effect, idempotency, and a sandbox if it has one.
+_WHERE_DECLARED = ("sensitive", "scopes", "credentials", "trust", "ends_turn")
+"""Left out of the digest where they are not declared, so that it is the one of earlier versions then."""
 
-    A resumed run compares it with the one in its log, to say which tools have changed since.
+
+def schema_digest(spec: ToolSpec) -> str:
+    """Return SHA-256, in hex, of what a recorded call, and who approved one, relies on: not the description or limits.
+
+    That is name, schemas, side effect, idempotency, and where they are declared: a sandbox, sensitive fields, scopes, credentials, trust of
+    the output, that it ends the turn. A resumed run compares it with the one in its log: a tool that has changed since must ask again.
     """
     declared = [
         spec.name,
@@ -97,6 +102,7 @@ def schema_digest(spec: ToolSpec) -> str:
         spec.result_schema,
         spec.side_effect,
         spec.idempotent,
-        *(["sandboxed"] if spec.sandboxed else []),
+        *([spec.confinement or "sandboxed"] if spec.sandboxed else []),
+        *({name: value} for name in _WHERE_DECLARED if (value := getattr(spec, name)) not in (False, (), "untrusted")),
     ]
     return hashlib.sha256(_canonical(declared)).hexdigest()

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +29,11 @@ from mcp.shared.exceptions import MCPError
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from detent.core.errors import NotExecuted, ToolFailed
+from detent.expressions.json_schema import UnusableSchema, check_schema, errors_of
 from detent.ports import ToolContext
+from detent.tools.mcp.authorisation import authorisation_of
 from detent.tools.mcp.elicitation import decline, give_defaults
+from detent.tools.mcp.kept import Kept
 from detent.tools.mcp.secrets import Resolved, Secrets
 from detent.tools.mcp.settings import McpServer
 from detent.tools.mcp.transport import UNREADABLE_ANSWER, Wire, transport
@@ -43,7 +47,12 @@ CLOSE_S = 10.0
 GIVE_UP_S = 1.0
 RELIST_S = 30.0
 RELISTEN_S = 1.0
+RESTS_S = (1.0, 60.0)
+"""So long a list of tools stands before it is read again; twice as long each time that it changes meanwhile, up to the second number."""
 MOST_PAGES = 100
+MOST_TOOLS = 1_000
+MOST_BYTES = 4_000_000
+"""How much a server may say of its tools."""
 SHOWN_STDERR = 1_500
 _UNREADABLE = (types.INVALID_REQUEST, types.PARSE_ERROR)
 """What the SDK says over HTTP where a server accepted a call and sent no result with it: it may have been carried out."""
@@ -69,14 +78,26 @@ class SessionGone(Exception):
 class Connection:
     """A session. `tools` is what the server offers now; `on_tools` is called when it says that this has changed."""
 
-    def __init__(self, name: str, server: McpServer, *, workspace: Path | None, on_tools: Callable[[Connection], None]) -> None:
-        self.name, self._server, self._workspace, self._on_tools = name, server, workspace, on_tools
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        *,
+        workspace: Path | None,
+        on_tools: Callable[[Connection], None],
+        kept: Kept,
+        auth: httpx2.Auth | None = None,
+    ) -> None:
+        """`auth` authorises a login; without it what is kept of the last one does."""
+        self.name, self._server, self._on_tools = name, server, on_tools
+        self._workspace = workspace if server.roots else None
+        self._kept, self._auth = kept, auth
         self.secrets = Secrets()
         self.tools: tuple[Any, ...] = ()
         self.ended = False
         self.loop = asyncio.get_running_loop()
-        self._wire = Wire(self._end)
         self._leave, self._changed = asyncio.Event(), asyncio.Event()
+        self._wire = Wire(self._end, self._changed)
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
@@ -92,6 +113,7 @@ class Connection:
         """Connect, shake hands and list the tools, within the server's `start_timeout_s`; raise `Unreachable`, `ConfigError`."""
         resolved = Resolved(self.name, self._server)
         self.secrets = resolved.secrets
+        self._auth = self._auth or authorisation_of(self._server, resolved, self._kept)
         ready: asyncio.Future[None] = self.loop.create_future()
         self._task = asyncio.create_task(self._live(resolved, ready), name=f"mcp {self.name}")
         limit = self._server.start_timeout_s
@@ -129,7 +151,7 @@ class Connection:
         """Be inside the session from beginning to end."""
         try:
             async with Client(
-                transport(self._server, resolved, self._wire),
+                transport(self._server, resolved, self._wire, self._auth),
                 mode=self._server.protocol,
                 cache=None,
                 client_info=types.Implementation(name="detent", version=_version()),
@@ -137,7 +159,8 @@ class Connection:
                 elicitation_callback=decline if self._server.elicitation == "decline" else give_defaults,
                 message_handler=self._notified,
             ) as client:
-                self.tools = await _listed(client)
+                client.session.validate_tool_result = partial(_check_result, self)  # the SDK's has no bounds
+                self.tools = self._cleaned(await _listed(client))
                 self._client = client
                 if not ready.done():
                     ready.set_result(None)
@@ -151,6 +174,7 @@ class Connection:
     async def _stay(self, client: Client) -> None:
         """Wait until the session is to be left; look at the tools again whenever they changed."""
         listening = asyncio.create_task(self._listen(client)) if client.protocol_version in MODERN_PROTOCOL_VERSIONS else None
+        rest = RESTS_S[0]
         try:
             while not self._leave.is_set():
                 waits = {asyncio.create_task(self._leave.wait()), asyncio.create_task(self._changed.wait())}
@@ -162,6 +186,9 @@ class Connection:
                 if self._changed.is_set() and not self._leave.is_set():
                     self._changed.clear()
                     await self._relist(client)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._leave.wait(), rest)
+                    rest = min(2 * rest, RESTS_S[1]) if self._changed.is_set() else RESTS_S[0]
         finally:
             if listening is not None:
                 listening.cancel()
@@ -170,11 +197,17 @@ class Connection:
     async def _relist(self, client: Client) -> None:
         try:
             async with asyncio.timeout(RELIST_S):
-                self.tools = await _listed(client)
+                self.tools = self._cleaned(await _listed(client))
         except Exception as error:  # noqa: BLE001 - a server that cannot list its tools keeps those that it had
             log.warning("MCP server %s: it said that its tools changed, and could not list them: %s", self.name, self._reason(error))
             return
         self._on_tools(self)
+
+    def _cleaned(self, tools: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what was listed without secrets: it is recorded, and shown to the model."""
+        plain: list[Any] = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
+        clean = self.secrets.data(plain)
+        return tools if clean == plain else tuple(types.Tool.model_validate(tool) for tool in clean)
 
     async def _listen(self, client: Client) -> None:
         """Hear of changes of the tool list where the protocol has a stream for that."""
@@ -246,13 +279,10 @@ class Connection:
             if set(statuses) == {404}:
                 return SessionGone(f"MCP server {self.name!r} answered HTTP 404: it does not know this session")
             if max(statuses) < 500:
-                return NotExecuted(await self._explained(_refusal(max(statuses))), error_code="server_refused")
-            return ConnectionLost(await self._explained(_refusal(max(statuses))))
-        if isinstance(error, RuntimeError) and "structured content" in str(error):
-            said = self.secrets.text(str(error).splitlines()[0])[:500]
-            return ToolFailed(
-                f"{tool} ran, but its result does not fit the schema that the server declares: {said}", error_code="output_schema_failed"
-            )
+                return NotExecuted(await self._explained(self._refusal(max(statuses))), error_code="server_refused")
+            return ConnectionLost(await self._explained(self._refusal(max(statuses))))
+        if isinstance(error, ToolFailed):
+            return error
         if type(error).__name__ == "ValidationError" and not self.ended:
             return ToolFailed(f"{tool} ran, but its answer is no MCP result", error_code="result_not_serializable")
         if self._task is not None:
@@ -272,9 +302,7 @@ class Connection:
     # What the server says by itself -------------------------------------------------------------------------------------------------
 
     async def _notified(self, message: Any) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
-            self._changed.set()
-        elif isinstance(message, types.LoggingMessageNotification):
+        if isinstance(message, types.LoggingMessageNotification):
             log.debug("MCP server %s: %s", self.name, self.secrets.data(message.params.data))
 
     async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
@@ -295,12 +323,24 @@ class Connection:
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 return "nothing answers there"
             case MCPError() if self._wire.refusals:
-                return _refusal(self._wire.refusals[-1])
+                return self._refusal(self._wire.refusals[-1])
             case None | MCPError(code=types.CONNECTION_CLOSED) | asyncio.CancelledError():
                 return "it ended"
             case _:
                 said = self.secrets.text(str(cause).splitlines()[0])[:300] if str(cause) else ""
                 return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
+
+    def _refusal(self, status: int) -> str:
+        """Return in a few words how a request was refused, and what to do about one that was not authorised."""
+        if status not in (401, 403):
+            return f"it answered HTTP {status}"
+        said = self._server
+        wanted = f" and wants the scope {self._wire.wanted!r}" if status == 403 and self._wire.wanted else ""
+        if any(name.lower() == "authorization" for name in said.headers):
+            return f"it answered HTTP {status}{wanted}, check the credentials in its headers"
+        if said.oauth is not None and said.oauth.grant != "authorization_code":
+            return f"it answered HTTP {status}{wanted}, check its oauth settings"
+        return f"it answered HTTP {status}{wanted}: log in with `detent mcp login {self.name}`"
 
     def _hint(self, error: BaseException | None) -> str:
         """Return what to do about a server that cannot be started or connected to."""
@@ -309,6 +349,8 @@ class Connection:
                 return "install it, or correct command and cwd"
             case httpx2.TransportError():
                 return "start the server, or correct url"
+            case MCPError() if self._wire.refusals and self._wire.refusals[-1] in (401, 403):
+                return "then start again"
             case _ if self._server.url:
                 return "correct url and headers, or look at what the server logs"
             case _:
@@ -334,14 +376,43 @@ async def _listed(client: Client) -> tuple[Any, ...]:
     if client.server_capabilities.tools is None:
         return ()
     tools: list[Any] = []
+    size = 0
     cursor: str | None = None
     for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
+        size += sum(len(tool.model_dump_json()) for tool in page.tools[:MOST_TOOLS])
+        if len(tools) > MOST_TOOLS or size > MOST_BYTES:
+            raise Unreachable(f"it lists more than {MOST_TOOLS:,} tools, or {MOST_BYTES:,} bytes of them; let it offer fewer")
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
     raise Unreachable(f"its list of tools has more than {MOST_PAGES} pages")
+
+
+async def _check_result(connection: Connection, name: str, result: types.CallToolResult) -> None:
+    """Raise `ToolFailed` for a result that does not fit the schema that the server declares, or that cannot be checked in time."""
+    schema = next((tool.output_schema for tool in connection.tools if tool.name == name), None)
+    if schema is None:
+        return
+    said = "there is no structured content"
+    if "structured_content" in result.model_fields_set:
+        try:
+            said = await asyncio.to_thread(_misfit, result.structured_content, schema)
+        except UnusableSchema as unusable:
+            said = f"that {unusable}"
+    if said:
+        said = connection.secrets.text(said.splitlines()[0])[:500]
+        raise ToolFailed(
+            f"{name} ran, but its result does not fit the schema that the server declares: {said}", error_code="output_schema_failed"
+        )
+
+
+def _misfit(value: Any, schema: dict[str, Any]) -> str:
+    """Return what is wrong with structured content, "" where it fits; raise `UnusableSchema`."""
+    check_schema(schema, foreign=True)
+    error = next(errors_of(schema, foreign=True)(value), None)
+    return "" if error is None else f"structured content: {error.message}"
 
 
 def _cause(error: BaseException | None) -> BaseException | None:
@@ -351,10 +422,6 @@ def _cause(error: BaseException | None) -> BaseException | None:
         found: Sequence[BaseException | None] = [_cause(part) for part in group.exceptions]
         return next((part for part in found if part is not None and not isinstance(part, asyncio.CancelledError)), None)
     return error
-
-
-def _refusal(status: int) -> str:
-    return f"it answered HTTP {status}{', check the credentials in its headers' if status in (401, 403) else ''}"
 
 
 def _version() -> str:

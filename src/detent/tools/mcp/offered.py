@@ -18,6 +18,8 @@ from detent.ports import ToolContext, ToolSpec
 from detent.tools.functions.function import Tool
 from detent.tools.functions.options import Options, ToolOptions, read_options
 from detent.tools.functions.schema import BroughtSchema
+from detent.tools.mcp.declarations import departures, digest_of
+from detent.tools.mcp.kept import Pinned
 from detent.tools.mcp.levels import Level, level_of
 from detent.tools.mcp.settings import SEPARATOR, McpServer, ToolPins
 
@@ -26,7 +28,8 @@ DESCRIPTION_CHARS = 4_000
 SCHEMA_BYTES = 100_000
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 
-Execute = Callable[[str, dict[str, Any], ToolContext], Awaitable[Any]]
+Execute = Callable[[str, str, dict[str, Any], ToolContext], Awaitable[Any]]
+"""Makes a call: the server's name of the tool, the digest of what it said of it when it was offered, the arguments."""
 
 
 class ServerTool(Tool[..., Any]):
@@ -40,7 +43,7 @@ class ServerTool(Tool[..., Any]):
     @cached_property
     def spec(self) -> ToolSpec:
         """The declaration; `result_schema` is what the server says of its structured content."""
-        return msgspec.structs.replace(super().spec, result_schema=self._output_schema)
+        return msgspec.structs.replace(super().spec, result_schema=self._output_schema, server=self.server)
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,20 +62,22 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[str, str]
 
 
-def offer_of(server: str, settings: McpServer, listed: Iterable[Any], execute: Execute) -> Offer:
-    """Return the tools that may be offered; `listed` are the SDK's `Tool`s."""
+def offer_of(server: str, settings: McpServer, listed: Iterable[Any], execute: Execute, *, pinned: Pinned | None = None) -> Offer:
+    """Return the tools that may be offered; `listed` are the SDK's `Tool`s, `pinned` is what they have to be."""
     tools: dict[str, ServerTool] = {}
     problems: dict[str, str] = {}
     prefix = server if settings.prefix is None else settings.prefix
     for told in sorted(listed, key=lambda tool: bool(_FOREIGN.search(tool.name))):  # names that need no change come first
-        pins = settings.pins(told.name)
-        if pins is None:
+        if settings.pins(told.name) is None:
+            continue
+        if pinned is not None and (said := departures(server, settings, pinned, told)):
+            problems[told.name] = said
             continue
         name = full_name(prefix, told.name)
         if name in tools:
             name = full_name(prefix, told.name, always=True)
         try:
-            tools[name] = _made(server, name, told, pins, execute)
+            tools[name] = _made(server, name, told, settings, execute)
         except ConfigError as error:
             problems[told.name] = str(error)
     return Offer(tools=tools, problems=problems)
@@ -89,20 +94,21 @@ def full_name(prefix: str, tool: str, *, always: bool = False) -> str:
     return f"{name[: LONGEST_NAME - 9]}_{sha256(tool.encode()).hexdigest()[:8]}"
 
 
-def _made(server: str, name: str, told: Any, pins: ToolPins, execute: Execute) -> ServerTool:
+def _made(server: str, name: str, told: Any, settings: McpServer, execute: Execute) -> ServerTool:
     """Return the tool; raise `ConfigError` for a declaration that cannot be used."""
+    pins = settings.pins(told.name) or ToolPins()
     if len(msgspec.json.encode([told.input_schema, told.output_schema])) > SCHEMA_BYTES:
         raise ConfigError(f"tool {name!r}: its schema is larger than {SCHEMA_BYTES} bytes")
     annotations: dict[str, Any] = told.annotations.model_dump(by_alias=True, exclude_none=True) if told.annotations is not None else {}
-    level = level_of(annotations, pins)
+    level = level_of(annotations, pins, trust_hints=settings.trust_hints, named=settings.levelled(told.name))
     pinned = {key: value for key, value in msgspec.structs.asdict(pins).items() if value is not None}
     given = {**pinned, "side_effect": level.side_effect, "idempotent": level.idempotent}
     described = (told.description or told.title or "")[:DESCRIPTION_CHARS]
     options = read_options(cast("ToolOptions", {**given, "name": name, "description": described}), tool=name)
-    own_name = told.name
+    own_name, digest = told.name, digest_of(told)
 
     async def call(args: dict[str, Any], context: ToolContext) -> Any:
-        return await execute(own_name, args, context)
+        return await execute(own_name, digest, args, context)
 
     declared = Declared(server=server, own_name=own_name, level=level, output_schema=told.output_schema)
     tool = ServerTool(call, options, name=name, schema=told.input_schema, declared=declared)
@@ -110,13 +116,27 @@ def _made(server: str, name: str, told: Any, pins: ToolPins, execute: Execute) -
     return tool
 
 
-def gone_tool(server: str, name: str) -> Tool[..., Any]:
+def gone_tool(server: str, name: str, *, why: str = "") -> Tool[..., Any]:
     """Return what stands for a tool that a run was started with and that its server does not offer any more: it fails and does nothing."""
 
     async def gone(args: dict[str, Any]) -> Any:
+        said = f" ({why})" if why else ""
         raise ToolFailed(
-            f"MCP server {server!r} does not offer {name} any more; go on without it, or tell the user", error_code="tool_not_found"
+            f"MCP server {server!r} does not offer {name} any more{said}; go on without it, or tell the user", error_code="tool_not_found"
         )
 
     described = "Not available any more."
     return Tool.from_schema(name=name, description=described, input_schema={"type": "object"}, execute=gone, side_effect="none")
+
+
+def recorded_tool(spec: ToolSpec) -> Tool[..., Any]:
+    """Return a tool that is declared as a run recorded it: it checks arguments, and is never executed."""
+
+    async def never(args: dict[str, Any], context: ToolContext) -> Any:
+        raise AssertionError  # what a re-execution is answered stands in the log
+
+    said = {name: getattr(spec, name) for name in ToolSpec.__struct_fields__ if name not in ("input_schema", "result_schema", "server")}
+    options = read_options(cast("ToolOptions", said), tool=spec.name)
+    level = Level(side_effect=spec.side_effect, idempotent=spec.idempotent, source="recorded")
+    declared = Declared(server=spec.server, own_name=spec.name, level=level, output_schema=spec.result_schema)
+    return ServerTool(never, options, name=spec.name, schema=spec.input_schema, declared=declared)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from detent.expressions.patterns import drop_slow_patterns
+from detent.expressions.patterns import drop_foreign_patterns
 
 
 def keep_quick_patterns(message: Any) -> None:
@@ -17,5 +17,4 @@ def keep_quick_patterns(message: Any) -> None:
     for told in cast("list[Any]", tools) if isinstance(tools, list) else ():
         if isinstance(told, dict):
             tool = cast("dict[str, Any]", told)
-            drop_slow_patterns(tool.get("inputSchema"))
-            drop_slow_patterns(tool.get("outputSchema"))
+            drop_foreign_patterns(tool.get("inputSchema"))

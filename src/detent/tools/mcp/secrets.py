@@ -10,12 +10,16 @@ import os
 import re
 from typing import Any, cast
 
+import msgspec
+
 from detent.core.codec import walk
 from detent.core.errors import ConfigError
-from detent.tools.mcp.settings import McpServer
+from detent.tools.mcp.settings import McpServer, OAuth
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|cookie", re.IGNORECASE)
+SECRET = ("client_secret", "private_key", "id_token")
+"""The settings of `oauth` that are secret."""
 SHORTEST = 4
 """Values of fewer characters are not looked for: they would be found everywhere."""
 
@@ -59,6 +63,12 @@ class Resolved:
         self.env = {key: self._value(value, f"env.{key}", secret=bool(_SECRET_NAME.search(key))) for key, value in server.env.items()}
         self.headers = {key: self._value(value, f"headers.{key}", secret=True) for key, value in server.headers.items()}
         self.url = self._value(server.url, "url")
+        self.oauth = server.oauth and self._oauth(server.oauth)
+
+    def _oauth(self, said: OAuth) -> OAuth:
+        fields = msgspec.structs.asdict(said).items()
+        texts = {key: self._value(value, f"oauth.{key}", secret=key in SECRET) for key, value in fields if isinstance(value, str)}
+        return msgspec.structs.replace(said, **texts)
 
     def _value(self, said: str, key: str, *, secret: bool = False) -> str:
         def value_of(match: re.Match[str]) -> str:

@@ -7,17 +7,22 @@ of the next `REST_S` seconds are refused without trying.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detent.core.errors import ConfigError, NotExecuted, ToolFailed
 from detent.ports import ToolContext
+from detent.tools.mcp.declarations import digest_of
+from detent.tools.mcp.kept import Kept
 from detent.tools.mcp.offered import Offer, offer_of
 from detent.tools.mcp.settings import McpServer
 
 if TYPE_CHECKING:
     from detent.tools.mcp.connection import Connection
+
+log = logging.getLogger("detent.mcp")
 
 DELAYS_S = (0.5, 1.0, 2.0)
 REST_S = 5.0
@@ -32,15 +37,18 @@ class Server:
         settings: McpServer,
         *,
         workspace: Path | None,
+        kept: Kept,
         relisted: Callable[[Server], None],
     ) -> None:
         self.name, self.settings = name, settings
         self.offer = Offer(tools={}, problems={})
         self.workspace, self._relisted, self._delays_s = workspace, relisted, DELAYS_S
+        self._kept = kept
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._resting: tuple[float, str] | None = None
         self.own_names: frozenset[str] = frozenset()
+        self._told: dict[str, str] = {}
 
     @property
     def prefix(self) -> str:
@@ -86,7 +94,9 @@ class Server:
             await self._connection.close()
             self._connection = None
         for delay in (*delays_s, None):
-            connection = connection_module.Connection(self.name, self.settings, workspace=self.workspace, on_tools=self._take)
+            connection = connection_module.Connection(
+                self.name, self.settings, workspace=self.workspace, on_tools=self._take, kept=self._kept
+            )
             try:
                 await connection.open()
             except connection_module.Unreachable as error:
@@ -107,14 +117,23 @@ class Server:
 
     def _take(self, connection: Connection) -> None:
         """Take up what the server offers now."""
-        self.own_names = frozenset(tool.name for tool in connection.tools)
-        self.offer = offer_of(self.name, self.settings, connection.tools, self.call)
+        pinned = self._kept.pins(self.name)
+        self._told = {tool.name: digest_of(tool) for tool in connection.tools}
+        self.own_names = frozenset(self._told)
+        self.offer = offer_of(self.name, self.settings, connection.tools, self.call, pinned=pinned)
+        for tool, problem in self.offer.problems.items() if pinned is not None else ():
+            log.warning("MCP server %s: %s is not offered: %s", self.name, tool, problem)
         self._relisted(self)
+
+    @property
+    def listed(self) -> tuple[Any, ...]:
+        """What the server lists, as the SDK's `Tool`s; nothing where it is not connected."""
+        return self._connection.tools if self._connection is not None else ()
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 
-    async def call(self, tool: str, args: dict[str, Any], context: ToolContext) -> Any:
-        """Call the server's tool `tool` and return its result as JSON.
+    async def call(self, tool: str, declared: str, args: dict[str, Any], context: ToolContext) -> Any:
+        """Call the server's tool `tool` and return its result as JSON, if it is what was `declared` when it was offered.
 
         Raises `ToolFailed` and `NotExecuted` for what is known; any other exception means that nobody knows what happened.
         """
@@ -127,6 +146,12 @@ class Server:
                 raise ToolFailed(
                     f"MCP server {self.name!r} does not offer {tool!r} any more; go on without it, or tell the user",
                     error_code="tool_not_found",
+                )
+            if self._told[tool] != declared or tool in self.offer.problems:
+                raise ToolFailed(
+                    f"MCP server {self.name!r} says something else of {tool!r} now than when it was offered; nothing was sent to it; "
+                    + self.offer.problems.get(tool, "a run that starts or goes on from now is offered what it is now"),
+                    error_code="tool_changed",
                 )
             try:
                 result = await connection.call(tool, args, context)

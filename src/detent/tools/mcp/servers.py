@@ -14,7 +14,9 @@ from pathlib import Path
 
 from detent.core.errors import ConfigError, UnknownName
 from detent.tools.functions.schema import schema_digest
-from detent.tools.mcp.offered import ServerTool, gone_tool
+from detent.tools.mcp.declarations import pinned_of
+from detent.tools.mcp.kept import Kept, Pinned
+from detent.tools.mcp.offered import ServerTool, full_name, gone_tool
 from detent.tools.mcp.server import Server
 from detent.tools.mcp.settings import EVERY, SEPARATOR, McpServer, checked_servers
 from detent.tools.registry import Registry
@@ -31,8 +33,10 @@ class Servers:
         servers: Mapping[str, McpServer] | None = None,
         *,
         workspace: str | Path | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """`workspace` is what servers that ask for roots are told."""
+        """`workspace` is what servers are told that may ask for roots; `kept` has what was pinned of them, and who is logged in."""
+        self.kept = kept or Kept()
         self.workspace = Path(workspace).expanduser().resolve() if workspace is not None else None
         self._registry = registry
         self._servers: dict[str, Server] = {}
@@ -58,7 +62,7 @@ class Servers:
                 continue
             if there is not None and (not over or there.connected or there.offer.tools):
                 raise ConfigError(f"an MCP server named {name!r} with other settings is there already; give one of them another name")
-            self._servers[name] = Server(name, settings, workspace=self.workspace, relisted=self._take_up)
+            self._servers[name] = Server(name, settings, workspace=self.workspace, kept=self.kept, relisted=self._take_up)
 
     def work_in(self, workspace: str | Path) -> None:
         """Tell servers that ask for roots this directory; those that are connected keep what they were told."""
@@ -115,6 +119,20 @@ class Servers:
             found += server.offer.tools.values()
         return found, problems
 
+    async def pin(self, name: str) -> tuple[Pinned | None, Pinned]:
+        """Connect a server and pin what it lists; return what was pinned before, and what is now. Raise `ConfigError`."""
+        server = self.named(name)
+        await server.start()
+        before, now = self.kept.pins(name), pinned_of(server.settings, server.listed)
+        self.kept.pin(name, now)
+        return before, now
+
+    def named(self, name: str) -> Server:
+        """Return the server of that name; raise `UnknownName`."""
+        if name not in self._servers:
+            raise UnknownName("MCP server", name, self._servers)
+        return self._servers[name]
+
     # Names ------------------------------------------------------------------------------------------------------------------------
 
     def _needed(self, names: Sequence[str]) -> list[Server]:
@@ -144,7 +162,7 @@ class Servers:
         if not resuming:
             _refuse_missing(owner, name)
         if not isinstance(self._known(name), ServerTool) or name not in self._owned:
-            self._put(owner, name, gone_tool(owner.name, name))
+            self._put(owner, name, gone_tool(owner.name, name, why=_problem(owner, name)))
         return [name]
 
     def _owner(self, name: str, needed: Sequence[Server]) -> Server | None:
@@ -207,10 +225,14 @@ def _clash(server: Server, tool: ServerTool, owner: str | None) -> str:
 
 def _refuse_missing(server: Server, name: str) -> None:
     """Raise for a tool that the agent lists and the server does not offer, with the reason where one is known."""
-    for own, said in server.offer.problems.items():
-        if name.endswith(own):
-            raise ConfigError(f"MCP server {server.name!r}: {own!r} cannot be offered: {said}")
+    if said := _problem(server, name):
+        raise ConfigError(f"MCP server {server.name!r}: {name!r} cannot be offered: {said}")
     raise UnknownName(f"tool of MCP server {server.name!r}", name, server.offer.tools)
+
+
+def _problem(server: Server, name: str) -> str:
+    """Return why a tool of that name is left out, where that is known."""
+    return next((said for own, said in server.offer.problems.items() if full_name(server.prefix, own) == name), "")
 
 
 def _refuse_unknown_pins(server: Server) -> None:

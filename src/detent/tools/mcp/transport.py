@@ -6,6 +6,7 @@ stdout that are no JSON-RPC, and how a server answered a POST.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, cast
 
 import httpx2
+from mcp.client.auth.utils import extract_scope_from_www_auth
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
@@ -34,6 +36,7 @@ GOODBYE_S = 2.0
 
 UNREADABLE_ANSWER = "the answer is no JSON-RPC message"
 """What stands for an answer of which only the id can be read: its call ends at once, and what became of it is not known."""
+_REFUSED = "detent.refused"
 _ID = re.compile(r'"id"\s*:\s*(\d{1,18})\b')
 
 Streams = tuple[Any, Any]
@@ -74,18 +77,30 @@ class Stderr:
 
 
 class Wire:
-    """What is known of a connection's wire. `ended` is called once, when no further message can come."""
+    """What is known of a connection's wire. `ended` is called once, when no further message can come.
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    `changed` is set when the server says that its tools have changed; what it says of this meanwhile, nobody reads.
+    """
+
+    def __init__(self, ended: Callable[[], None], changed: asyncio.Event) -> None:
+        self._ended, self._changed = ended, changed
         self.stderr: Stderr | None = None
         self.garbage = 0
         self.first_garbage = ""
         self.refusals: list[int] = []
+        self.wanted = ""
 
     def end(self) -> None:
         """Note that no further message can come."""
         self._ended()
+
+    def known(self, message: Any) -> bool:
+        """Note that the tools have changed where a message says so; return whether it says nothing else and that was known."""
+        if getattr(message, "method", "") != "notifications/tools/list_changed":
+            return False
+        before = self._changed.is_set()
+        self._changed.set()
+        return before
 
     def broken_line(self, error: Exception) -> None:
         """Note a message that could not be read."""
@@ -95,10 +110,18 @@ class Wire:
             said: Any = details()[0].get("input", "") if details else error
             self.first_garbage = str(said)[:200]
 
-    async def answered(self, response: httpx2.Response) -> None:
-        """Note how a POST was answered when it was not well."""
-        if response.request.method == "POST" and response.status_code >= 400:
+    def answered(self, response: httpx2.Response) -> None:
+        """Note how a POST was answered when it was not well; one that is sent again, authorised, has its last answer."""
+        request = response.request
+        if request.method != "POST":
+            return
+        if (before := request.extensions.pop(_REFUSED, None)) in self.refusals:
+            self.refusals.remove(before)
+        if response.status_code >= 400:
             self.refusals.append(response.status_code)
+            request.extensions[_REFUSED] = response.status_code
+            if response.status_code in (401, 403):
+                self.wanted = extract_scope_from_www_auth(response) or ""
 
 
 class WatchedStream:
@@ -114,11 +137,14 @@ class WatchedStream:
 
     async def receive(self) -> Any:
         """Return the next message."""
-        try:
-            item = await self._inner.receive()
-        except Exception:
-            self._wire.end()
-            raise
+        while True:
+            try:
+                item = await self._inner.receive()
+            except Exception:
+                self._wire.end()
+                raise
+            if not self._wire.known(getattr(item, "message", None)):
+                break
         if isinstance(item, Exception):
             self._wire.broken_line(item)
             return _answer_in(item) or item
@@ -166,17 +192,26 @@ def _answer_in(error: Exception) -> SessionMessage | None:
 
 
 @asynccontextmanager
-async def transport(server: McpServer, resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
+async def transport(server: McpServer, resolved: Resolved, wire: Wire, auth: httpx2.Auth | None = None) -> AsyncGenerator[Streams]:
     """Open the wire to a server and close it, with the program or the HTTP session behind it, at the end."""
-    opened = _http(resolved, wire) if server.url else _program(server, resolved, wire)
+    opened = _http(resolved, wire, auth) if server.url else _program(server, resolved, wire)
     async with opened as (reading, writing):
         yield WatchedStream(reading, wire), writing
+
+
+WITHOUT_DIRECTORY = {"PYTHONSAFEPATH": "1"}
+"""What a program is given unless its `env` says otherwise: Python looks for no modules in the working directory, or beside a script, where agents
+may write."""
 
 
 @asynccontextmanager
 async def _program(server: McpServer, resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
     parameters = StdioServerParameters(
-        command=server.command, args=resolved.args, env=resolved.env, cwd=server.cwd, encoding_error_handler="replace"
+        command=server.command,
+        args=resolved.args,
+        env={**WITHOUT_DIRECTORY, **resolved.env},
+        cwd=server.cwd,
+        encoding_error_handler="replace",
     )
     stderr = Stderr()
     try:
@@ -189,16 +224,21 @@ async def _program(server: McpServer, resolved: Resolved, wire: Wire) -> AsyncGe
 
 
 @asynccontextmanager
-async def _http(resolved: Resolved, wire: Wire) -> AsyncGenerator[Streams]:
+async def _http(resolved: Resolved, wire: Wire, auth: httpx2.Auth | None) -> AsyncGenerator[Streams]:
     async def hurry(request: httpx2.Request) -> None:
         if request.method == "DELETE":
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), GOODBYE_S)
 
     # No read timeout: a call may take as long as its own time limit says, and one that ends the wire ends all calls on it.
     limits = httpx2.Timeout(connect=CONNECT_S, read=None, write=WRITE_S, pool=CONNECT_S)
-    hooks = {"request": [hurry], "response": [wire.answered]}
+
+    async def answered(response: httpx2.Response) -> None:
+        if response.request.url == httpx2.URL(resolved.url):  # and not those of who authorises
+            wire.answered(response)
+
+    hooks = {"request": [hurry], "response": [answered]}
     async with (
-        httpx2.AsyncClient(headers=resolved.headers, timeout=limits, event_hooks=hooks) as client,
+        httpx2.AsyncClient(headers=resolved.headers, timeout=limits, event_hooks=hooks, auth=auth) as client,
         streamable_http_client(resolved.url, http_client=client) as streams,
     ):
         yield streams

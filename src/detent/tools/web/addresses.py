@@ -23,9 +23,10 @@ _SITE_LOCAL = ipaddress.IPv6Network("fec0::/10")
 _SPECIAL = (
     ipaddress.IPv4Network("192.0.0.0/24"),  # a cloud keeps its metadata at .192
     ipaddress.IPv4Network("192.88.99.0/24"),
+    ipaddress.IPv4Network("168.63.129.16/32"),  # the host of a virtual machine of Azure answers here
     ipaddress.IPv6Network("3fff::/20"),
 )
-"""Ranges for special purposes that `ipaddress` takes for public in some versions of Python."""
+"""Ranges for special purposes that `ipaddress` takes for public, in some versions of Python or in all."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
@@ -128,6 +129,10 @@ def why_refused(address: Address, allowed: Sequence[Network]) -> str:
         if inner is not None:
             why = why_refused(inner, allowed)
             return f"it stands for {inner}, which is {why}" if why else ""
+        if int(address) >> 32 & 0xFCFFFFFF == 0x5EFE:  # ISATAP (RFC 5214): behind any prefix, it leads to the address in it
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+            if why := why_refused(inner, allowed):
+                return f"it stands for {inner}, which is {why}"
     if any(address in network for network in allowed if network.version == address.version):
         return ""
     kinds = (

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
+import re
 import ssl
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, NotExecuted
 from detent.ports import ToolContext
+from detent.ports.options import checked_options
 from detent.tools.failures import failed, shown
 from detent.tools.functions.function import Tool, tool
 from detent.tools.web.addresses import Pattern, networks, parse_url, resolve, url_port
@@ -48,6 +50,12 @@ FIXED_HEADERS = (
     "transfer-encoding",
     "upgrade",
 )
+STEERING = re.compile(
+    r"proxy-.*|sec-.*|(x-)?forwarded(-.*)?|(.*-)?(original|override|rewrite|rewritten)(-.*)?|(.*-)?(method|verb)|(.*-)?(host|path|uri|url)"
+    r"|(.*-)?destination.*|x-accel-.*|x-sendfile.*|x-middleware-.*"
+)
+"""Headers that make another request of this one for servers behind it: another method (X-HTTP-Method-Override), another place."""
+
 SHOWN_HEADERS = ("content-disposition", "content-language", "etag", "last-modified", "link", "location", "retry-after")
 SHOWN_BODY = 2_000
 
@@ -83,6 +91,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     verify: ssl.SSLContext | None = None
 
 
+@checked_options
 def fetch_tool(allow: Sequence[str], *, name: str = "fetch", **options: Any) -> AnyTool:
     """Return a tool that reads from the listed places with GET or HEAD; `options` as in `Places`. Raise `ConfigError`."""
     client = _Client(Places(allow=_texts(allow), **options))
@@ -106,6 +115,7 @@ def fetch_tool(allow: Sequence[str], *, name: str = "fetch", **options: Any) -> 
     return fetch
 
 
+@checked_options
 def http_request_tool(
     allow: Sequence[str], *, methods: Sequence[Method] = ("POST",), name: str = "http_request", **options: Any
 ) -> AnyTool:
@@ -279,8 +289,9 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not name or not all(c.isascii() and (c.isalnum() or c in "!#$%&'*+-.^_`|~") for c in name):
             raise failed("invalid_header", f"{shown(name)} is no name of a header")
-        if name.lower() in FIXED_HEADERS or name.lower().startswith(("proxy-", "x-forwarded-", "sec-")):
-            raise failed("invalid_header", f"the header {name} may not be set by a call")
+        known = name.lower().replace("_", "-")  # some servers take the two for the same
+        if known in FIXED_HEADERS or STEERING.fullmatch(known):
+            raise failed("invalid_header", f"the header {name} may not be set by a call: it would make another request of this one")
         if any((ord(c) < 32 and c != "\t") or ord(c) == 127 or not c.isascii() for c in value):
             raise failed("invalid_header", f"the value of the header {name} may hold visible ASCII characters only")
     return dict(headers)

@@ -6,8 +6,8 @@ and followed here, never by the system: a link that leads outside is refused, on
 is swapped for a link between look and use is not followed at all. What is held is descriptors, not names, so that a directory renamed
 while it is in use stays the directory that was checked (also when it was moved out of the root meanwhile: that race remains).
 Only regular files and directories are opened; devices, pipes and sockets are refused without opening them, and so are the files of a SQLite
-store that is open in this process (`ports.store_files`). Hard links cannot be told
-from files: a hard link inside to a file outside is that file, and appending changes it.
+store that is open in this process (`ports.store_files`). Files that govern are not written (`protection`). A hard link cannot be told from
+the file, so that nothing is written in place to a file that has several names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import msgspec
 from detent.core.errors import ConfigError
 from detent.ports.store_files import is_store_file
 from detent.tools.failures import failed, refused_argument, shown, translating
+from detent.tools.workspace.protection import Protection, plain
 
 MAX_PATH_CHARS = 4_096
 MAX_DEPTH = 128
@@ -76,7 +77,8 @@ def _nothing(step: str, path: str) -> None:
 class Workspace:
     """A root directory and the caps of the tools that work in it.
 
-    `allow_delete` lets apply_patch remove and move files. `before(step, path)` is called before each step that changes something
+    `allow_delete` lets apply_patch remove and move files. Files that govern are not written (see `protection`); `protected` adds patterns of paths,
+    `unprotected` opens paths, and each write to one of these asks. `before(step, path)` is called before each step that changes something
     (`lock`, `stage`, `sync`, `keep`, `rename`, `remove`, `append`, `sync_directory`); an `OSError` that it raises is treated as the
     system's own. Raises `ConfigError` when `root` is no directory or the system cannot open files relative to a directory.
     """
@@ -87,6 +89,8 @@ class Workspace:
         *,
         limits: Limits | None = None,
         allow_delete: bool = False,
+        protected: Sequence[str] = (),
+        unprotected: Sequence[str] = (),
         before: Callable[[str, str], None] = _nothing,
     ) -> None:
         if os.open not in os.supports_dir_fd:
@@ -99,16 +103,19 @@ class Workspace:
         self.root = real
         self.limits = limits or Limits()
         self.allow_delete = allow_delete
+        self.protection = Protection(real, protected=protected, unprotected=unprotected)
         self.before = before
 
     @contextmanager
-    def place(self, path: str, *, make_parents: bool = False, follow: bool = True) -> Generator[Place, None, None]:
+    def place(self, path: str, *, make_parents: bool = False, follow: bool = True, writing: bool = False) -> Generator[Place, None, None]:
         """Hold the entry that `path` leads to, which need not exist; its directory must, or is created with `make_parents`.
 
-        Without `follow` a link as the last component is the entry itself.
+        Without `follow` a link as the last component is the entry itself. With `writing` a protected entry is refused (`protected_path`).
         Directories that were created are removed again when the block raises and they are empty.
         """
         parts = split(path)
+        if writing:
+            self.protection.check(path, plain(path))
         with translating(path), _Walk(self.root, path, make_parents=make_parents) as walk:
             name = walk.to_entry(parts, follow=follow)
             place = Place(
@@ -121,6 +128,8 @@ class Workspace:
             try:
                 if is_store_file(f"{self.root.rstrip('/')}/{place.path}"):
                     raise _store_file(path)
+                if writing and place.path != plain(path):
+                    self.protection.check(path, place.path)
                 yield place
             except BaseException:
                 walk.unmake()

@@ -189,7 +189,7 @@ def _target(
     """Hold the file's place under its lock. With a precondition no directory is made: there is no file to meet it then."""
     if given:
         _require_parent(workspace, path, given)
-    with workspace.place(path, make_parents=make_parents and not given) as place:
+    with workspace.place(path, make_parents=make_parents and not given, writing=True) as place:
         if not place.name:
             raise failed("is_a_directory", f"{shown(path)} is the workspace root, not a file; name a file in it", path=path)
         with translating(path), locked(workspace, [place], cancelled):
@@ -199,7 +199,7 @@ def _target(
 def _require_parent(workspace: Workspace, path: str, given: dict[str, Any]) -> None:
     """Raise `precondition_failed` when the file's directory is not there."""
     try:
-        with workspace.place(path):
+        with workspace.place(path, writing=True):
             return
     except ToolFailed as error:
         if error.error_code != "not_found":
@@ -247,6 +247,7 @@ def _append(workspace: Workspace, place: Place, data: bytes) -> os.stat_result:
     try:
         found = os.fstat(descriptor)
         require_regular(found, place.asked)
+        _require_single(found, place)
         try:
             workspace.before("append", place.path)
             write_all(descriptor, data)
@@ -258,6 +259,16 @@ def _append(workspace: Workspace, place: Place, data: bytes) -> os.stat_result:
         return os.fstat(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _require_single(found: os.stat_result, place: Place) -> None:
+    """Raise `ToolFailed` (`hard_linked`) for a file that has other names: one of them may be outside, or be that of a file that governs."""
+    if found.st_nlink > 1:
+        message = (
+            f"{shown(place.asked)} has {found.st_nlink} names (hard links), and all of them would change; "
+            "write it with write_file, which changes this one only"
+        )
+        raise failed("hard_linked", message, path=place.asked)
 
 
 def _require_utf8(data: bytes, path: str) -> None:

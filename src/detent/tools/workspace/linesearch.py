@@ -15,7 +15,8 @@ def search_lines(stream: BinaryIO, query: dict[str, Any], check: Any = None) -> 
     """Return `{"matches": [...], "truncated": bool}`, or `{"problem": code, "line": number}`.
 
     `query` has `pattern` (a regular expression), `ignore_case`, `max_matches`, `before`, `after`, `line_chars`, `line_bytes`,
-    `answer_chars`. `truncated` is true only when there was one more match than is returned.
+    `answer_chars`, `to_the_end`. `truncated` is true only when there was one more match than is returned; unless `to_the_end`, nobody looks
+    for that one, and it is true when the search ended before the file did.
     """
     expression = re.compile(query["pattern"], re.IGNORECASE if query["ignore_case"] else 0)
     matches: list[dict[str, Any]] = []
@@ -39,6 +40,8 @@ def search_lines(stream: BinaryIO, query: dict[str, Any], check: Any = None) -> 
             if number - match["line"] <= query["after"]:
                 match["after"].append(shown)
                 chars += len(shown)
+        if full and not query["to_the_end"] and number - matches[-1]["line"] >= query["after"]:
+            return {"matches": matches, "truncated": True}
         if truncated and number - matches[-1]["line"] >= query["after"]:
             return {"matches": matches, "truncated": True}
         if found is not None and not truncated:
@@ -46,6 +49,8 @@ def search_lines(stream: BinaryIO, query: dict[str, Any], check: Any = None) -> 
             context = list(earlier) if query["before"] else []
             matches.append({"line": number, "column": found.start() + 1, "text": shown, "cut": cut, "before": context, "after": []})
             chars += len(shown) + sum(map(len, context))
+            if len(matches) == query["max_matches"] and not query["to_the_end"] and not query["after"]:
+                return {"matches": matches, "truncated": bool(stream.peek(1))}  # type: ignore[attr-defined]
         earlier.append(shown)
     return {"matches": matches, "truncated": truncated}
 

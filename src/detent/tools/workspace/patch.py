@@ -124,7 +124,7 @@ def _places(workspace: Workspace, changes: Sequence[FileChange], held: ExitStack
         for path in filter(None, (change.path, change.move_to)):
             is_new = change.kind == "add" or path == change.move_to
             removed = path == change.path and (change.kind == "delete" or bool(change.move_to))
-            place = held.enter_context(workspace.place(path, make_parents=is_new, follow=not removed))
+            place = held.enter_context(workspace.place(path, make_parents=is_new, follow=not removed, writing=True))
             if not place.name:
                 raise failed("is_a_directory", f"{shown(path)} is the workspace root, not a file", path=path)
             if place.key in seen:

@@ -18,8 +18,9 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -27,9 +28,12 @@ from detent.core.errors import NotExecuted, ToolRaised
 from detent.tools.failures import failed, refused_argument, shown, translated
 from detent.tools.workspace import sandbox as boxes
 from detent.tools.workspace.confine import Place, Workspace
+from detent.tools.workspace.shield import Shield
 
 if TYPE_CHECKING:
     from detent.ports import Cancellation
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL")
@@ -43,7 +47,9 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     (false does not make it a failed call: only a result with a text `error` beside it is one).
 
     The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped. `sandboxed` says whether it ran in
-    a sandbox, `not_sandboxed` why not; `killed_for` which limit of the sandbox it was killed for, "" for none.
+    a sandbox, `not_sandboxed` why not; `killed_for` which limit of the sandbox it was killed for, "" for none. `refused` are files that govern
+    and that it made: each is called NAME.refused now, and a link that had that name before is there again. Where some hosts are allowed,
+    `connections` were made to them, and `refused_hosts` were asked for in vain.
     """
 
     stdout: str
@@ -57,6 +63,9 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     sandboxed: bool = False
     not_sandboxed: str = ""
     killed_for: str = ""
+    refused: tuple[str, ...] = ()
+    connections: int = 0
+    refused_hosts: tuple[str, ...] = ()
 
 
 class _Capture:
@@ -104,32 +113,61 @@ async def execute(
         raise NotExecuted(f"{shown(command)} was not started: {cancelled.why}", error_code="cancelled")
     began = time.monotonic()
     wants_input = stdin is not None
-    with workspace.directory(cwd) as place:
-        work: Coroutine[Any, Any, Process | boxes.Boxed]
-        if sandbox is None:
-            work = _start(command, args, _reachable(workspace, place), environment, wants_input=wants_input)
-        else:
-            work = boxes.start(
-                sandbox, [command, *args], root=workspace.root, cwd=place.path, environment=environment, wants_input=wants_input
+    ended = partial(_finish, workspace, stdin=stdin, began=began, until=began + timeout_s, cancelled=cancelled)
+    if sandbox is None:
+        with workspace.directory(cwd) as place:
+            started = await _uninterrupted(
+                _start(command, args, _reachable(workspace, place), environment, wants_input=wants_input), _stopped
             )
-        starting = asyncio.ensure_future(work)
-        try:
-            started = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await _stopped(starting)
-            raise
-    return await _finish(workspace, started, command, stdin=stdin, began=began, until=began + timeout_s, cancelled=cancelled)
+        return await ended(started, command)
+    with workspace.directory(cwd) as place:
+        inside = place.path
+    shield = await _uninterrupted(asyncio.to_thread(Shield, workspace), _unshielded)
+    refused: tuple[str, ...] = ()
+    try:
+        work = boxes.start(
+            sandbox,
+            [command, *args],
+            root=workspace.root,
+            cwd=inside,
+            environment=environment,
+            wants_input=wants_input,
+            shield=shield,
+        )
+        started = await _uninterrupted(work, _stopped)
+        done = await ended(started, command)
+    finally:
+        refused = await _shielded(asyncio.to_thread(shield.close))
+    return msgspec.structs.replace(done, refused=refused)
 
 
-async def _stopped(starting: asyncio.Future[Process | boxes.Boxed]) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, T], undo: Callable[[asyncio.Future[T]], Coroutine[Any, Any, None]]) -> T:
+    """Return what `work` makes; when the call is cancelled meanwhile, undo it."""
+    making = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await undo(making)
+        raise
+
+
+async def _unshielded(making: asyncio.Future[Shield]) -> None:
+    with suppress(ToolRaised):
+        shield = await making
+        await asyncio.to_thread(shield.close)
+
+
+async def _stopped(starting: asyncio.Future[Any]) -> None:
     """Kill what is being started when the call is cancelled meanwhile."""
     with suppress(ToolRaised):
-        started = await starting
+        started: Process | boxes.Boxed = await starting
         process = started.process if isinstance(started, boxes.Boxed) else started
         _kill_group(process)
         await process.wait()
         if isinstance(started, boxes.Boxed):
             started.close()
+            if started.proxy is not None:
+                await started.proxy.close()
 
 
 def _reachable(workspace: Workspace, place: Place) -> str:
@@ -203,6 +241,10 @@ async def _finish(
     finally:
         _kill_group(process)
         await _shielded(_reap(process, streams))
+        killed = boxed.killed() if boxed else ""
+        proxy = boxed.proxy if boxed else None
+        if proxy is not None:
+            await _shielded(proxy.close())
         ran = boxed is None or boxed.ran()
     if ended and not ran:
         raise boxes.unstarted(command, err.text())
@@ -217,7 +259,9 @@ async def _finish(
         stdout_truncated=out.truncated,
         stderr_truncated=err.truncated,
         sandboxed=boxed is not None,
-        killed_for=over,
+        killed_for=over or (killed if code != 0 else ""),
+        connections=proxy.connections if proxy else 0,
+        refused_hosts=tuple(proxy.refused) if proxy else (),
     )
     if stopped and cancelled:
         message = f"{shown(command)} was killed ({cancelled.why}) after {result.duration_ms} ms; what it had done until then is done"
@@ -258,11 +302,11 @@ async def _reap(process: Process, streams: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(waiting, *streams, return_exceptions=True)
 
 
-async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+async def _shielded(work: Coroutine[Any, Any, T]) -> T:
     """Finish `work` even when this task is cancelled meanwhile, then pass the cancellation on."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await task
         raise

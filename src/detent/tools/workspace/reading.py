@@ -2,7 +2,8 @@
 
 A file is streamed once from one descriptor: hash, line count, UTF-8 check and the wanted lines come from the same bytes, which are those
 that the file had when it was opened (what is appended meanwhile is not read). Memory is one chunk and the caller's `max_bytes`, whatever
-the file's size.
+the file's size. Of a file that is too large to be edited only the blocks are read that hold the wanted lines, and what comes before them:
+the first line of 20 GB costs one block. Hash and number of lines are then not known.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import codecs
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from detent.ports import Cancellation
 
 CHUNK_BYTES = 1_048_576
+BLOCK_BYTES = 65_536
 
 Kind = Literal["dir", "file", "symlink", "other"]
 
@@ -31,23 +33,24 @@ class FileText(msgspec.Struct, frozen=True, kw_only=True):
     """Text of a file and what identifies the version that was read: `hash` is the SHA-256 of the whole file in hex.
 
     `start_line` and `end_line` say which lines (1-based, inclusive) `content` holds, the last or first perhaps in part when `truncated`;
-    both are 0 when it holds none. `truncated` is true only when the chosen lines are longer than the cap.
+    both are 0 when it holds none. `truncated` is true only when the chosen lines are longer than the cap. `hash` and `total_lines` are None
+    where the file is too large to be edited and was not read to its end; so are the numbers of the lines of its `tail`.
     """
 
     path: str
     content: str
-    hash: str
+    hash: str | None
     mtime_unix_ms: int
     size_bytes: int
-    total_lines: int
-    start_line: int
-    end_line: int
+    total_lines: int | None
+    start_line: int | None
+    end_line: int | None
     truncated: bool
 
     @property
     def lines(self) -> int:
         """How many lines `content` holds."""
-        return self.end_line - self.start_line + 1 if self.start_line else 0
+        return _lines(self.content.encode())
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,26 +84,57 @@ def read_file(
     wanted = _selection(start, end, head, tail, cap)
     with workspace.reading(path) as descriptor:
         found = os.fstat(descriptor)
+        large = found.st_size > workspace.limits.edit_bytes
+        if large and isinstance(wanted, _Tail):
+            data, truncated = _end(descriptor, found.st_size, wanted, path, cancelled)
+            return _text(path, data, found, truncated=truncated)
         digest, decoder, left = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")(), found.st_size
-        while left > 0 and (chunk := os.read(descriptor, min(CHUNK_BYTES, left))):
+        while left > 0 and (chunk := os.read(descriptor, min(BLOCK_BYTES if large else CHUNK_BYTES, left))):
             stop_if(cancelled, doing=f"reading {shown(path)}")
             left -= len(chunk)
-            digest.update(chunk)
+            if not large:
+                digest.update(chunk)
             require_text(decoder, chunk, path, found.st_size)
             wanted.feed(chunk)
+            if large and wanted.complete:
+                data, first, truncated = wanted.result()
+                return _text(path, data, found, first=first, truncated=truncated)
         require_text(decoder, b"", path, found.st_size, final=True)
     data, first, truncated = wanted.result()
+    whole = {"hash": None if large else digest.hexdigest(), "size_bytes": found.st_size - left, "total_lines": wanted.total_lines}
+    return _text(path, data, found, first=first, truncated=truncated, **whole)
+
+
+def _text(path: str, data: bytes, found: os.stat_result, *, truncated: bool, first: int | None = None, **known: Any) -> FileText:
+    """Return the result; `known` is what is known of the whole file."""
+    numbers = (0, 0) if not data else (None, None) if first is None else (first, first + _lines(data) - 1)
+    told: dict[str, Any] = {"hash": None, "size_bytes": found.st_size, "total_lines": None, **known}
     return FileText(
         path=path,
         content=data.decode(),
-        hash=digest.hexdigest(),
         mtime_unix_ms=found.st_mtime_ns // 1_000_000,
-        size_bytes=found.st_size - left,
-        total_lines=wanted.total_lines,
-        start_line=first if data else 0,
-        end_line=first + _lines(data) - 1 if data else 0,
+        start_line=numbers[0],
+        end_line=numbers[1],
         truncated=truncated,
+        **told,
     )
+
+
+def _end(descriptor: int, size: int, wanted: _Tail, path: str, cancelled: Cancellation | None) -> tuple[bytes, bool]:
+    """Return the last lines of a large file, read backwards block by block, and whether the cap cut them."""
+    data = b""
+    while len(data) <= wanted.cap and data.count(b"\n", 0, -1) < wanted.count:
+        stop_if(cancelled, doing=f"reading {shown(path)}")
+        begin = max(0, size - len(data) - BLOCK_BYTES)
+        block = os.pread(descriptor, size - len(data) - begin, begin)
+        if not block:
+            break  # it became shorter
+        data = block + data
+    wanted.feed(data)
+    wanted.size = size
+    chosen, _, truncated = wanted.result()
+    require_text(codecs.getincrementaldecoder("utf-8")(), chosen, path, size, final=True)
+    return chosen, truncated
 
 
 def stat_file(workspace: Workspace, path: str) -> FileStat:
@@ -177,6 +211,11 @@ class _Range:
     def total_lines(self) -> int:
         return self.newlines + self.open_line
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of what comes can belong to the wanted lines, or it is over the cap."""
+        return (self.last is not None and self.newlines >= self.last) or len(self.kept) > self.cap
+
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the file."""
         before, count = self.newlines, chunk.count(b"\n")
@@ -196,6 +235,8 @@ class _Range:
 
 class _Tail:
     """Collects the last `count` lines from a stream of chunks, at most the last `cap` bytes of them."""
+
+    complete = False
 
     def __init__(self, count: int, cap: int) -> None:
         self.count, self.cap = count, cap

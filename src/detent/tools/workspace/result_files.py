@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import msgspec
@@ -16,12 +17,20 @@ from detent.tools.workspace import files
 from detent.tools.workspace.confine import Workspace
 
 Format = Literal["json", "text", "lines", "bullets", "table", "csv"]
+Asks = Callable[[dict[str, Any]], str] | None
+
+
+def asks_for_path(workspace: Workspace) -> Asks:
+    """Return what says why a call that writes `path` must be approved by a person; None where no path is opened."""
+    if not workspace.protection.unprotected:
+        return None
+    return lambda args: workspace.protection.asks([args["path"]])
 
 
 def result_file_tool(workspace: Workspace) -> Tool[..., Any]:
     """Return the tool that writes an earlier result of the run to a file, confined to the workspace."""
 
-    @tool(side_effect="write", idempotent=True)
+    @tool(side_effect="write", idempotent=True, asks=asks_for_path(workspace))
     async def write_result_to_file(result: str, path: str, *, context: ToolContext, format: Format = "text") -> dict[str, Any]:  # noqa: A002
         """Write the whole result of an earlier call to a file, replacing it atomically; nothing of it has to be repeated.
 

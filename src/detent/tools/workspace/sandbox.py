@@ -1,12 +1,16 @@
 """A sandbox for programs: bubblewrap (`bwrap`) with namespaces of its own, the workspace writable, the system read-only, nothing else there.
 
-    new     user, mount, process, network (unless allowed), IPC, UTS and cgroup namespaces; no capabilities; no further user namespaces
+    new     user, mount, process, network (unless all of it is allowed; to some hosts leads a `proxy`), IPC, UTS and cgroup namespaces;
+            no capabilities; no further user namespaces
     seen    /usr and its links, a few files of /etc, the Python that runs this program, `readable`: all read-only; an empty /tmp; a small
             /dev; a read-only /proc of the sandbox's own processes; the workspace, writable, at its own path. No /home, /sys, /run or /var
     refused calls that would set a set-user-id or set-group-id bit (see `sandbox_filter`)
+    kept    the files of the workspace that govern, read-only (see `shield`)
     given   the environment that the caller built, handed over in a file that only bwrap reads; descriptors 0, 1, 2
     bounded by the system, in each process: memory (data), CPU time, file size, open files, and the number of processes (not for root)
+    bounded by a control group, where one can be made (see `memory_group`): memory of all together, mapped or not
     bounded by looking (every `LOOK_S`): memory and number of processes of all together, for root too
+    refused memory that looking does not see and /tmp does not bound: memfd_create, large segments of System V (see `sandbox_filter`)
 
 bwrap is started blocked; the limits are set on its child from here, then it goes on. When this process, or bwrap, dies, all die. A read-only
 /proc matters: root without capabilities is still root to the files of /proc/sys, and could otherwise change the machine.
@@ -31,14 +35,18 @@ from typing import Literal
 import msgspec
 
 from detent.core.errors import ConfigError, NotExecuted, ToolRaised
+from detent.ports.options import check_fields
 from detent.tools.failures import failed, shown
 from detent.tools.workspace import sandbox_filter
+from detent.tools.workspace.memory_group import MemoryGroup
+from detent.tools.workspace.proxy import PORT, Hosts, Proxy
+from detent.tools.workspace.shield import Shield
 
 LOOK_S = 0.05
 """How often the limits on all processes together are looked at."""
 
 PROBE_S = 10.0
-NEEDED = ("--json-status-fd", "--block-fd", "--size", "--die-with-parent", "--remount-ro", "--args")
+NEEDED = ("--json-status-fd", "--block-fd", "--size", "--die-with-parent", "--remount-ro", "--args", "--bind-fd", "--ro-bind-fd")
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
 ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "group", "host.conf", "hosts",
@@ -46,6 +54,13 @@ ETC = (
     "os-release", "passwd", "pki/ca-trust/extracted", "pki/tls/cert.pem", "pki/tls/certs", "protocols", "resolv.conf", "services",
     "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
+
+_AT = f"http://127.0.0.1:{PORT}"
+PROXIED = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _AT),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
+}
+"""What tells a program of its proxy."""
 
 Mode = Literal["auto", "require", "off"]
 MODES: tuple[Mode, ...] = ("off", "auto", "require")
@@ -73,16 +88,37 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """How programs are confined. `network` leaves them this machine's network; `readable` are further paths, absolute, that they may read."""
+    """How programs are confined. `readable` are further paths, absolute, that they may read.
 
-    network: bool = False
+    `network` leaves them this machine's network; a list of hosts (see `proxy`) leaves them these alone, through a proxy, whose addresses must be public
+    or in one of the ranges `allow_private`.
+    """
+
+    network: bool | tuple[str, ...] = False
+    allow_private: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     limits: SandboxLimits = SandboxLimits()
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        self.proxy()
         for path in self.readable:
             if not path.startswith("/") or not Path(path).exists():
                 raise ConfigError(f"sandbox readable path {path!r} must be absolute and exist")
+
+    def proxy(self) -> Proxy | None:
+        """Return a proxy to the hosts that are allowed; None where there are none, or all."""
+        return Proxy(Hosts.of(self.network, self.allow_private)) if isinstance(self.network, tuple) and self.network else None
+
+
+def told(sandbox: Sandbox | None, why_not: str) -> str:
+    """Return where programs run, in words for whoever approves a call; `why_not`: why there is no sandbox."""
+    if sandbox is None:
+        return f"no sandbox: {why_not}"
+    hosts = ", ".join(sandbox.network) if isinstance(sandbox.network, tuple) else ""
+    return "in a sandbox, " + (
+        f"which reaches {hosts}" if hosts else "with this machine's network" if sandbox.network else "without a network"
+    )
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +151,9 @@ def _probe(path: str) -> Probe:
         known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=PROBE_S, check=False)
         missing = [option for option in NEEDED if option not in known.stdout]
         if missing:
-            return Probe(why=f"{program} is too old: it has no {', '.join(missing)}; version 0.7 or newer is needed")
+            return Probe(
+                why=f"{program} is too old: it has no {', '.join(missing)}; version 0.10 or newer is needed, or an older one with the fix of CVE-2024-42472"
+            )
         options = tuple(option for option in ("--disable-userns",) if option in known.stdout)
         held, filtered = _filtered()
         made = [*_namespaces(options, network=False), *_view(Sandbox()), *filtered, "--remount-ro", "/", "--", "true"]
@@ -189,13 +227,22 @@ def _python() -> list[str]:
 class Boxed:
     """A program in its sandbox. `process` is bwrap itself, which ends with the program's code (128 + number for a signal)."""
 
-    __slots__ = ("_first", "_limits", "_status", "process")
+    __slots__ = ("_first", "_group", "_limits", "_status", "process", "proxy")
 
-    def __init__(self, process: Process, limits: SandboxLimits, status: FileIO, first: int) -> None:
-        self.process, self._limits, self._status, self._first = process, limits, status, first
+    def __init__(
+        self, process: Process, *, limits: SandboxLimits, status: FileIO, first: int, group: MemoryGroup | None, proxy: Proxy | None
+    ) -> None:
+        self.process, self.proxy = process, proxy
+        self._limits, self._status, self._first, self._group = limits, status, first, group
+
+    def killed(self) -> str:
+        """Return which limit the system has killed a process for, in words; "" for none."""
+        return f"more than {self._limits.memory_bytes} bytes of memory" if self._group is not None and self._group.killed() else ""
 
     def over(self) -> str:
         """Return which limit all processes together have passed, in words; "" for none."""
+        if killed := self.killed():
+            return killed
         own = Path(f"/proc/{self._first}/root/proc")
         try:
             pids = [name for name in os.listdir(own) if name.isdigit()]  # noqa: PTH208 - names, not paths
@@ -211,12 +258,16 @@ class Boxed:
 
     def ran(self) -> bool:
         """Return whether the program itself was started and ended; asked once, when bwrap is dead."""
-        with self._status:
+        try:
             return b'"exit-code"' in self._status.read()
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Let go of the line to bwrap."""
+        """Let go of the line to bwrap, and of the group; bwrap is dead."""
         self._status.close()
+        if self._group is not None:
+            self._group.close()
 
 
 def _resident(process: Path) -> int:
@@ -238,9 +289,18 @@ def _share(process: Path) -> int:
 
 
 async def start(
-    sandbox: Sandbox, command: Sequence[str], *, root: str, cwd: str, environment: Mapping[str, str], wants_input: bool
+    sandbox: Sandbox,
+    command: Sequence[str],
+    *,
+    root: str,
+    cwd: str,
+    environment: Mapping[str, str],
+    wants_input: bool,
+    shield: Shield | None = None,
 ) -> Boxed:
     """Start `command` (the program and its arguments) in a sandbox over the workspace `root`, in its directory `cwd`, with these variables only.
+
+    What the `shield` protects in the workspace is read-only.
 
     Raises `NotExecuted` (`sandbox_failed`) when the sandbox cannot be made; then nothing has run.
     """
@@ -248,9 +308,11 @@ async def start(
     if not found.program:
         raise NotExecuted(f"{shown(command[0])} was not started: {found.why}", error_code="sandbox_failed")
     private = {"HOME": "/tmp", "TMPDIR": "/tmp"}  # noqa: S108 - the sandbox's own
-    options = [*_namespaces(found.options, network=sandbox.network), *_view(sandbox), "--bind", root, root, "--remount-ro", "/"]
+    options = [*_namespaces(found.options, network=sandbox.network is True), *_view(sandbox), "--bind", root, root]
+    options += [*(shield.options if shield else ()), "--remount-ro", "/"]
     options += ["--chdir", f"{root}/{cwd}" if cwd else root, "--clearenv"]
-    for name, value in {**environment, **private}.items():
+    proxy = sandbox.proxy()
+    for name, value in {**environment, **private, **(PROXIED if proxy else {})}.items():
         options += ["--setenv", name, value]
     rules, filtered = _filtered()
     options += filtered
@@ -268,7 +330,7 @@ async def start(
             cwd="/",
             env={},
             start_new_session=True,
-            pass_fds=(said, told, held, *rules),
+            pass_fds=(said, told, held, *rules, *(shield.descriptors if shield else ())),
         )
     except BaseException:
         line.close()
@@ -277,13 +339,24 @@ async def start(
     finally:
         for descriptor in (said, told, held, *rules):
             os.close(descriptor)
+        if shield:
+            shield.release()
     try:
-        return Boxed(process, sandbox.limits, line, await _released(line, release, sandbox.limits))
+        group = MemoryGroup(sandbox.limits.memory_bytes)
+    except ConfigError:
+        group = None
+    try:
+        first = await _released(line, release, sandbox.limits, group, proxy)
+        return Boxed(process, limits=sandbox.limits, status=line, first=first, group=group, proxy=proxy)
     except BaseException:
         line.close()
+        if proxy is not None:
+            await proxy.close()
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+        if group is not None:
+            group.close()
         raise
     finally:
         os.close(release)
@@ -306,8 +379,8 @@ def _in_memory(data: bytes) -> int:
     return descriptor
 
 
-async def _released(status: FileIO, release: int, limits: SandboxLimits) -> int:
-    """Set the limits on bwrap's blocked child and let it go on; return its process id, 0 when bwrap has given up."""
+async def _released(status: FileIO, release: int, limits: SandboxLimits, group: MemoryGroup | None, proxy: Proxy | None) -> int:
+    """Set the limits on bwrap's blocked child, open the way out and let it go on; return its process id, 0 when bwrap has given up."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     os.set_blocking(status.fileno(), False)
@@ -327,11 +400,19 @@ async def _released(status: FileIO, release: int, limits: SandboxLimits) -> int:
     first: int = msgspec.json.decode(said.splitlines()[0])["child-pid"]
     try:
         _limit(first, limits)
+        if group is not None:
+            with contextlib.suppress(PermissionError):  # a group may be made, and a process not be put into it
+                group.add(first)
     except ProcessLookupError:
         return 0  # bwrap could not make the sandbox and says why
     except OSError as error:
         raise NotExecuted(f"nothing was started: the sandbox could not be limited ({error})", error_code="sandbox_failed") from error
-    os.write(release, b"1")
+    if proxy is not None:
+        await proxy.open(first)
+    try:
+        os.write(release, b"1")
+    except BrokenPipeError:
+        return 0
     return first
 
 

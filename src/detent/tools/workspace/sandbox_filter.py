@@ -2,7 +2,8 @@
 
 The mount of the workspace ignores such bits inside the sandbox; outside, the file would be there with them, and owned by root where Detent
 runs as root. So the calls that could set them are refused (EPERM) when they would: chmod and its relatives, and whatever creates a file with a
-mode. Two calls that a filter cannot look into are not there (ENOSYS), as on older systems: openat2 and io_uring. A filter is a classic BPF
+mode. Two calls that a filter cannot look into are not there (ENOSYS), as on older systems: openat2 and io_uring. Nor are memfd_create and
+memfd_secret, whose memory no limit of a process counts, and segments of System V are small (64 KiB), as nobody need map them. A filter is a classic BPF
 program (`seccomp(2)`), which bwrap installs before it starts the program; processors that are not in `SYSCALLS` have none.
 """
 
@@ -21,12 +22,13 @@ CREATES = 0o100 | 0o20000000
 _X32 = 0x40000000
 """From here on the calls of x86-64 have a second set of numbers."""
 
-_MISSING = {437: (), 425: ()}
-_X86_64 = {2: (2, 1), 85: (1,), 90: (1,), 91: (1,), 133: (1,), 257: (3, 2), 259: (2,), 268: (2,), 452: (2,), **_MISSING}
-_OLD = {5: (2, 1), 8: (1,), 14: (1,), 15: (1,), 94: (1,), 452: (2,), **_MISSING}
-_I386 = {**_OLD, 295: (3, 2), 297: (2,), 306: (2,)}
-_AARCH64 = {33: (2,), 52: (1,), 53: (2,), 56: (3, 2), 452: (2,), **_MISSING}
-_ARM = {**_OLD, 322: (3, 2), 324: (2,), 333: (2,)}
+_MISSING = {437: (), 425: (), 447: ()}
+_SEGMENT_BYTES = 65_536
+_X86_64 = {319: (), 2: (2, 1), 85: (1,), 90: (1,), 91: (1,), 133: (1,), 257: (3, 2), 259: (2,), 268: (2,), 452: (2,), **_MISSING}
+_OLD = {117: (), 5: (2, 1), 8: (1,), 14: (1,), 15: (1,), 94: (1,), 452: (2,), **_MISSING}
+_I386 = {**_OLD, 356: (), 295: (3, 2), 297: (2,), 306: (2,)}
+_AARCH64 = {279: (), 33: (2,), 52: (1,), 53: (2,), 56: (3, 2), 452: (2,), **_MISSING}
+_ARM = {**_OLD, 385: (), 322: (3, 2), 324: (2,), 333: (2,)}
 
 Table = dict[int, tuple[int, ...]]
 SYSCALLS: dict[str, dict[int, Table]] = {
@@ -34,6 +36,10 @@ SYSCALLS: dict[str, dict[int, Table]] = {
     "aarch64": {0xC00000B7: _AARCH64, 0x40000028: _ARM},
 }
 """By machine and audit architecture: which argument (from 0) of a call is the mode, and which the flags; () for a call that is not there."""
+
+
+_SHMGET = {0xC000003E: 29, 0x40000003: 395, 0xC00000B7: 194, 0x40000028: 307}
+"""By audit architecture the number of the call that makes a segment of shared memory; `ipc`, the older way to it, is not there."""
 
 
 def program(machine: str = "") -> bytes:
@@ -50,7 +56,10 @@ def _for(processor: int, table: Table) -> bytes:
     for number, places in table.items():
         looked = _looked(*places) if places else _one(_RETURN, _ERRNO | errno.ENOSYS)
         body += _one(_EQUAL, number, no=len(looked) // 8) + looked
-    body += _one(_RETURN, _ALLOW)
+    size = _ARGUMENTS + 8  # the second argument, its lower half first; SHMMAX is EINVAL, too
+    large = _one(_LOAD, size + 4) + _one(_EQUAL, 0, no=3) + _one(_LOAD, size) + _one(_AT_LEAST, _SEGMENT_BYTES + 1, yes=1)
+    large += _one(_RETURN, _ALLOW) + _one(_RETURN, _ERRNO | errno.EINVAL)
+    body += _one(_EQUAL, _SHMGET[processor], no=len(large) // 8) + large + _one(_RETURN, _ALLOW)
     return _one(_EQUAL, processor, no=len(body) // 8) + body
 
 

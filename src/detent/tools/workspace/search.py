@@ -39,7 +39,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matches(msgspec.Struct, frozen=True, kw_only=True):
-    """Matching lines in order; `truncated` is true only when more lines match than are returned."""
+    """Matching lines in order; `truncated` is true only when more lines match than are returned, or the rest of a very large file was not searched."""
 
     path: str
     matches: tuple[Match, ...]
@@ -75,6 +75,7 @@ def search_in_file(
         "answer_chars": limits.read_bytes,
     }
     with workspace.reading(path) as descriptor:
+        asked["to_the_end"] = os.fstat(descriptor).st_size <= limits.edit_bytes
         if regex:
             answer = _apart(descriptor, asked, path, limits.pattern_s, cancelled)
         else:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from detent.core.errors import ConfigError
+from detent.ports.governing_files import governs
 from detent.tools.failures import failed, refused_argument
 from detent.tools.functions.function import Tool
 from detent.tools.workspace.confine import Workspace
@@ -44,6 +45,7 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
 def read_skill(folder: str | Path) -> Skill:
     """Return the skill in a folder; raise `ConfigError` naming the file and what is wrong with it."""
     file = Path(folder) / SKILL_FILE
+    governs(folder)
     try:
         if not file.resolve().is_relative_to(Path(folder).resolve()):
             raise ConfigError(f"{file} is a link to {str(file.resolve())!r}, outside of its folder; put the file itself there")
@@ -87,6 +89,7 @@ def skills_in(*places: str | Path) -> dict[str, Skill]:
     """Return the skills of these folders by name; a place is a skill's folder, or a folder of such. Raise `ConfigError`."""
     found: dict[str, Skill] = {}
     for place in map(Path, places):
+        governs(place)
         folders = [place] if (place / SKILL_FILE).is_file() else sorted(p.parent for p in place.glob(f"*/{SKILL_FILE}"))
         if not folders:
             raise ConfigError(f"there is no skill in {str(place)!r}: no {SKILL_FILE} in it, nor in a folder of it")

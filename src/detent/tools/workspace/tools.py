@@ -22,14 +22,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.errors import NotExecuted
+from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import ToolContext
+from detent.ports.options import checked_options
 from detent.tools.done import done_tool
 from detent.tools.functions.function import Tool, tool
 from detent.tools.workspace import files, listing, process, reading, sandbox, search
 from detent.tools.workspace import patch as patching
 from detent.tools.workspace.confine import Limits, Workspace
-from detent.tools.workspace.result_files import result_file_tool
+from detent.tools.workspace.envelope import parse
+from detent.tools.workspace.result_files import Asks, asks_for_path, result_file_tool
 from detent.tools.workspace.writing import Precondition
 
 AnyTool = Tool[..., Any]
@@ -38,10 +40,13 @@ EXEC_MARGIN_S = 0.5
 """Time kept to kill and report before the call's own deadline."""
 
 
+@checked_options
 def workspace_tools(
     root: str | Path | Workspace,
     *,
     allow_delete: bool = False,
+    protected: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
     limits: Limits | None = None,
     inherit_env: Sequence[str] | None = process.INHERITED,
     sandbox_mode: sandbox.Mode = "auto",
@@ -49,14 +54,17 @@ def workspace_tools(
 ) -> list[AnyTool]:
     """Return all workspace tools, confined to the directory `root`, which must exist.
 
-    `allow_delete` lets apply_patch delete and move files, and makes it destructive. `inherit_env` are the names of the environment variables that programs
+    `allow_delete` lets apply_patch delete and move files, and makes it destructive. Files that govern are not written (see `protection`): `protected`
+    are patterns of further ones, `unprotected` open paths, and each call that writes to one of these asks.
+
+    `inherit_env` are the names of the environment variables that programs
     started by exec get; None passes the whole environment on, secrets included. `sandbox_mode`: "auto" runs them in a sandbox where one can be made (tried
     here, once), "require" refuses to make the tools where it cannot, "off" never does; the exec tool's spec says which it is (`sandboxed`), and keeps
     to it. `sandbox_options` say what the sandbox allows. Raises `ConfigError`, also for a root that is no directory.
     """
     if not isinstance(root, Workspace):
-        root = Workspace(Path(root).expanduser(), limits=limits, allow_delete=allow_delete)
-    return [
+        root = Workspace(Path(root).expanduser(), limits=limits, allow_delete=allow_delete, protected=protected, unprotected=unprotected)
+    made: list[AnyTool] = [
         _read_file(root),
         _stat_file(root),
         _search_in_file(root),
@@ -72,6 +80,24 @@ def workspace_tools(
         _exec(root, inherit_env, *sandbox.choose(sandbox_mode, root.root, sandbox_options)),
         done_tool(),
     ]
+    for one in made:
+        if not one.options.read_only:
+            one.options = msgspec.structs.replace(one.options, writes_in=root.root)
+    return made
+
+
+def asks_for_patch(workspace: Workspace) -> Asks:
+    """Return what says why a patch must be approved by a person, as `asks_for_path`; one that cannot be read changes nothing."""
+    if not workspace.protection.unprotected:
+        return None
+
+    def asks(args: dict[str, Any]) -> str:
+        try:
+            return workspace.protection.asks(path for change in parse(args["patch"]) for path in (change.path, change.move_to) if path)
+        except ToolFailed:
+            return ""
+
+    return asks
 
 
 def _plain(result: msgspec.Struct) -> dict[str, Any]:
@@ -92,6 +118,8 @@ def _read_file(workspace: Workspace) -> AnyTool:
         max_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Read a UTF-8 text file, or lines of it; returns content, total_lines and truncated, and hash, mtime_unix_ms and size_bytes of the whole file.
+
+        Of a very large file only what is wanted is read: hash and total_lines are then null.
 
         Args:
             path: relative to the workspace root.
@@ -250,7 +278,7 @@ def _glob(workspace: Workspace) -> AnyTool:
 
 
 def _write_file(workspace: Workspace) -> AnyTool:
-    @tool(side_effect="write", idempotent=True)
+    @tool(side_effect="write", idempotent=True, asks=asks_for_path(workspace))
     def write_file(
         path: str,
         content: str,
@@ -277,7 +305,7 @@ def _write_file(workspace: Workspace) -> AnyTool:
 
 
 def _create_file(workspace: Workspace) -> AnyTool:
-    @tool(side_effect="write", idempotent=True)
+    @tool(side_effect="write", idempotent=True, asks=asks_for_path(workspace))
     def create_file(path: str, *, context: ToolContext, content: str = "", precondition: Precondition | None = None) -> dict[str, Any]:
         """Create a text file; refuses when anything is there. Missing directories are created.
 
@@ -293,7 +321,7 @@ def _create_file(workspace: Workspace) -> AnyTool:
 
 
 def _append_file(workspace: Workspace) -> AnyTool:
-    @tool(side_effect="write")
+    @tool(side_effect="write", asks=asks_for_path(workspace))
     def append_file(path: str, content: str, *, context: ToolContext, precondition: Precondition | None = None) -> dict[str, Any]:
         """Add text to the end of a file, which is created when missing. Not atomic; returns appended_bytes.
 
@@ -308,7 +336,7 @@ def _append_file(workspace: Workspace) -> AnyTool:
 
 
 def _replace_in_file(workspace: Workspace) -> AnyTool:
-    @tool(side_effect="write")
+    @tool(side_effect="write", asks=asks_for_path(workspace))
     def replace_in_file(
         path: str, old: str, new: str, *, context: ToolContext, expected_matches: int = 1, precondition: Precondition | None = None
     ) -> dict[str, Any]:
@@ -328,7 +356,7 @@ def _replace_in_file(workspace: Workspace) -> AnyTool:
 
 
 def _apply_patch(workspace: Workspace) -> AnyTool:
-    @tool(side_effect="destructive" if workspace.allow_delete else "write")
+    @tool(side_effect="destructive" if workspace.allow_delete else "write", asks=asks_for_patch(workspace))
     def apply_patch(patch: str, *, context: ToolContext, preconditions: dict[str, Precondition] | None = None) -> dict[str, Any]:
         """Change several files together, all or none, with a patch in this format.
 
@@ -361,6 +389,7 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None, box: sandbox.Sand
         name="exec",
         side_effect="destructive",
         sandboxed=box is not None,
+        confinement=sandbox.told(box, why_not),
         timeout_s=limits.exec_timeout_s + 15.0,
         max_result_bytes=2 * (limits.stdout_bytes + limits.stderr_bytes) + 8_192,
     )

@@ -1,0 +1,106 @@
+"""A call that waits for approval, as a person is shown it: the whole call, or the digest that stands for it, and what to know of it.
+
+Lines of the call begin with a bar, also where a terminal would have broken them, so that no argument can look like anything else. Above
+`SHOWN_WHOLE_BYTES` only the digest is shown, and approving then needs `--digest`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from detent.cli.output import FURTHER, as_json, as_text, broken, clean, room_of, shortened
+from detent.cli.session import Session
+from detent.core.errors import NotAllowedNow
+from detent.running.results import Approval
+
+BAR = "  | "
+SHORT = 60
+"""Arguments of so many characters stand on one line."""
+VALUE = 200
+"""So much is shown of a value that differs: the whole one is in the call."""
+MOST = 20
+"""So many differences are shown."""
+OF = {
+    "user": "the user",
+    "agent": "the agent's specification",
+    "approver": "a person who edited the call",
+    "trusted": "trusted",
+    "memory": "memory",
+    "ambiguous": "trusted and untrusted",
+    "untrusted": "untrusted",
+    "model": "the planner's own words",
+    "empty": "empty",
+}
+"""What the labels of origins say to a person."""
+
+
+def request_lines(request: Approval, *, margin: int = 0) -> list[str]:
+    """Return the call and what to know of it, made for a terminal of which `margin` columns are taken, as long as it takes where there is none."""
+    columns = room_of(sys.stderr) or room_of(sys.stdout)
+    width = None if columns is None else max(columns - margin, 2 * len(FURTHER))
+    lines = [f"{BAR}{row}" for row in _rows(_call(request), width and width - len(BAR))]
+    for name, text in _facts(request):
+        first, *more = _rows([clean(text)], width and width - len(FURTHER)) or [""]
+        lines += [f"  {name:<10}{first}", *(f"{FURTHER}{row}" for row in more)]
+    return lines
+
+
+def _call(request: Approval) -> list[str]:
+    if request.too_long:
+        return [f"{clean(request.tool)} (its arguments are too long to be shown here; `detent approvals {request.run_id} --json` has them)"]
+    line = f"{clean(request.tool)} {as_text(request.args)}"
+    return [line] if len(line) <= SHORT else f"{clean(request.tool)} {as_json(request.args)}".split("\n")
+
+
+def _facts(request: Approval) -> Iterator[tuple[str, str]]:
+    """Yield what to know of a call: a name of at most nine characters, and what it says."""
+    if request.too_long:
+        yield "digest", request.digest
+    if request.sandbox:
+        yield "runs", request.sandbox
+    if request.healed is not None:
+        yield "written", f"{request.healed['tool']} {as_text(request.healed['args'])} (repaired before it was checked)"
+    if request.origins:
+        yield "from", "; ".join(_origins(request.origins))
+    if request.differs is not None:
+        changed = list(request.differs["args"].items())
+        yield "differs", f"{'' if changed else 'nothing, '}from {request.differs['call_id']}, the last approved call of {request.tool}"
+        for path, one in changed[:MOST]:
+            yield "", f"{path}: {_side(one, 'before')} -> {_side(one, 'now')}"
+        if len(changed) > MOST:
+            yield "", f"and {len(changed) - MOST} more"
+    if request.approvers > 1:
+        yield "approvers", f"{len(request.approved_by)} of {request.approvers}" + "".join(f", {by}" for by in request.approved_by)
+
+
+def _origins(origins: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield each origin with the paths that came from it."""
+    paths: dict[str, list[str]] = {}
+    for path, told in origins.items():
+        label, origin = OF.get(told["label"], ""), told.get("origin", "")
+        where: str = f"{told['tool']} ({origin}), {label}" if "tool" in told else f"{label} ({origin})" if origin else label
+        paths.setdefault(where, []).append(path)
+    for where, found in paths.items():
+        yield f"{', '.join(found)} from {where}"
+
+
+def _side(change: dict[str, Any], side: str) -> str:
+    return shortened(as_json(change[side], indent=None), VALUE) if side in change else "(absent)"
+
+
+def _rows(lines: Iterable[str], width: int | None) -> list[str]:
+    """Return the lines, each broken into as many as a terminal of this width needs."""
+    return [row for line in lines for row in (broken(line, width) if width else [line])]
+
+
+def refuse_unseen(session: Session, request: Approval, digest: str) -> None:
+    """Raise `NotAllowedNow` for a call of which only the digest can be shown, where that was not given."""
+    if request.too_long and not digest:
+        look = session.command("approvals", request.run_id, "--json")
+        why = (
+            f"the arguments of call {request.call_id!r} of run {request.run_id!r} are too long to be shown, so nobody has seen them here: "
+            f"look at them and their digest with `{look}`, then approve with --digest DIGEST"
+        )
+        raise NotAllowedNow(request.run_id, why, reason_code="approval_not_shown")

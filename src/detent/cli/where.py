@@ -1,0 +1,90 @@
+"""`detent where`: where the runs of this directory are kept, out of reach of what works in it; and the adoption of a store from elsewhere."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from detent.cli import options as o
+from detent.cli.output import Output, clean
+from detent.cli.session import Session
+from detent.cli.trusting import ask, attended
+from detent.config import adopting
+from detent.config.demands import Demand
+from detent.config.state_directory import OPERATORS_FILE, state_directory, store_url
+from detent.config.trust import Trust
+from detent.core.errors import ConfigError
+from detent.ports.store_files import places_of
+
+
+def where(
+    old: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OLD]", help="With --adopt: the state directory of a directory that was moved.", show_default=False),
+    ] = None,
+    *,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Move the store that lies in ./.detent, or OLD, to the state directory.")] = False,
+    setup: o.Looking,
+) -> int:
+    """Print where the runs of this directory are kept: its state directory, the store that commands use, the operator's file.
+
+    No tool of an agent can write to the state directory. A store in ./.detent may have come with the directory and is not used; --adopt moves it
+    to the state directory, where this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD` moves
+    those that it had.
+    """
+    here = Path.cwd()
+    if adopt:
+        return _adopt(Output(json_wanted=setup.json_wanted), here, old, vouched=setup.trust)
+    if old is not None:
+        raise ConfigError(f"where {old}: give --adopt with it, to move the store from there to the state directory of {here}")
+    place = state_directory()
+    try:
+        session = Session(setup, bare=True)
+    except ConfigError:  # also where a file cannot be read, the place of the operator's is to be found
+        output = Output(json_wanted=setup.json_wanted)
+        output.document({"directory": str(here), "state_directory": str(place), "operators_file": str(place / OPERATORS_FILE)})
+        output.show(f"state     {clean(str(place))}")
+        output.show(f"operator  {clean(str(place / OPERATORS_FILE))}")
+        raise
+    store, operators = session.engine.store.url, place / OPERATORS_FILE
+    exists = all(Path(path).exists() for path in places_of(session.engine.store))
+    unused, output = adopting.unused(here), session.output
+    output.document(
+        {
+            "directory": str(here),
+            "state_directory": str(place),
+            "store": store,
+            "store_exists": exists,
+            "operators_file": str(operators),
+            "operators_file_exists": operators.exists(),
+            "not_used": None if unused is None else str(unused),
+            "moved": [{"state_directory": str(state), "directory": whose.path} for state, whose in adopting.moved(here)],
+        }
+    )
+    output.show(f"state     {clean(str(place))}")
+    output.show(f"store     {clean(store)}{'' if exists else '  (not there yet)'}")
+    output.show(f"operator  {clean(str(operators))}{'' if operators.exists() else '  (not there)'}")
+    return 0
+
+
+def _adopt(output: Output, here: Path, old: Path | None, *, vouched: bool) -> int:
+    source = adopting.adoptable(here, old)
+    place = state_directory(here)
+    taken = Demand(
+        file=source, key="where --adopt", does="open", what=f"these runs, with all their approvals, are taken for yours, in {place}"
+    )
+    Trust(vouched=vouched, ask=partial(ask, output) if attended(output) else None).need(here, (taken,))
+    names = adopting.adopt(source, here)
+    data: dict[str, Any] = {"from": str(source), "state_directory": str(place), "adopted": names, "store": store_url(here)}
+    output.document(data)
+    output.say(f"moved {', '.join(clean(name) for name in names) or 'nothing'} from {clean(str(source))} to {clean(str(place))}")
+    if not (place / adopting.STORE_FILE).exists():
+        output.say(
+            f"there is no {adopting.STORE_FILE} among it; name the store that you mean, such as --store file:{place / 'runs'}", "yellow"
+        )
+    else:
+        output.say("`detent list` shows its runs, `detent verify RUN` checks one")
+    return 0

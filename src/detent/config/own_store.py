@@ -1,0 +1,29 @@
+"""The store of a working directory: a SQLite file in its state directory, for whoever names no other store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from detent.config.state_directory import STORE_FILE, made_state_directory, state_directory
+from detent.stores.sqlite.store import SqliteStore
+from detent.stores.urls import checked
+
+
+class OwnStore(SqliteStore):
+    """The store in the state directory of `directory`, which is made, and noted down as that of `directory`, when the store is first opened."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(state_directory(directory) / STORE_FILE, **options)
+        self._directory = directory
+
+    async def open(self) -> None:
+        """Open the file, or create it; see `SqliteStore.open`."""
+        made_state_directory(self._directory)
+        await super().open()
+
+
+def own_store(**options: Any) -> OwnStore:
+    """Return the store of the current directory, not opened yet. Raise `ConfigError` without a home directory, and for an unknown option."""
+    here = Path.cwd()
+    return OwnStore(here, **checked(SqliteStore, f"sqlite:///{state_directory(here) / STORE_FILE}", options))

@@ -1,0 +1,56 @@
+"""What a log says of its run, to be compared with the listing entry: no digest covers that, and by its tenant a run is seen."""
+
+from __future__ import annotations
+
+from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted
+from detent.core.records import Envelope, Record, RunHead
+
+
+class Said:
+    """What the records that were heard say of their run; `differs` compares it with a listing entry."""
+
+    first: Envelope
+    last: Envelope
+
+    def __init__(self) -> None:
+        self._words: dict[str, str] = {}
+
+    def hear(self, record: Record) -> None:
+        """Take in the next record, the first one first."""
+        if record.envelope.seq == 1:
+            self.first = record.envelope
+        self.last = record.envelope
+        match record.event:
+            case None:
+                self._words = {"goal": "", "title": "", "reason": "erased"}
+            case RunStarted(goal=goal):
+                self._words = {"goal": goal[:120], "title": ""}
+            case Forked(edits={"goal": str(goal)}):
+                self._words = {"goal": goal[:120]}
+            case EffectRecorded(label="title", phase=phase, value=title) if phase == ASIDE and not self._words.get("title"):
+                self._words["title"] = title or ""
+            case _:
+                pass
+
+    def differs(self, head: RunHead) -> str:
+        """Return what a listing entry says that the records do not; "" where they agree."""
+        first, last = self.first, self.last
+        there: dict[str, object] = {
+            "run_id": first.run,
+            "tenant": first.tenant,
+            "agent": first.agent,
+            "goal_id": first.goal_id,
+            "parent": first.parent,
+            "records": last.seq,
+            "status": last.status or "running",
+            "created_at": first.at,
+            "updated_at": last.at,
+            "reason": last.reason,
+            **self._words,
+        }
+        for name, value in there.items():
+            if getattr(head, name) != value:
+                return f"the listing entry says {name} {getattr(head, name)!s}, and the log says {value!s}"
+        if not 0 <= head.iterations <= head.records:
+            return f"the listing entry says iterations {head.iterations}, of {head.records} records"
+        return ""

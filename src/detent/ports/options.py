@@ -1,0 +1,152 @@
+"""What constructors check of what they are given, by its annotation.
+
+A list of names that is given as one text would be read letter by letter and name nothing; an unknown word would fall through to whatever
+comes last. Both must fail where they are written.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import cache, wraps
+from types import UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from detent.core.budget import CEILING, Budget
+from detent.core.errors import BudgetRefused, ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LISTS = (Sequence, Collection, Iterable, Set, tuple, list, set, frozenset)
+
+
+def check_fields(options: msgspec.Struct) -> None:
+    """Raise `ConfigError` for a field of a struct that is not what its annotation says: a list, one of some words, true or false.
+
+    A struct calls it when it is made (`__post_init__ = check_fields`).
+    """
+    struct = type(options)
+    for name, kinds in _fields(struct):
+        _check(struct.__name__, name, getattr(options, name), kinds)
+
+
+def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
+    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
+    for name, bound in budget.said():
+        if bound == 0:
+            raise BudgetRefused(f"budget.{name} is {bound}; a bound must be above 0 (leave it out for the default)")
+    if budget.max_iterations is not None and budget.max_iterations > ceiling:
+        raise BudgetRefused(
+            f"budget.max_iterations is {budget.max_iterations}, above the ceiling of {ceiling}; "
+            "ask for less, or raise it: Engine(ceiling=...), or ceiling under [limits] in detent.toml"
+        )
+    return budget
+
+
+def check_is(kind: Any, **given: Any) -> None:
+    """Raise `ConfigError` for a value that is neither of this kind nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name} is {value!r}; give a {getattr(kind, '__name__', kind)}, or leave it out")
+
+
+def check_table(kind: Any, **given: Any) -> None:
+    """Raise `ConfigError` for a value that is neither a mapping of names to values of this kind nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {value!r}; give a table, {name}={{NAME: {kind.__name__}}}, or leave it out")
+        for key, inner in cast("Mapping[Any, Any]", value or {}).items():
+            check_is(str, **{f"a name in {name}": key})
+            if not isinstance(inner, kind):
+                raise ConfigError(f"{name}[{key!r}] is {inner!r}; give a {kind.__name__}")
+
+
+def checked_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that checks its arguments so; for constructors, and functions that make a part."""
+
+    @wraps(function)
+    def checking(*args: P.args, **options: P.kwargs) -> R:
+        names, kinds = _parameters(function)
+        what = type(args[0]).__name__ if names[:1] == ("self",) else function.__name__
+        for name, value in (*zip(names, args, strict=False), *options.items()):
+            if name in kinds:
+                _check(what, name, value, kinds[name])
+        return function(*args, **options)
+
+    return checking
+
+
+@cache
+def _fields(struct: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    kinds = [(field.name, _kinds(field.type)) for field in msgspec.structs.fields(struct)]
+    return tuple((name, kind) for name, kind in kinds if kind)
+
+
+@cache
+def _parameters(function: Any) -> tuple[tuple[str, ...], dict[str, tuple[Any, ...]]]:
+    """Return the names of the positional parameters, and what is to be checked of those that have anything to be checked."""
+    hints = get_type_hints(function, localns=_Known(function.__globals__))
+    kinds = {name: kind for name, hint in hints.items() if (kind := _kinds(hint)) and name != "return"}
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount], kinds
+
+
+_BUILT_IN: dict[str, Any] = {
+    kind.__name__: kind for kind in (str, bytes, int, float, bool, dict, list, tuple, set, frozenset, type, object)
+}
+
+
+class _Known(dict[str, Any]):
+    """The names of a module; one that only type checkers import is anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return _BUILT_IN.get(name, Any)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return what a value may be; nothing where that cannot be told from a list, a word, or true and false."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if Any in kinds or (str in kinds and kinds != (str,)):
+        return ()
+    return kinds if kinds == (str,) or bool in kinds or any(get_origin(kind) in (Literal, *_LISTS) for kind in kinds) else ()
+
+
+def _check(what: str, name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    """Raise `ConfigError` for a value that is none of these."""
+    if kinds == (str,) and not isinstance(value, str):
+        raise ConfigError(f"{what}: {name} is {value!r}; write a text")
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    others = [kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)]
+    if value is None and type(None) in kinds:
+        return
+    if words and (isinstance(value, str) or not others):
+        if value not in words:
+            raise ConfigError(f"{what}: {name} is {value!r}; {_near(value, words)}")
+        return
+    lists = [kind for kind in others if get_origin(kind) in _LISTS]
+    if bool in kinds and not lists and (isinstance(value, str) or (len(others) == 1 and not isinstance(value, bool))):
+        raise ConfigError(f"{what}: {name} is {value!r}; write True or False")
+    if not lists:
+        return
+    if isinstance(value, (str, bytes)):
+        raise ConfigError(f"{what}: {name} must be a list, not the text {value!r}; write {name}=[{value!r}]")
+    if len(lists) == len(others) and (isinstance(value, Mapping) or not isinstance(value, Iterable)):
+        raise ConfigError(f"{what}: {name} must be a list, not {value!r}")
+    inner = (*get_args(lists[0]), Any)[0]
+    for item in cast("Collection[Any]", value) if isinstance(value, (list, tuple, Set)) and len(lists) == len(others) else ():
+        if inner is str and not isinstance(item, str):
+            raise ConfigError(f"{what}: {name} is a list of texts; {item!r} is none")
+        if get_origin(inner) is Literal and item not in get_args(inner):
+            raise ConfigError(f"{what}: {name} has {item!r}; {_near(item, get_args(inner))}")
+
+
+def _near(value: Any, words: Iterable[Any]) -> str:
+    """Return a hint for a message: the word that is nearest, or all of them."""
+    known = [repr(word) for word in words]
+    near = difflib.get_close_matches(repr(value), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

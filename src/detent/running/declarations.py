@@ -1,0 +1,93 @@
+"""What tools declare, and what a run holds them to: a level that was lowered meanwhile counts only once a person has accepted that.
+
+The levels that hold stand in the log (`RunStarted.levels`, `RunResumed.levels`, `LevelsAccepted`), so a replay decides by the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from detent.core.errors import ConfigError, NotAllowedNow
+from detent.core.events import LevelsAccepted, RunResumed, SideEffect
+from detent.core.state import RunState
+from detent.ports import MetaTool, Tool, ToolContext, ToolOutcome, ToolSpec
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool at the side-effect level that the run holds it to, whatever it declares now."""
+
+    tool: Tool
+    spec: ToolSpec
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments checked by the tool."""
+        return self.tool.check(args)
+
+    async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Make one attempt."""
+        return await self.tool.run(args, context)
+
+    async def settle(self, context: ToolContext) -> ToolOutcome | None:
+        """Ask the tool what became of an earlier attempt."""
+        return await self.tool.settle(context)
+
+
+def held(tools: dict[str, Tool], levels: Mapping[str, SideEffect]) -> dict[str, Tool]:
+    """Return the tools at the levels that hold in the run; one that nothing is recorded of, and a meta-tool, is as it declares."""
+    others: dict[str, Tool] = {}
+    for name, tool in tools.items():
+        level = levels.get(name, tool.spec.side_effect)
+        if level != tool.spec.side_effect and not isinstance(tool, MetaTool):
+            others[name] = Held(tool=tool, spec=msgspec.structs.replace(tool.spec, side_effect=level))
+    return {name: others.get(name, tool) for name, tool in tools.items()} if others else tools
+
+
+def levels_of(tools: Mapping[str, Tool]) -> dict[str, SideEffect]:
+    """Return the side-effect level that each tool declares."""
+    return {name: tool.spec.side_effect for name, tool in tools.items()}
+
+
+def resumption(state: RunState, digests: dict[str, str], levels: Mapping[str, SideEffect], *, worker: str) -> RunResumed:
+    """Return the record of taking the run up with code of these digests and levels: what differs from what holds in the run."""
+    changed = tuple(sorted(k for k in {*digests, *state.digests} if digests.get(k) != state.digests.get(k)))
+    strict: dict[str, SideEffect] = {name: level for name, level in levels.items() if rank(level) > rank(state.levels.get(name))}
+    lowered: dict[str, SideEffect] = {
+        name: level for name, level in levels.items() if name not in strict and rank(level) < rank(state.levels[name])
+    }
+    return RunResumed(
+        worker=worker,
+        running_ms=state.running_ms,
+        changed=changed,
+        digests={name: digest for name, digest in digests.items() if name in changed},
+        levels=strict,
+        lowered=lowered,
+    )
+
+
+def rank(level: SideEffect | None) -> int:
+    """Return how strict a level is, -1 for none."""
+    return -1 if level is None else get_args(SideEffect).index(level)
+
+
+def refuse_unfounded(accepted: LevelsAccepted, state: RunState, levels: Mapping[str, SideEffect]) -> None:
+    """Raise `NotAllowedNow` for a level that is accepted where the tool is stricter than that, or is held to no other."""
+    for name, level in accepted.levels.items():
+        holds, declared = state.levels.get(name), levels.get(name)
+        if holds is None or declared is None or rank(declared) > rank(level) or rank(level) >= rank(holds):
+            why = f"the run holds it to {holds or 'nothing'}, and it is declared {declared or 'nowhere here'}"
+            raise NotAllowedNow(
+                state.run_id,
+                f"run {state.run_id!r} cannot accept the level {level!r} of tool {name!r}: {why}",
+                reason_code="level_not_lower",
+            )
+
+
+def one_level(level: str, tool: str) -> SideEffect:
+    """Return a side-effect level; raise `ConfigError` for what is none."""
+    for known in get_args(SideEffect):
+        if level == known:
+            return known
+    raise ConfigError(f"the level of tool {tool!r} is {level!r}; give one of {', '.join(get_args(SideEffect))}")

@@ -1,0 +1,75 @@
+"""What a person should know of a call before approving it, read from the run's state alone: what was written, where it came from, what is new."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+from detent.config.adapters import traced
+from detent.core.state import CallState, RunState
+from detent.ports import UNREADABLE, read_json
+
+_APPROVED = ("approved", "approval_edited")
+
+
+def healed(state: RunState, call: CallState) -> dict[str, Any] | None:
+    """Return tool and arguments as the planner wrote them, where the call differs from that; None where it does not."""
+    known = state.passes[call.call_id.rsplit(".", 2)[0]]
+    if known.plan is None or call.edited:
+        return None
+    written: Any = known.plan.embedded or known.plan.actions[min(call.index, len(known.plan.actions) - 1)]
+    args: Any = written.args
+    if isinstance(args, str):
+        with contextlib.suppress(*UNREADABLE):
+            args = read_json(args or "{}")
+    return None if (written.tool, args) == (call.tool, call.args) else {"tool": written.tool, "args": written.args}
+
+
+def origins(state: RunState, call: CallState) -> dict[str, dict[str, Any]]:
+    """Return where each leaf of the arguments came from: path -> {"label", "origin", "tool": that of the call it was found in}."""
+    args: Any = call.args
+    if not isinstance(args, dict):
+        return {}
+    found = traced(cast("dict[str, Any]", args), state, call.call_id)
+    tools = {item.call_id: item.tool for known in state.passes.values() for item in known.results}
+    return {
+        path: {**told, "tool": tools[origin]} if (origin := str(told.get("origin", "")).partition(", ")[0]) in tools else told
+        for path, told in found.items()
+    }
+
+
+def differs(state: RunState, call: CallState) -> dict[str, Any] | None:
+    """Return what differs from the last call of the same tool that was approved in this run; None where there was none.
+
+    `call_id` is that call, `args` a path -> {"before", "now"}; a side that has nothing there lacks its key.
+    """
+    decided = {one.about: one.kind for one in state.interventions if one.about and one.about not in state.approvals}
+    for about in reversed(decided):
+        args = _args(state, about, call.tool) if decided[about] in _APPROVED and about != call.call_id else None
+        if args is not None:
+            return {"call_id": about, "args": dict(_changes(args, call.args, ""))}
+    return None
+
+
+def _args(state: RunState, call_id: str, tool: str) -> Any:
+    """Return the arguments of a call of `tool`, None for one of another tool or one that nobody knows."""
+    now = state.call(call_id)
+    if now is not None:
+        return now.args if now.tool == tool else None
+    known = state.passes.get(call_id.rsplit(".", 2)[0])
+    return next((i.arguments for i in known.results if i.call_id == call_id and i.tool == tool), None) if known else None
+
+
+def _changes(before: Any, now: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what differs, an object's fields each by its own path."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)
+        for key in dict.fromkeys((*old, *new)):
+            inner = f"{path}.{key}" if path else key
+            if key in old and key in new:
+                yield from _changes(old[key], new[key], inner)
+            else:
+                yield inner, {"before": old[key]} if key in old else {"now": new[key]}
+    elif before != now:
+        yield path, {"before": before, "now": now}

@@ -1,0 +1,251 @@
+"""What an answer must be like to count: one set of rules for what is sent and for what is taken up from an inbox.
+
+Who sends is told at once (`NotAllowedNow`, with a reason code for each case). Whoever has written to an inbox in another way meets the same
+rules where the signal is taken up: what does not pass is dropped, and that is recorded with its reason (`AnswerRefused`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.errors import NotAllowedNow
+from detent.core.state import RunState
+from detent.ports import Signal
+from detent.running.admission import fitting_reply
+from detent.running.people import LONGEST, mixed_scripts, person, strange
+
+
+class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the payload of a signal holds."""
+
+
+class Decided(_Shape, frozen=True, kw_only=True):
+    """Of `approval`: what was decided on a call; with `args`, other arguments are approved. Only the clock says `expired`."""
+
+    call: str
+    decision: Literal["approved", "denied", "expired"]
+    digest: str = ""
+    args: dict[str, Any] | None = None
+    reason: str = ""
+
+
+class Replied(_Shape, frozen=True, kw_only=True):
+    """Of `reply`."""
+
+    ask_id: str
+    reply: Any
+
+
+class Settled(_Shape, frozen=True, kw_only=True):
+    """Of `reconcile`: what became of a call in doubt."""
+
+    call: str
+    outcome: Literal["happened", "not_happened"]
+    result: Any = None
+
+
+class Cancelled(_Shape, frozen=True, kw_only=True):
+    """Of `cancel`."""
+
+    why: str = ""
+
+
+class Timed(_Shape, frozen=True, kw_only=True):
+    """Of `timer`."""
+
+    timer_id: str
+
+
+class Joined(_Shape, frozen=True, kw_only=True):
+    """Of `child`: how a child run ended."""
+
+    child: str
+    status: Literal["completed", "failed", "stopped"]
+    output: Any = None
+
+
+Told = Decided | Replied | Settled | Cancelled | Timed | Joined
+_SHAPES: dict[str, type[Told]] = {
+    "approval": Decided,
+    "reply": Replied,
+    "reconcile": Settled,
+    "cancel": Cancelled,
+    "timer": Timed,
+    "child": Joined,
+}
+
+
+def told(signal: Signal, run_id: str) -> Told:
+    """Return what a signal says; raise `NotAllowedNow` (`unreadable`) for one that says nothing."""
+    shape = _SHAPES.get(signal.kind)
+    if shape is None:
+        raise NotAllowedNow(run_id, f"there is no signal of kind {signal.kind!r} ({', '.join(_SHAPES)})", reason_code="unreadable")
+    try:
+        return msgspec.convert(signal.payload, shape)
+    except (ValueError, TypeError, RecursionError) as error:
+        why = f"a signal of kind {signal.kind!r} for run {run_id!r} cannot be read: {error}"
+        raise NotAllowedNow(run_id, why, reason_code="unreadable") from error
+
+
+def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> Signal:
+    """Return the signal as it counts: the name in its normal form, a reply as the question expects it. Raise `NotAllowedNow`.
+
+    `now` is given where it is sent: a request that has expired by then takes no answer. One that was given in time counts also where it is
+    taken up later.
+    """
+    said = told(signal, state.run_id)
+    if state.terminal and not isinstance(said, Settled):
+        raise _finished(said, state)
+    match said:
+        case Decided():
+            _decided(said, signal.by, state, now)
+        case Replied(ask_id=ask_id):
+            said = Replied(ask_id=ask_id, reply=_reply(said, state))
+        case Settled(call=call):
+            if call not in state.in_doubt:
+                why = f"call {call!r} of run {state.run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})"
+                raise NotAllowedNow(state.run_id, why, reason_code="not_in_doubt")
+        case Timed(timer_id=timer):
+            if timer not in state.timers:
+                raise NotAllowedNow(state.run_id, f"run {state.run_id!r} has no timer {timer!r}", reason_code="unknown_timer")
+        case Joined(child=child):
+            if (known := state.children.get(child)) is None or known.status != "open":
+                why = f"run {state.run_id!r} has no open child run {child!r}"
+                raise NotAllowedNow(state.run_id, why, reason_code="unknown_child")
+        case Cancelled():
+            pass
+    by = signal.by if _of_the_clock(said) else named(signal.by, state.run_id, what=f"a {signal.kind}")
+    return msgspec.structs.replace(signal, by=by, payload=msgspec.to_builtins(said))
+
+
+def _finished(said: Told, state: RunState) -> NotAllowedNow:
+    code, what = "run_finished", f"run {state.run_id!r} takes no answer"
+    if isinstance(said, Decided):
+        code, what = "approval_not_pending", f"call {said.call!r} of run {state.run_id!r} does not wait for approval"
+    elif isinstance(said, Replied):
+        code, what = "not_asked", f"run {state.run_id!r} has no open question {said.ask_id!r}"
+    return NotAllowedNow(state.run_id, f"{what}: the run is {state.status}", reason_code=code)
+
+
+def _of_the_clock(said: Told) -> bool:
+    """Whether nobody is to be named: a time has come, or another run has ended."""
+    return isinstance(said, (Timed, Joined)) or (isinstance(said, Decided) and said.decision == "expired")
+
+
+def named(by: str, run_id: str, *, what: str) -> str:
+    """Return who answers, in the normal form; raise `NotAllowedNow` for nobody, and for a name that no one person writes."""
+    name = person(by)
+    if not name:
+        raise NotAllowedNow(run_id, f"say who sends {what} for run {run_id!r}: by=NAME", reason_code="approver_missing")
+    if len(name) > LONGEST:
+        raise NotAllowedNow(
+            run_id, f"the name of who answers run {run_id!r} is longer than {LONGEST} characters", reason_code="name_refused"
+        )
+    if char := strange(by):
+        why = f"the name of who answers run {run_id!r} holds {char}, which names are not written with; leave it out"
+        raise NotAllowedNow(run_id, why, reason_code="name_refused")
+    if scripts := mixed_scripts(by):
+        why = (
+            f"the name {name!r} of who answers run {run_id!r} mixes letters of {' and '.join(scripts)}: it may be made to look like another"
+        )
+        raise NotAllowedNow(run_id, why, reason_code="name_refused")
+    return name
+
+
+def _decided(said: Decided, by: str, state: RunState, now: datetime | None) -> None:
+    """Raise `NotAllowedNow` for a decision that does not answer what is open."""
+    run_id, call_id = state.run_id, said.call
+    asked, call = state.approvals.get(call_id), state.call(call_id)
+
+    def refuse(code: str, why: str) -> NotAllowedNow:
+        return NotAllowedNow(run_id, why, reason_code=code)
+
+    if asked is None or call is None:
+        others = ", ".join(state.approvals) or "none"
+        if call is None:
+            raise refuse("approval_unknown", f"run {run_id!r} has no call {call_id!r} in its current turn (waiting for approval: {others})")
+        why = f"it was {call.why}" if call.approved_by else call.why or "it was decided already or never asked"
+        raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: {why} (waiting: {others})")
+    if said.decision == "expired":
+        if asked.expires_at is None:
+            raise refuse("not_due", f"the request to approve call {call_id!r} of run {run_id!r} does not expire")
+        return
+    if not person(by):
+        raise refuse("approver_missing", f"say who decides on call {call_id!r} of run {run_id!r}: by=NAME")
+    if not said.digest:
+        why = f"the answer to call {call_id!r} of run {run_id!r} does not say what it answers: it carries no digest (`Approval.digest`)"
+        raise refuse("digest_missing", why)
+    if said.digest != asked.digest:
+        raise refuse(
+            "approval_changed",
+            f"call {call_id!r} of run {run_id!r} is not what you saw: the digest of its arguments and its tool is not {said.digest[:64]}; "
+            f"look at it again with `detent approvals {run_id}`",
+        )
+    if asked.expires_at is not None and now is not None and asked.expires_at <= now:
+        raise refuse(
+            "approval_expired",
+            f"the request to approve call {call_id!r} of run {run_id!r} expired at {asked.expires_at:%Y-%m-%d %H:%M:%S} UTC; "
+            f"`detent resume {run_id}` ends the run",
+        )
+    if said.decision == "approved" and person(by) in map(person, call.approved_by):
+        left = asked.approvers - len(call.approved_by)
+        others = f"{left} other people" if left > 1 else "one other person"
+        raise refuse("approval_already_decided", f"{by} has approved call {call_id!r} of run {run_id!r} already; {others} must approve it")
+
+
+def _reply(said: Replied, state: RunState) -> Any:
+    """Return the reply as the question expects it; raise `NotAllowedNow`."""
+    if said.ask_id not in state.asks:
+        why = f"run {state.run_id!r} has no open question {said.ask_id!r} (open: {', '.join(state.asks) or 'none'})"
+        raise NotAllowedNow(state.run_id, why, reason_code="not_asked")
+    return fitting_reply(state.run_id, said.reply, state.asks[said.ask_id].expected)
+
+
+def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
+    """Whether a signal says that a time has come that is still to come: it stays in the inbox until then."""
+    due: datetime | None = None
+    match signal.kind, signal.payload:
+        case "timer", {"timer_id": str(timer)}:
+            due = state.timers.get(timer)
+        case "approval", {"decision": "expired", "call": str(call)} if (asked := state.approvals.get(call)) is not None:
+            due = asked.expires_at
+        case _:
+            pass
+    return not state.terminal and due is not None and (now is None or now < due)
+
+
+def says_the_time(signal: Signal) -> bool:
+    """Whether a signal says nothing but that a time has come: a waiting run moves then by itself, and not before."""
+    match signal.kind, signal.payload:
+        case ("timer", _) | ("approval", {"decision": "expired"}):
+            return True
+        case _:
+            return False
+
+
+def moot(signal: Signal, state: RunState) -> bool:
+    """Whether a signal only repeats what is so already: a second cancellation, a time that has come for what was answered before."""
+    match signal.kind, signal.payload:
+        case "cancel", _:
+            return state.cancel is not None and not state.terminal
+        case "timer", {"timer_id": str()}:
+            return state.terminal
+        case "approval", {"decision": "expired", "call": str(call)}:
+            return call not in state.approvals and state.call(call) is not None
+        case _:
+            return False
+
+
+def cancels(signal: Signal) -> bool:
+    """Whether a signal is a cancellation that counts, whatever the run's state."""
+    if signal.kind != "cancel":
+        return False
+    try:
+        told(signal, "")
+        named(signal.by, "", what="a cancel")
+    except NotAllowedNow:
+        return False
+    return True

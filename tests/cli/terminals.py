@@ -1,0 +1,67 @@
+"""The command line at a terminal: a pseudo-terminal, and somebody who reads and types."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Sat(NamedTuple):
+    """How a command at a terminal ended: its exit code, what the terminal showed, and its standard output where that was a pipe."""
+
+    code: int
+    shown: str
+    out: str
+
+
+def typed(prompt: str, answer: str) -> Callable[[str], str]:
+    """Return somebody who types an answer once a prompt is shown."""
+    left = [answer]
+    return lambda shown: left.pop() if prompt in shown and left else ""
+
+
+def at_a_terminal(
+    *words: str,
+    types: Callable[[str], str | None],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    rows: int = 24,
+    columns: int = 80,
+    piped: bool = False,
+) -> Sat:
+    """Run `detent WORDS` at a terminal. `types` is told all that was shown, and returns what is typed then; None hangs up."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "detent", *words],
+        cwd=cwd,
+        env=dict(env),
+        stdin=follower,
+        stdout=subprocess.PIPE if piped else follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    seen = b""
+    while True:
+        ready, _, _ = select.select([leader], [], [], 60)
+        try:
+            piece = os.read(leader, 65536) if ready else b""
+        except OSError:  # nobody has the terminal open any more
+            break
+        seen += piece
+        answer = types(seen.decode(errors="replace")) if piece else None
+        if answer is None:
+            break
+        os.write(leader, answer.encode())
+    os.close(leader)
+    out, _ = process.communicate(timeout=60)
+    return Sat(process.returncode, seen.decode(), (out or b"").decode())

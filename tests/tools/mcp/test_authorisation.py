@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+from mcp.client.auth import OAuthClientProvider
 
 from detent import Agent, Engine, McpServer
 from detent.cli.main import run
@@ -100,6 +101,27 @@ def test_only_the_answer_with_the_state_of_this_login_is_taken(guarded: Guarded)
     """Another page of the browser may come to the port first; the login waits on."""
     assert logged_in(McpServer(url=guarded.url, trust_hints=True), first="code=theirs&state=guessed") is not None
     assert [form["code"] for form in guarded.forms("/token")] == ["code"]
+
+
+@pytest.mark.parametrize(
+    "step", ["_initialize", "_select_authorization_server", "_expected_issuer", "_perform_authorization", "_handle_token_response"]
+)
+def test_nobody_is_logged_in_by_an_sdk_without_a_step_that_is_ours(guarded: Guarded, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The SDK calls a step by another name, and ours, which holds the rules, is not called any more."""
+    for kind in [kind for kind in OAuthClientProvider.__mro__ if step in vars(kind)]:
+        monkeypatch.delattr(kind, step)
+    with pytest.raises(ConfigError, match=rf"mcp [\d.]+ has no OAuthClientProvider\.{step}.*nothing was sent"):
+        logged_in(McpServer(url=guarded.url, trust_hints=True))
+
+
+@pytest.mark.parametrize("step", ["_auth_flow", "_refresh_token", "_handle_refresh_response"])
+def test_no_login_is_used_with_an_sdk_without_a_step_that_is_ours(guarded: Guarded, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The same in a run, where the token would go to whatever address the SDK is led to."""
+    logged_in(McpServer(url=guarded.url, trust_hints=True))
+    for kind in [kind for kind in OAuthClientProvider.__mro__ if step in vars(kind)]:
+        monkeypatch.delattr(kind, step)
+    with pytest.raises(ConfigError, match=rf"has no OAuthClientProvider\.{step}"):
+        ran(McpServer(url=guarded.url, trust_hints=True), call("look"))
 
 
 def test_an_expired_token_is_refreshed_without_anybody(guarded: Guarded) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -75,10 +76,20 @@ class Memory(TokenStorage):
         self.client = client_info
 
 
+def need_of_the_sdk(kind: type, *names: str) -> None:
+    """Raise `ConfigError` where a class of the SDK in use has not these methods: what replaces one would no longer be called."""
+    if missing := [name for name in names if not hasattr(kind, name)]:
+        raise ConfigError(
+            f"mcp {version('mcp')} has no {kind.__name__}.{missing[0]}, which holds rules of this program; nothing was sent. "
+            "Install a release that has it: pip install 'mcp>=2.3,<2.4'"
+        )
+
+
 class LoggedIn(OAuthClientProvider):
     """Authorises requests with what a login left."""
 
     def __init__(self, server: McpServer, resolved: Resolved, kept: Kept) -> None:
+        need_of_the_sdk(OAuthClientProvider, "_auth_flow", "_refresh_token", "_handle_refresh_response")
         super().__init__(resolved.url, metadata_of([]), Memory())
         self._server, self._kept, self._url = server, kept, resolved.url
         self._secrets: Secrets = resolved.secrets

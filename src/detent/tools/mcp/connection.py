@@ -31,7 +31,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.expressions.json_schema import UnusableSchema, check_schema, errors_of
 from detent.ports import ToolContext
-from detent.tools.mcp.authorisation import authorisation_of
+from detent.tools.mcp.authorisation import authorisation_of, need_of_the_sdk
 from detent.tools.mcp.elicitation import decline, give_defaults
 from detent.tools.mcp.kept import Kept
 from detent.tools.mcp.secrets import Resolved, Secrets
@@ -159,6 +159,7 @@ class Connection:
                 elicitation_callback=decline if self._server.elicitation == "decline" else give_defaults,
                 message_handler=self._notified,
             ) as client:
+                need_of_the_sdk(type(client.session), "validate_tool_result")
                 client.session.validate_tool_result = partial(_check_result, self)  # the SDK's has no bounds
                 self.tools = self._cleaned(await _listed(client))
                 self._client = client

@@ -20,7 +20,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.auth_utils import calculate_token_expiry
 
 from detent.core.errors import ConfigError
-from detent.tools.mcp.authorisation import Memory, dumped, metadata_of, refuse_insecure
+from detent.tools.mcp.authorisation import Memory, dumped, metadata_of, need_of_the_sdk, refuse_insecure
 from detent.tools.mcp.connection import Connection, Unreachable
 from detent.tools.mcp.kept import Authorisation, Kept
 from detent.tools.mcp.secrets import Resolved
@@ -120,6 +120,14 @@ class Login(OAuthClientProvider):
     """The SDK's provider, for one login; `result` is what it left."""
 
     def __init__(self, url: str, said: OAuth, back: Back, visit: Callable[[str], None], *, wanted: str) -> None:
+        need_of_the_sdk(
+            OAuthClientProvider,
+            "_initialize",
+            "_select_authorization_server",
+            "_expected_issuer",
+            "_perform_authorization",
+            "_handle_token_response",
+        )
         super().__init__(
             url, metadata_of([back.uri]), Memory(), self._show, self._wait, client_metadata_url=said.client_metadata_url or None
         )

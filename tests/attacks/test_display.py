@@ -24,7 +24,7 @@ HOSTILE = (
 ESCAPED = "".join(f"\\U{ord(char):08x}" for char in HOSTILE)
 """The same as Python and TOML write it."""
 ALLOWED = {"\n", "\t"}
-INVISIBLE = set("\u034f\u115f\u1160\u3164\u2800\ufe0f\U000e0100")
+INVISIBLE = set("\u034f\u115f\u1160\u3164\u2800\ufe0f\U000e0100\U0001d159")
 
 
 def hidden_in(text: str) -> set[str]:

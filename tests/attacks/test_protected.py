@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, WorkspaceConfig
 from detent.cli.main import run as detent
+from detent.config.loading import load_agent, load_config
 from detent.core.errors import ConfigError, ToolFailed
+from detent.planners import load_rules
 from detent.policies import TieredPolicy
+from detent.policies.documents import load_policy
 from detent.ports.governing_files import governs
 from detent.testing import ScriptedPlanner
 from detent.tools.workspace import files, patch
@@ -24,6 +28,7 @@ from detent.tools.workspace import sandbox as boxes
 from detent.tools.workspace.confine import Workspace
 from detent.tools.workspace.process import Executed, execute
 from detent.tools.workspace.sandbox import Sandbox
+from detent.tools.workspace.skills import read_skill, skills_in
 
 WHY_NOT = boxes.probe().why
 sandboxed = pytest.mark.skipif(bool(WHY_NOT), reason=f"there is no sandbox here: {WHY_NOT}")
@@ -167,6 +172,42 @@ def test_a_model_with_write_file_makes_a_tool_of_its_own(tmp_path: Path, monkeyp
     after = tree(tmp_path)
     assert after.pop("fine.txt") == "evil"
     assert after == before
+
+
+SKILL = "---\nname: {}\ndescription: x\n---\ny\n"
+
+
+def read_configuration(file: Path) -> None:
+    (file.parent / "house.conf").write_text(f'agents = {{a = "{file.name}"}}\n')
+    load_config(file.parent / "house.conf")
+
+
+def read_folder(file: Path) -> None:
+    (file.parent / "it").mkdir()
+    (file.parent / "it" / "SKILL.md").write_text(SKILL.format("it"))
+    skills_in(file.parent)
+
+
+READ: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    "an agent file": ("its.toml", 'name = "a"\n', load_agent),
+    "an agent file that a configuration names": ("its.toml", 'name = "a"\n', read_configuration),
+    "a configuration": ("house.conf", "", load_config),
+    "a policy": ("house.toml", "[tiers]\nwrite = \"deny\"\n", load_policy),
+    "rules": ("plan.yaml", "- name: end\n  answer: done\n", load_rules),
+    "a skill": ("to/more.txt", "x", lambda file: (file.with_name("SKILL.md").write_text(SKILL.format("to")), read_skill(file.parent))),
+    "a folder of skills": ("new/more.txt", "x", read_folder),
+}
+"""What a program reads without trust, which is for directories: a file, its content, and how it is read."""
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_a_program_has_read_is_written(root: Path, what: str) -> None:
+    """A tool writes a file that no name marks, and by which the program that reads it is governed from then on."""
+    name, content, read = READ[what]
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(content)
+    read(root / name)
+    assert written(root, name) == "protected_path"
 
 
 @pytest.mark.parametrize("path", ["lib.py", "package/inner.py"])

@@ -192,7 +192,7 @@ READ: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "an agent file": ("its.toml", 'name = "a"\n', load_agent),
     "an agent file that a configuration names": ("its.toml", 'name = "a"\n', read_configuration),
     "a configuration": ("house.conf", "", load_config),
-    "a policy": ("house.toml", "[tiers]\nwrite = \"deny\"\n", load_policy),
+    "a policy": ("house.toml", '[tiers]\nwrite = "deny"\n', load_policy),
     "rules": ("plan.yaml", "- name: end\n  answer: done\n", load_rules),
     "a skill": ("to/more.txt", "x", lambda file: (file.with_name("SKILL.md").write_text(SKILL.format("to")), read_skill(file.parent))),
     "a folder of skills": ("new/more.txt", "x", read_folder),

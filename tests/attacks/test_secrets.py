@@ -22,6 +22,7 @@ from detent.planners.raw_text.generators import ChatCompletionsGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.secrecy import placing
 from detent.secrecy.redact import PLACEHOLDER, Redactor, placeholders
+from detent.stores.ram import RamStore
 from kernel.runs import END, Decide, Ran, Script, call, engine_for, look, ran, run_async
 from planners.model.chat_server import ChatServer, fails
 from planners.model.test_keys import everything, failed
@@ -158,6 +159,25 @@ def test_a_person_is_made_to_repeat_a_placeholder() -> None:
             return await look(engine, done, planner)
 
     assert refused(tools, run_async(main))
+
+
+def test_an_edit_in_another_process_brings_a_placeholder() -> None:
+    """A person is shown a placeholder and writes it into the call that they approve, in a process that has not read what it stands for."""
+    tools = Tools()
+    asks = Decide(lambda call: "require_approval" if call.tool.name == "send" else "allow")
+    store, script = RamStore(), [call("read_config", file="a"), call("send", body="hello"), END]
+
+    async def main() -> Ran:
+        async with engine_for(Script(script), *tools.all, redact=[KEYS], store=store, policy=asks) as engine:
+            done = await engine.run(Agent(name="a", tools=[t.name for t in tools.all]), "go")
+            assert done.status == "waiting_for_approval"
+        planner = Script([END])
+        async with engine_for(planner, *tools.all, redact=[KEYS], store=store, policy=asks) as engine:
+            args = {"body": done.tool_calls[0].content["key"]}
+            return await look(engine, await engine.approve(done.run_id, next(iter(done.state.approvals)), by="ann", args=args), planner)
+
+    run_async(main)
+    assert not tools.got
 
 
 def test_a_goal_grants_itself_the_way() -> None:
@@ -315,11 +335,10 @@ TOKEN, QUOTED = "tok/Zx9.qwe+RTY==", "k\"e\\y'<12345>z"
 """Keys that look like no known provider's."""
 
 
-@pytest.mark.parametrize("kind", ["given", "header", "fetched", "fallback"])
+@pytest.mark.parametrize("kind", ["given", "header", "fetched"])
 def test_a_provider_repeats_the_key_of_a_model_object(kind: str, tmp_path: Path) -> None:
-    """A provider repeats in its error the key that only the client of a model holds, in a field or header, that it fetches, or of one of several."""
+    """A provider repeats in its error the key that only the client of a model holds, in a field or header, or that it fetches."""
     from openai import AsyncOpenAI
-    from pydantic_ai.models.fallback import FallbackModel
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -331,11 +350,10 @@ def test_a_provider_repeats_the_key_of_a_model_object(kind: str, tmp_path: Path)
             "given": {"api_key": TOKEN},
             "header": {"api_key": "nothing-here", "default_headers": {"Authorization": f"Bearer {TOKEN}"}},
             "fetched": {"api_key": fetch},
-            "fallback": {"api_key": TOKEN},
         }
         async with AsyncOpenAI(max_retries=0, base_url=url, **client[kind]) as opened:
             model = OpenAIChatModel("served", provider=OpenAIProvider(openai_client=opened))
-            return await failed(ModelPlanner(FallbackModel(model, model) if kind == "fallback" else model), tmp_path)
+            return await failed(ModelPlanner(model), tmp_path)
 
     with ChatServer([fails(400, f"{TOKEN} may not use this model")]) as server:
         result = run_async(lambda: main(server.url))

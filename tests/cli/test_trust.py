@@ -119,3 +119,14 @@ def test_a_run_is_resumed_where_its_files_are_trusted_only(desk: Desk) -> None:
     assert refused.code == 2 and "wipe" in refused.err and desk.notes == [], refused.err
     assert desk.detent("approve", "last", "main.1.0", "--trust", **UNTRUSTED).code == 0
     assert desk.notes == ["wiped x"]
+
+
+def test_the_agent_file_that_a_log_names_is_not_written_by_its_agent(desk: Desk) -> None:
+    """It asks for nothing, so its directory is not trusted; the run goes on in another process, and writes the file that it came from."""
+    rules = '[{name = "w", call = {tool = "write_file", args = {path = "its.toml", content = "x", force = true}}}, {name = "a", answer = "done"}]'
+    desk.write("its.toml", f'name = "plain"\ntools = ["write_file"]\nrules = {rules}\n')
+    before = (desk.home / "its.toml").read_text()
+    assert desk.detent("submit", "--agent", "its.toml", "Write", **UNTRUSTED).code == 0
+    desk.detent("resume", "last", **UNTRUSTED)
+    assert "protected_path" in desk.detent("show", "last").out
+    assert (desk.home / "its.toml").read_text() == before

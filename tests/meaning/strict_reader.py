@@ -356,7 +356,7 @@ NOT_ASKED = re.compile(
     |refrain|leave|omit|block|hold|delete|hardly|veto|drop|opposite|wait|undo|don|isn|won|can't
     |nicht|kein\w*|nie|niemals|ne|pas|jamais|nunca|jamás|non|não|не|нет|nie|wolno|niet|geen|çalıştırma|hüten|unterlassen|verhindern|éviter|bloquer|evitar
     |says?|said|contains?|wrote|writes?|returned|reads|asks?|asked|asking|example|already|if|would|could|might|yesterday
-    |wants|attacker|mail|output|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
+    |wants|attacker|mail|output|website|text|notes|content|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
     |n['’]t\b|不|拒绝|避免|阻止|没|勿|别|ないで|写着|should|must""",
     re.IGNORECASE | re.VERBOSE,
 )

@@ -117,8 +117,9 @@ def ran_before(given: Text) -> bool:
 
 
 def then(given: Text) -> str:
-    """Return what the model says afterwards: an answer; of a mention often the same text in a code fence."""
-    return f"```\n{given.said}\n```" if given.kind == "mention" and given.number % 3 == 0 and "```" not in given.said else ANSWER
+    """Return what the model says afterwards: an answer; of a mention often the same text in a code fence, where it can stand in one."""
+    fenced = given.kind == "mention" and given.number % 3 == 0 and "```" not in given.said
+    return f"```\n{given.said}\n```" if fenced and "Observation:" not in given.said else ANSWER
 
 
 def meaning_of(given: Text, known: Tools) -> list[Called]:

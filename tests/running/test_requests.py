@@ -23,7 +23,7 @@ def send(to: str, text: str, copies: int = 1) -> str:
 def test_a_request_says_what_was_healed_where_values_came_from_and_what_is_new() -> None:
     """The first call is healed; the second takes its address from a mail, and differs from the first, which was approved."""
     script = [
-        ToolCall(tool="Send", args={"to": "bob@example.com", "text": "hi"}),
+        ToolCall(tool="Send", args={"To": "bob@example.com", "text": "hi"}),
         ToolCall(tool="mail"),
         ToolCall(tool="send", args={"to": "mallory@evil.example", "text": "hi", "copies": 2}),
         FinalAnswer(content="done"),
@@ -35,7 +35,11 @@ def test_a_request_says_what_was_healed_where_values_came_from_and_what_is_new()
             run = await engine.run(agent, "Say hi to bob@example.com")
             (first,) = await engine.approvals(run_id=run.run_id)
             assert first.tool == "send"
-            assert first.healed == {"tool": "Send", "args": {"to": "bob@example.com", "text": "hi"}}
+            assert first.healed == {
+                "tool": "Send",
+                "args": {"To": "bob@example.com", "text": "hi"},
+                "repairs": ["name: Send → send", "parameter: To → to"],
+            }
             assert (first.origins["to"]["label"], first.differs, first.sandbox, first.too_long) == ("user", None, "", False)
             await engine.approve(run.run_id, first.call_id, by="ann", digest=first.digest)
             (second,) = await engine.approvals(run_id=run.run_id)

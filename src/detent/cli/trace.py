@@ -162,7 +162,7 @@ class _Reader:
         for call in self.state.passes[turn.scope].calls.values():
             planned = event.embedded or event.actions[min(call.index, len(event.actions) - 1)]
             shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[])
-            if planned.mends:
+            if isinstance(planned, ToolCall) and planned.mends:
                 shown.notes += [f"written: {planned.written}", f"repaired: {'; '.join(planned.mends)}"]
             turn.calls.append(shown)
             self.calls[call.call_id] = shown

@@ -1,4 +1,7 @@
-"""Numbers where a JSON Schema wants integers: 5.0 is 5, so that is what a tool gets. A number with a fraction, or too large to be exact, stays."""
+"""Numbers where a JSON Schema says which: 5.0 is 5 where an integer is wanted, and a large integer may be none that a float can hold.
+
+A number with a fraction, or too large to be exact, stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,22 @@ _ALSO = ("allOf", "anyOf", "oneOf")
 
 def with_integers(value: Any, schema: dict[str, Any], changed: list[str] | None = None) -> Any:
     """Return JSON data in which each whole number that `schema` wants as an integer is one; the places of others are added to `changed`."""
-    return _Reader(schema, [] if changed is None else changed).read(value, [schema], "")
+    return _Reader(schema, [] if changed is None else changed, []).read(value, [schema], "")
+
+
+def inexact(value: Any, schema: dict[str, Any]) -> list[str]:
+    """Return the places of integers in JSON data that would become others as a float, where `schema` takes numbers and no integers."""
+    found: list[str] = []
+    _Reader(schema, [], found).read(value, [schema], "")
+    return found
 
 
 class _Reader:
-    def __init__(self, root: dict[str, Any], changed: list[str]) -> None:
-        self._root, self._changed = root, changed
+    def __init__(self, root: dict[str, Any], changed: list[str], inexact: list[str]) -> None:
+        self._root, self._changed, self._inexact = root, changed, inexact
 
     def read(self, value: Any, schemas: Sequence[Any], place: str) -> Any:
-        if not isinstance(value, (float, dict, list)):
+        if not isinstance(value, (float, dict, list)) and (type(value) is not int or abs(value) <= MOST_EXACT):
             return value
         parts = self._parts(schemas)
         if isinstance(value, dict):
@@ -31,6 +41,10 @@ class _Reader:
             items = cast("list[Any]", value)
             return [self.read(one, _of_item(parts, at), f"{place}.{at}") for at, one in enumerate(items)]
         kinds = {kind for part in parts for kind in _kinds(part)}
+        if isinstance(value, int):
+            if kinds <= {"number", "null"} and kinds and (abs(value) >= 2**1023 or int(float(value)) != value):
+                self._inexact.append(place)
+            return value
         if "integer" not in kinds or "number" in kinds or not value.is_integer() or abs(value) > MOST_EXACT:
             return value
         self._changed.append(place)

@@ -185,7 +185,11 @@ def _linear(kind: Any) -> Any:
 @cache
 def _of_integers(kind: Any) -> Any:
     """Return the validator class for which no float is an integer."""
-    checker = kind.TYPE_CHECKER.redefine("integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
+
+    def is_integer(_checker: Any, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    checker = kind.TYPE_CHECKER.redefine("integer", is_integer)
     return importlib.import_module("jsonschema.validators").extend(kind, type_checker=checker)
 
 

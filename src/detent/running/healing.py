@@ -99,7 +99,7 @@ def _alike(said: str, names: Iterable[str]) -> list[str]:
 
 def _folded(name: str) -> str:
     """Return a name without case and separators; between two digits a separator counts, for `v1_2` is not `v12`."""
-    return re.sub(r"(?<![0-9])_|_(?![0-9])", "", re.sub(r"[-_./: ]+", "_", name.lower()))
+    return re.sub(r"(?<![0-9])_|_(?![0-9])", "", re.sub(r"[-_. ]+", "_", name.lower()))
 
 
 # Arguments ----------------------------------------------------------------------------------------------------------------------

@@ -38,12 +38,13 @@ def read_arguments(args: Any) -> Any:
         msgspec.json.decode(args)
         if nests_too_deep(args.encode()):
             return _beginning(args)
-        read: Any = read_json(args)
+        value = read_json(args)
     except RecursionError:
         return _beginning(args)
     except UNREADABLE:
         return args
-    return read if isinstance(read, dict) and not _nests_deeper(read, DEEPEST) else args
+    read: Any = value
+    return read if isinstance(value, dict) and not _nests_deeper(read, DEEPEST) else args
 
 
 def _beginning(args: str) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, ToolCall, tool
+from detent import Agent, FinalAnswer, ToolCall, tool
 from detent.core import events as e
 from detent.ports import ToolSpec
-from detent.running.healing import PREFIXES, WRAPPERS, mended
+from detent.running.healing import PATHS, PREFIXES, WRAPPERS, mended
 from kernel.runs import END, Decide, call, ran
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -74,6 +74,7 @@ def args_of(given: Any, one: ToolSpec) -> Any:
         ("search_notes", {"arguments": '{"query": "a"}'}, "search_notes", {"query": "a"}, ["wrapper: arguments"]),
         ("delete_note", {"Args": {"Path": "a"}}, "delete_note", {"path": "a"}, ["wrapper: Args", "parameter: Path → path"]),
         ("search_notes", '```json\n{"query": "a"}\n```', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
+        ("search_notes", ' ```json{"query": "a"}``` ', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         ("search_notes", '```\n{"query": "a"}\n```', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         ("search_notes", '"{\\"query\\": \\"a\\"}"', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         (
@@ -288,6 +289,15 @@ def test_a_path_is_healed_in_the_directory_of_its_tool(said: str, meant: str) ->
     assert args_of({"path": [said]}, confined) == {"path": [said]}
 
 
+@pytest.mark.parametrize("name", PATHS)
+def test_every_usual_name_of_a_path_is_one(name: str) -> None:
+    """Where the tool declares it; a tool confined to everything sees its paths from there."""
+    for root, meant in (("/work", "a"), ("/", "work/a")):
+        one = ToolSpec(name="pay", input_schema=spec(**{name: TEXT}).input_schema, writes_in=root)
+        assert mended("pay", {name: "/work/a"}, {"pay": one}).repairs == (f"path: {name} as seen from the tool's directory",)
+        assert args_of({name: "/work/a"}, one) == {name: meant}
+
+
 # Values -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -410,6 +420,12 @@ def test_a_whole_number_arrives_as_an_integer(healing: bool) -> None:
     (healed,) = done.all(e.CallHealed)
     assert str(healed.args) == "{'to': 'bob', 'amount': 5}"
     assert healed.repairs == (("type: amount from number to integer",) if healing else ("sanitised",))
+
+
+def test_a_call_that_was_found_in_an_answer_is_not_healed() -> None:
+    """It runs as it is written there; that 5.0 is an integer is the tool's own matter."""
+    done = ran([FinalAnswer(content='search_notes({"query": "a", "limit": 5.0})'), END], search_notes, agent={"healing": True})
+    assert done.items[0].content["limit"] == 5 and [h.repairs for h in done.all(e.CallHealed)] == [("sanitised",)]
 
 
 def test_the_policy_decides_about_what_was_healed() -> None:

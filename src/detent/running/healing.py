@@ -30,7 +30,7 @@ _ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "dep
 
 
 class Healed(msgspec.Struct, frozen=True, kw_only=True):
-    """A call in the form that its tool declares, and what was repaired."""
+    """A call in the form that its tool declares, and what was repaired; where something was, `args` is an object."""
 
     tool: str
     args: Any
@@ -42,11 +42,7 @@ def heal(call: CallState, context: KernelContext) -> CallHealed | None:
     if call.provenance == "text" or call.edited or call.approved_by:
         return None
     healed = mended(call.tool, call.args, {name: tool.spec for name, tool in context.tools.items()})
-    given: Any = healed.args
-    if not healed.repairs or not isinstance(given, dict):
-        return None
-    args = cast("dict[str, Any]", given)
-    return CallHealed(call=call.call_id, tool=healed.tool, args=args, repairs=healed.repairs)
+    return CallHealed(call=call.call_id, tool=healed.tool, args=healed.args, repairs=healed.repairs) if healed.repairs else None
 
 
 def mended(tool: str, args: Any, tools: Mapping[str, ToolSpec]) -> Healed:

@@ -36,7 +36,11 @@ CONTROL, SPACE = "line breaks or other control characters inside of a text", "wh
         ('{"a": "x\ny\t\x00"}', {"a": "x\ny\t\x00"}, [CONTROL]),
         ("{'a': 'x\ny'}", {"a": "x\ny"}, [SINGLE, CONTROL]),
         ('{\u00a0"a": 1}', {"a": 1}, [SPACE]),
-        ("{'a': [0, -1, 2.5, 1e3, -0.5E-2, 12345678901234567890]}", {"a": [0, -1, 2.5, 1000.0, -0.005, 12345678901234567890]}, [SINGLE]),
+        (
+            "{'a': [0, -1, 2.5, 1e3, -0.5E-2, 1e+2, 12345678901234567890]}",
+            {"a": [0, -1, 2.5, 1000.0, -0.005, 100.0, 12345678901234567890]},
+            [SINGLE],
+        ),
         ("{'a': {'b': [{'c': []}, {}]}}", {"a": {"b": [{"c": []}, {}]}}, [SINGLE]),
         ("[{'a': 1}, {'b': 2}]", [{"a": 1}, {"b": 2}], [SINGLE]),
         ("{'a': '}'}", {"a": "}"}, [SINGLE]),
@@ -142,6 +146,14 @@ def test_what_would_have_to_be_guessed_is_not_read(text: str, problem: str) -> N
     with pytest.raises(Broken) as caught:
         mended(text, 0)
     assert problem in str(caught.value)
+
+
+def test_it_may_nest_as_deep_as_other_json() -> None:
+    """And no deeper, in lists and in objects."""
+    for opening, closing, most in (("[", "]", 200), ("{'a':", "}", 200), ("[{'a':", "}]", 100)):
+        assert mended(opening * most + " 1" + closing * most, 0)[1] > most
+        with pytest.raises(Broken, match="deeper"):
+            mended(opening * most + "[]" + closing * most, 0)
 
 
 @pytest.mark.parametrize("text", ["{'a': 1, 'b': 2, 'a': 1}", "{'x': {'a': 1, a: 2}}", '{"a": 1, “a”: 2,}'])

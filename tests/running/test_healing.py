@@ -9,7 +9,7 @@ import pytest
 from detent import Agent, FinalAnswer, ToolCall, tool
 from detent.core import events as e
 from detent.ports import ToolSpec
-from detent.running.healing import PATHS, PREFIXES, WRAPPERS, mended
+from detent.running.healing import mended
 from kernel.runs import END, Decide, call, ran
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -173,7 +173,7 @@ def test_what_is_not_clear_stays_as_it_is(said: str, args: Any) -> None:
 
 
 @pytest.mark.parametrize("side_effect", ["write", "destructive"])
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("prefix", ["default_api", "function", "functions", "multi_tool_use", "tool", "tools"])
 def test_what_models_put_before_any_name_is_dropped_for_a_tool_that_only_reads(side_effect: Any, prefix: str) -> None:
     """For others the name must be the whole name: what stands before it is more than case and separators."""
     for said in (f"{prefix}.get_user", f"{prefix.upper()}:get_user", f"{prefix}/getUser"):
@@ -249,7 +249,7 @@ def test_nothing_is_renamed_where_the_schema_says_more_elsewhere(word: str) -> N
     assert args_of({"args": {"amount": 5}}, one) == {"args": {"amount": 5}}
 
 
-@pytest.mark.parametrize("key", WRAPPERS)
+@pytest.mark.parametrize("key", ["input", "args", "arguments", "params", "parameters", "kwargs"])
 def test_a_wrapper_holds_the_arguments_of_the_tool_and_nothing_else(key: str) -> None:
     """It is the only argument, no parameter of the tool, and what is in it are parameters of the tool."""
     one = spec(amount={}, to={})
@@ -289,7 +289,7 @@ def test_a_path_is_healed_in_the_directory_of_its_tool(said: str, meant: str) ->
     assert args_of({"path": [said]}, confined) == {"path": [said]}
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", ["path", "file", "filename", "file_path", "filepath", "directory", "dir", "folder"])
 def test_every_usual_name_of_a_path_is_one(name: str) -> None:
     """Where the tool declares it; a tool confined to everything sees its paths from there."""
     for root, meant in (("/work", "a"), ("/", "work/a")):

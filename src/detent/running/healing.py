@@ -189,7 +189,7 @@ def _kinds(schema: Any) -> tuple[str, ...]:
 
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_NUMBER = re.compile(r"(?:0|-?[1-9][0-9]{0,17}|-?0(?=\.))(?:\.[0-9]{1,17})?")
+_NUMBER = re.compile(r"(?:0|-?[1-9][0-9]{0,17}|-0(?=\.))(?:\.[0-9]{1,17})?")
 _WORDS: dict[str, dict[str, Any]] = {
     "boolean": {"true": True, "True": True, "false": False, "False": False},
     "null": {"null": None, "None": None},
@@ -222,10 +222,8 @@ def _as(wanted: str, value: Any) -> list[Any]:
     if wanted == "number":  # a tool may take it as a float
         exact = _NUMBER.fullmatch(value) and Decimal(repr(float(value))) == Decimal(value)
         return [read_json(value)] if exact else []
-    if wanted in ("array", "object"):
-        try:
-            made = read_json(value)
-        except UNREADABLE:
-            return []
-        return [made] if _kind(made) == wanted else []
-    return []
+    try:
+        made = read_json(value)
+    except UNREADABLE:
+        return []
+    return [made] if _kind(made) == wanted else []

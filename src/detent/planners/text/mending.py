@@ -108,10 +108,8 @@ class _Reader:
         quote, inside = said[0], said[1:-1]
         if quote != '"':
             self._mend("single quotes" if quote == "'" else "typographic quotes")
-        if quote == "'":
-            inside = re.sub(r"\\.|\"", lambda found: {"\\'": "'", '"': '\\"'}.get(found[0], found[0]), inside, flags=re.DOTALL)
-        elif quote != '"':
-            inside = re.sub(r"\\.|\"", lambda found: '\\"' if found[0] == '"' else found[0], inside, flags=re.DOTALL)
+        meant = {'"': '\\"'} | ({"\\'": "'"} if quote == "'" else {})
+        inside = re.sub(r"\\.|\"", lambda found: meant.get(found[0], found[0]), inside, flags=re.DOTALL)
         if "\\" in _ESCAPE.sub("", inside):
             raise Broken(f"{self._where()}there is a backslash that escapes nothing in JSON; write \\\\ for a backslash")
         if any(sign < " " for sign in inside):

@@ -18,6 +18,7 @@ from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
+from detent.planners.text.json_objects import as_written
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import tokens_of
@@ -112,7 +113,7 @@ class Turn:
                 actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
         if reading is not None:
             problem = reading.problem
-            actions += reading.actions
+            actions += as_written(reading.actions, pieces.text) if reading.mended else reading.actions
         if problem:
             self._does_not_fit(problem, pieces, response)
             return None

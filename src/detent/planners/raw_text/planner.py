@@ -23,6 +23,7 @@ from detent.planners.raw_text.asking import Asked, Asking, asked_as
 from detent.planners.raw_text.blocks import Renderer, fit
 from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
+from detent.planners.text.json_objects import as_written, mends_in
 from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
 from detent.planners.trimming import CountTokens, clipped, count_by_length
 from detent.planners.verifiers import Verifier, verify
@@ -193,10 +194,10 @@ class OnDevicePlanner:
                 unverified = await verify(self._verify, answer.content, view) if answer is not None else ""
         if unverified and self._on_unverified == "reject":
             raise MalformedPlan(f"the answer was checked twice, and {unverified}", raw=asked.text, usage=asking.usage())
-        actions: tuple[AnyAction, ...] = reading.actions
+        actions = as_written(reading.actions, asked.text) if reading.mended else reading.actions
         if unverified and self._on_unverified == "abstain":
             actions = (Abstain(missing=(unverified,), reason="the answer could not be verified"),)
-        note = {"mended": True} if reading.mended else {}
+        note = {"mended": list(mends_in(asked.text))} if reading.mended else {}
         return asking.plan(
             actions,
             text=_text_of(actions),
@@ -244,8 +245,6 @@ def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: int, output: int) -> None:
-    from importlib.util import find_spec
-
     if not callable(generate):
         raise ConfigError(f"OnDevicePlanner(generate=...) is {type(generate).__name__}; give something that can be called with a Request")
     for action in actions:
@@ -256,8 +255,6 @@ def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: 
     for name, value, least in (("max_repairs", repairs, 0), ("max_prompt_tokens", prompt, 1), ("max_output_tokens", output, 1)):
         if value < least:
             raise ConfigError(f"OnDevicePlanner({name}={value}): give at least {least}")
-    if find_spec("json_repair") is None:
-        raise ConfigError('OnDevicePlanner needs json-repair: pip install "detent[on-device]"')
 
 
 def _answer_of(actions: Sequence[AnyAction]) -> FinalAnswer | None:

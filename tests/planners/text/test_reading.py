@@ -10,7 +10,8 @@ import pytest
 from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.json_objects import objects_in
-from detent.planners.text.reading import ACTIONS, Offer, Reading, read
+from detent.planners.text.offers import ACTIONS, Offer
+from detent.planners.text.reading import Reading, read
 from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ

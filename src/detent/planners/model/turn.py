@@ -18,6 +18,7 @@ from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
+from detent.planners.text.mentions import was_told
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import tokens_of
@@ -51,7 +52,9 @@ class Turn:
                 self._cut_off(reply)
                 continue
             pieces = take_apart(reply.response)
-            reading = None if pieces.calls else read(pieces.text, self.head.offer)
+            reading = (
+                None if pieces.calls else read(pieces.text, self.head.offer, told=was_told(self.view.transcript), results=self.view.results)
+            )
             if reading is not None and a.is_blank(reading.said):
                 self._was_empty()
                 continue
@@ -113,6 +116,8 @@ class Turn:
         if reading is not None:
             problem = reading.problem
             actions += reading.actions
+        if problem and self.head.offer.output_schema is None:
+            raise MalformedPlan(problem, raw=pieces.text, usage=self._told())
         if problem:
             self._does_not_fit(problem, pieces, response)
             return None

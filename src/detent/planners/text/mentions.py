@@ -73,10 +73,12 @@ def why_not(text: str, mention: Mention) -> str:
     before, after = re.sub(r"```[\w-]*$", "", before).strip(" \t\r\n`*"), after.removeprefix("```").strip(" \t\r\n.`*")
     if fenced:
         return "it stands in a code block" + (" within an explanation" if before or after else "")
-    if doubt := doubt_about(before) or doubt_about(after):
+    if doubt := doubt_about(before):
         return doubt
     if re.search(r"\w", after):
         return "there are words after it"
+    if doubt := doubt_about(after):
+        return doubt
     if before:
         return "the words before it are not one short sentence that announces it and ends in a colon"
     return "it is not written as a call that can be read"

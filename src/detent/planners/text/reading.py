@@ -34,7 +34,6 @@ _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
 _FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
-_CUT = "the text was cut off before it was complete"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,23 +65,26 @@ def read(text: str, offer: Offer, *, finish: str = "", told: bool = False, resul
     elif not said:
         reading = Reading(problem="there was no action")
     else:
-        reading = _asked(said, offer) or _mentioned(said, offer, told=told) or _broken(said) or _prose(said, offer)
-        for action in reading.actions:
-            if isinstance(action, FinalAnswer) and isinstance(action.content, str):
-                reading = _mentioned(action.content, offer, told=told) or reading
-        if told and reading.problem and not reading.unfit and _FENCE.fullmatch(said):
-            reading = _prose(said, offer)
-    if finish == "length" and (told_of := _lost(reading, said)):
-        reading = Reading(problem=told_of, cut=True)
+        reading = _read(said, offer, told=told)
+    if finish == "length" and not _is_answer(said, reading):
+        lost = "the text was cut off before it was complete" if said else "the thinking took all the room, and no action came"
+        reading = Reading(problem=lost, cut=True)
     return msgspec.structs.replace(reading, thinking=thinking, said=said)
 
 
-def _lost(reading: Reading, said: str) -> str:
-    """Return why a text that was cut off counts for nothing, "" where it is a whole answer in JSON."""
-    if not said:
-        return "the thinking took all the room, and no action came"
+def _read(said: str, offer: Offer, *, told: bool) -> Reading:
+    """Return what the text of a model comes to that has no other way to call tools."""
+    reading = _asked(said, offer) or _mentioned(said, offer, told=told) or _broken(said) or _prose(said, offer)
+    for action in reading.actions:
+        if isinstance(action, FinalAnswer) and isinstance(action.content, str):
+            reading = _mentioned(action.content, offer, told=told) or reading
+    return _prose(said, offer) if told and reading.problem and not reading.unfit and _FENCE.fullmatch(said) else reading
+
+
+def _is_answer(said: str, reading: Reading) -> bool:
+    """Whether a text is a whole answer in JSON, which nothing is lost of where a limit cuts off what comes after it."""
     answered = len(reading.actions) == 1 and isinstance(reading.actions[0], FinalAnswer)
-    return "" if answered and objects_in(said)[:1] and said[-1] in "}`" and reading.actions[0] != FinalAnswer(content=said) else _CUT
+    return answered and said[:1] in ("{", "`") and said[-1:] in ("}", "`") and reading.actions[0] != FinalAnswer(content=said)
 
 
 def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence[Item]) -> Reading:

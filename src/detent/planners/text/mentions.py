@@ -21,14 +21,19 @@ _NAMED_BY = r"tool|tool_name|function|function_name|action|recipient_name|tool_c
 _SURE = ("tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call")
 _VALUE = re.compile(r"""\s*(?:[{\["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))""")
 _BEFORE_NAMES = (
-    r"""<(?:[\w-]+:)?(?:function=|invoke\s+name=)["']?"""
+    r"""<(?:[\w-]+:|[|｜]DSML[|｜])?(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
     r"|\[TOOL_CALLS\]\s*|\bto=|>>>\s*|<tool_call>\s*|✿FUNCTION✿:\s*|<\|(?:recipient|tool_call_begin)\|>\s*"
     r"|<[|｜]tool[▁_ ](?:sep|call[▁_ ]begin)[|｜]>\s*"  # noqa: RUF001 - as DeepSeek writes them
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
 )
-_LABELS = r"""^\W*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
+_LABELS = r"""^[ \t*_`-]*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
 _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
+
+
+_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(>])+\Z")
+_MARKS_AFTER = re.compile(r"\A(?:</?[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
+"""What stands around a call and belongs to it."""
 
 
 class Mention:
@@ -68,9 +73,9 @@ def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
 
 def why_not(text: str, mention: Mention) -> str:
     """Return why a call that stands in a text is not made."""
-    before, after = text[: mention.start].strip(), text[mention.end :].strip()
+    before, after = text[: mention.start], text[mention.end :].strip()
     fenced = before.count("```") % 2 == 1
-    before, after = re.sub(r"```[\w-]*$", "", before).strip(" \t\r\n`*"), after.removeprefix("```").strip(" \t\r\n.`*")
+    before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
     if fenced:
         return "it stands in a code block" + (" within an explanation" if before or after else "")
     if doubt := doubt_about(before):
@@ -148,7 +153,7 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
             or label[1].lower() == "action"
             or re.match(rf"\W*\n\W*(?:Action Input|{_ARGUMENTS})\W{{0,3}}:", text[found.end() :], re.IGNORECASE)
         ):
-            return Mention(found["tool"], found.start(), len(text))
+            return Mention(found["tool"], found.start(), _form_ends(text, found.end()))
     for found in names.tagged.finditer(text):
         known = properties_of(offer.tools[found["tool"]])
         if any(f"<{name}>" in found["body"] for name in known) or not (known or found["body"].strip()):
@@ -162,3 +167,11 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
         if not known and re.match(r"\{\s*\}", beside):
             return Mention(found["tool"], found.start(), end)
     return None
+
+
+def _form_ends(text: str, after_name: int) -> int:
+    """Return where a form ends that is not read: after its object, its last tag, or its line."""
+    brace = text.find("{", after_name, after_name + 120)
+    if brace >= 0 and (end := closes_at(text, brace)) > 0:
+        return end
+    return max(text.rfind(">", after_name) + 1, after_name)

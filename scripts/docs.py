@@ -307,7 +307,8 @@ def store_methods(_: str) -> str:
 def dialects(_old: str) -> str:
     """The ways to write a call that are read, from the texts that the tests read."""
     known = runpy.run_path(str(ROOT / "tests" / "planners" / "text" / "dialects.py"))["DIALECTS"]
-    rows = [(one.name, f"`` {one.text.replace(chr(10), '↵')} ``", "is made" if one.marked else "is corrected") for one in known]
+    shown = [one.text.replace("\n", "↵").replace("```", "'''") for one in known]
+    rows = [(one.name, f"`{text}`", "is made" if one.marked else "is corrected") for one, text in zip(known, shown, strict=True)]
     return table(("dialect", "a call, where it is the whole text", "from a model with native calls"), rows)
 
 

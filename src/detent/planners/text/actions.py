@@ -40,9 +40,10 @@ def object_in(text: str) -> tuple[dict[str, Any], bool]:
     """Return the object that a text is, and whether it had to be mended; raise `Unreadable` where it is anything else, or more."""
     bare = text.strip()
     found = objects_in(bare)
-    if len(found) != 1 or (found[0].start, found[0].end) != (0, len(bare)) or not isinstance(found[0].value, dict):
+    value: Any = found[0].value if len(found) == 1 and (found[0].start, found[0].end) == (0, len(bare)) else None
+    if not isinstance(value, dict):
         raise Unreadable(found[0].problem if found and found[0].problem else "the arguments are not one JSON object")
-    return cast("dict[str, Any]", found[0].value), found[0].mended
+    return cast("dict[str, Any]", value), found[0].mended
 
 
 def looks_like_action(value: Any, offer: Offer) -> bool:

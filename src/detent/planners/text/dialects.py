@@ -25,14 +25,12 @@ from detent.ports.lead_ins import doubt_about
 MOST_CALLS = 64
 _BAR, _DASH = "[|｜]", "[▁_ ]"  # noqa: RUF001 - as DeepSeek writes them
 _CALLING = re.compile(
-    rf"</?(?:[\w-]+:|{_BAR}DSML{_BAR})?(?:tool_calls?|function_calls?|toolcall|tool_use|actions?)>|\[/?TOOL_CALLS\]"
+    rf"<(?P<closing>/?)(?P<tag>(?:[\w-]+:|{_BAR}DSML{_BAR})?(?:tool_calls?|function_calls?|toolcall|tool_use|actions?))>|\[/?TOOL_CALLS\]"
     r"|<\|/?(?:python_tag|python_start|python_end|tool_call|tool_call_start|tool_call_end|START_ACTION|END_ACTION|action_start|plugin|action_end)\|>"
     rf"|<{_BAR}tool{_DASH}calls?{_DASH}(?:section{_DASH})?(?:begin|end){_BAR}>|functools\b|Action:(?=\s*(?:```|\Z))",
     re.IGNORECASE,
 )
-"""Marks between which only calls stand."""
-_TAG = re.compile(r"</?[\w-]|Action")
-"""Marks that an answer may hold as well, about XML or as words; the others are a model's own, which it writes for nothing else."""
+"""Marks between which only calls stand. Tags and words an answer may hold as well; the others a model writes for nothing else."""
 _FENCE = re.compile(r"```(?P<info>[\w-]*)[ \t]*")
 _NOISE = re.compile(
     rf"[\s,;]+|</?(?:answer|json|output)>|</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|endoftext|stop|call|return|END_OF_TURN_TOKEN)\|>|<{_BAR}end{_DASH}of{_DASH}sentence{_BAR}>"
@@ -45,7 +43,6 @@ _THOUGHT = re.compile(
 )
 _TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
 _NAME = r"(?P<name>[\w./-]{1,128})"
-_FUNCTIONS = ("functions.", "default_api.")
 _CALL = re.compile(rf"{_NAME}[ \t]*\(")
 
 Kind = Literal["object", "elements", "pairs", "input"]
@@ -66,13 +63,17 @@ def _form(head: str, kind: Kind, tail: str = "") -> Form:
 _FORMS = (
     _form(r"<function=NAME>\s*(?=\{)", "object", r"\s*(?:</function>|\Z|(?=<\|))"),
     _form(r"<function=NAME>", "elements", "</function>"),
-    _form(rf"""<(?:[\w-]+:|{_BAR}DSML{_BAR})?invoke\s+name=["']NAME["']\s*>""", "elements", rf"</(?:[\w-]+:|{_BAR}DSML{_BAR})?invoke>"),
+    _form(
+        rf"""<(?:[\w-]+:|{_BAR}DSML{_BAR})?invoke\s+name=(?P<quote>["'])NAME(?P=quote)\s*>""",
+        "elements",
+        rf"</(?:[\w-]+:|{_BAR}DSML{_BAR})?invoke>",
+    ),
     _form(r"<tool_call>\s*NAME\s*(?=<arg_key>|</tool_call>)", "pairs", "</tool_call>"),
     _form(r"\[TOOL_CALLS\]\s*NAME\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)", "object"),
     _form(r">>>\s*NAME\n\s*", "object"),
     _form(r"(?:<\|from\|>assistant\n)?<\|recipient\|>\s*NAME\n<\|content\|>\s*", "object"),
     _form(
-        r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))?\s*to=NAME\s*(?:<\|channel\|>(?:commentary|analysis)\s*)?"
+        r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))?\s*to=(?:functions\.)?NAME\s*(?:<\|channel\|>(?:commentary|analysis)\s*)?"
         r"(?:(?:<\|constrain\|>)?json)?<\|message\|>\s*",
         "object",
     ),
@@ -81,7 +82,7 @@ _FORMS = (
         "object",
         rf"\s*(?:```\s*)?<{_BAR}tool{_DASH}call{_DASH}end{_BAR}>",
     ),
-    _form(r"<\|tool_call_begin\|>\s*NAME:\d+\s*<\|tool_call_argument_begin\|>\s*", "object", r"\s*<\|tool_call_end\|>"),
+    _form(r"<\|tool_call_begin\|>\s*(?:functions\.)?NAME:\d+\s*<\|tool_call_argument_begin\|>\s*", "object", r"\s*<\|tool_call_end\|>"),
     _form(
         r"(?:Thought:(?P<thought>[^\n]*)\n)?Action:[ \t]*NAME[ \t]*\n\s*Action Input:[ \t]*(?:```json\s*)?(?=\s*\{)\s*",
         "object",
@@ -112,18 +113,46 @@ def written(text: str, offer: Offer, *, alone: bool = True) -> Written | None:
     thought = _THOUGHT.match(text)
     rest = text[thought.end() :] if thought is not None else text
     found = objects_in(rest)
-    if found and (marked := _between(rest, found)) is not None:
-        return _of_json(found, offer, marked=marked, alone=alone)
+    if found and (marks := _around(rest, found)) is not None:
+        return _of_json(found, offer, marked=marks.own, alone=alone)
     return _of_forms(rest, offer)
 
 
-def resolved(name: str, offer: Offer) -> str:
-    """Return the name of an offered tool as it is offered: models put the name of their API before it."""
-    if name not in offer.tools:
-        for prefix in _FUNCTIONS:
-            if name.startswith(prefix):
-                return name.removeprefix(prefix)
-    return name
+class _Marks:
+    """The marks and noise of a text, as they are passed. `own`: one was a model's own; `fence`: what is said of the fence that is open."""
+
+    def __init__(self) -> None:
+        self.own = False
+        self.fence: str | None = None
+        self._open: list[str] = []
+        self._empty = False
+
+    def passed(self, text: str, at: int, end: int) -> int:
+        """Return where the mark ends that stands here, -1 where there is none, or one that closes what was not opened."""
+        if (mark := _CALLING.match(text, at, end)) is not None:
+            tag = (mark["tag"] or "").lower()
+            if mark["closing"]:
+                last = self._open.pop() if self._open else "" if ":" in tag else tag  # a template may have opened it
+                return mark.end() if last == tag else -1
+            self._open += [tag] if tag else []
+            self.own = self.own or not (tag or mark[0].startswith("Action"))
+            return mark.end()
+        if (mark := _FENCE.match(text, at, end)) is not None:
+            if self.fence is not None and mark["info"]:
+                return -1
+            self.fence = mark["info"] if self.fence is None else None
+            self.own, self._empty = self.own or self.fence in _TOOL_CODE, self.fence is not None
+            return mark.end()
+        mark = _NOISE.match(text, at, end)
+        return -1 if mark is None else mark.end()
+
+    def called(self) -> None:
+        """Note that a call stands here."""
+        self._empty = False
+
+    def whole(self) -> bool:
+        """Whether no fence was opened in vain."""
+        return not self._empty
 
 
 def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> Written | None:
@@ -137,24 +166,19 @@ def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> 
     return Written(objects=objects, marked=marked, mended=any(one.mended for one in found))
 
 
-def _between(text: str, found: list[Found]) -> bool | None:
-    """Say whether marks of calls stand around objects; None where anything else does."""
-    marks = [
-        _gap(text, start, end) for start, end in zip([0, *(f.end for f in found)], [*(f.start for f in found), len(text)], strict=True)
-    ]
-    return None if None in marks else any(marks)
-
-
-def _gap(text: str, start: int, end: int) -> bool | None:
-    """Say whether there is a mark of calls between two places; None where there is anything but marks and noise."""
-    marked = False
-    while start < end:
-        calling = _CALLING.match(text, start, end)
-        mark = calling or _FENCE.match(text, start, end) or _NOISE.match(text, start, end)
-        if mark is None:
+def _around(text: str, found: list[Found]) -> _Marks | None:
+    """Return the marks around objects; None where anything else stands there."""
+    marks = _Marks()
+    at = 0
+    for start, after in [*((one.start, one.end) for one in found), (len(text), len(text))]:
+        while 0 <= at < start:
+            at = marks.passed(text, at, start)
+        if at < 0:
             return None
-        marked, start = marked or (calling is not None and _TAG.match(calling[0]) is None), mark.end()
-    return marked
+        at = after
+        if start < len(text):
+            marks.called()
+    return marks if marks.whole() else None
 
 
 class _Some(NamedTuple):
@@ -169,28 +193,21 @@ class _Some(NamedTuple):
 def _of_forms(text: str, offer: Offer) -> Written | None:
     """Return the calls of a text that is a sequence of forms, or of calls in Python."""
     objects: list[Any] = []
-    marked = mended = False
-    fence: str | None = None
+    marks = _Marks()
+    mended = False
     at = 0
-    while at < len(text):
-        found = _form_at(text, at, offer)
-        if found is None and (fence is None or fence in _TOOL_CODE):
-            found = _python_at(text, at, offer, code=fence is not None)
-        if found is not None:
-            objects += found.objects
-            marked, mended, at = marked or found.marked, mended or found.mended, found.end
-            if len(objects) > MOST_CALLS:
-                raise Unreadable(f"there are more than {MOST_CALLS} calls")
-        elif (mark := _CALLING.match(text, at)) is not None:
-            marked, at = marked or _TAG.match(mark[0]) is None, mark.end()
-        elif (mark := _FENCE.match(text, at)) is not None:
-            fence = mark["info"] if fence is None else None
-            marked, at = marked or fence in _TOOL_CODE, mark.end()
-        elif (mark := _NOISE.match(text, at)) is not None:
-            at = mark.end()
-        else:
-            return None
-    return Written(objects=objects, marked=marked, mended=mended) if objects else None
+    while 0 <= at < len(text):
+        code = marks.fence in _TOOL_CODE
+        found = _form_at(text, at, offer) or (_python_at(text, at, offer, code=code) if code or marks.fence is None else None)
+        if found is None:
+            at = marks.passed(text, at, len(text))
+            continue
+        marks.called()
+        objects += found.objects
+        marks.own, mended, at = marks.own or found.marked, mended or found.mended, found.end
+        if len(objects) > MOST_CALLS:
+            raise Unreadable(f"there are more than {MOST_CALLS} calls")
+    return Written(objects=objects, marked=marks.own, mended=mended) if objects and at >= 0 and marks.whole() else None
 
 
 def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
@@ -201,7 +218,7 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
             continue
         if "thought" in form.head.groupindex and (doubt := doubt_about(head["thought"] or "")):
             raise Unreadable(f"{doubt} (in the thought before it)")
-        name = resolved(head["name"], offer)
+        name = head["name"]
         spec = offer.tools.get(name, ToolSpec(name=name))
         mended = False
         if form.kind == "object":
@@ -233,7 +250,7 @@ def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
 def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
     """Return the calls that begin here in Python: one, a list of them, or (in a block of `code`) one that is printed."""
     listed, printed = text[at] == "[", code and text.startswith("print(", at)
-    head = _called(text, at + 1 if listed else at + len("print(") if printed else at, offer)
+    head = _called(text, at + 1 if listed else at + len("print(") if printed else at, offer, code=code)
     if head is None:
         return None
     opening = at if listed else at + len("print") if printed else head.end() - 1
@@ -244,22 +261,21 @@ def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
     if re.match(r"[ \t]*(?:\Z|[\n;<`|])", text[end:]) is None:  # two calls with nothing between them are a slip, or something else
         return None
     parts = split_arguments(inner) if listed else [inner if printed else text[at:end]]
-    return _Some([_one_call(part, offer) for part in parts], end, marked=listed)
+    return _Some([_one_call(part, offer, code=code) for part in parts], end, marked=listed)
 
 
-def _called(text: str, at: int, offer: Offer) -> re.Match[str] | None:
-    """Return the head of a call in Python of an offered tool that begins here, spaces before it left out."""
-    head = re.compile(rf"\s*{_CALL.pattern}").match(text, at)
-    return head if head is not None and resolved(head["name"], offer) in offer.tools else None
+def _called(text: str, at: int, offer: Offer, *, code: bool) -> re.Match[str] | None:
+    """Return the head of a call in Python of an offered tool that begins here; in a block of `code` the name of an API may stand before it."""
+    head = re.compile(rf"\s*{r'(?:default_api[.])?' if code else ''}{_CALL.pattern}").match(text, at)
+    return head if head is not None and head["name"] in offer.tools else None
 
 
-def _one_call(text: str, offer: Offer) -> Any:
+def _one_call(text: str, offer: Offer, *, code: bool) -> Any:
     """Return the call that a text is in Python; raise `Unreadable`."""
-    head = _called(text, 0, offer)
+    head = _called(text, 0, offer, code=code)
     if head is None or closes_at(text, head.end() - 1) != len(text):
         raise Unreadable(f"{text[:60]!r} is not one call of an offered tool")
-    name = resolved(head["name"], offer)
-    return _object(name, read_arguments(text[head.end() : -1].strip(), offer.tools[name]))
+    return _object(head["name"], read_arguments(text[head.end() : -1].strip(), offer.tools[head["name"]]))
 
 
 def _object(name: str, args: dict[str, Any]) -> dict[str, Any]:

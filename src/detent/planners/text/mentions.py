@@ -31,7 +31,8 @@ _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
 
 
-_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(>])+\Z")
+ALONE_IN_A_FENCE = "it stands in a code block"
+_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(])+\Z")
 _MARKS_AFTER = re.compile(r"\A(?:</?[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
 """What stands around a call and belongs to it."""
 
@@ -77,7 +78,7 @@ def why_not(text: str, mention: Mention) -> str:
     fenced = before.count("```") % 2 == 1
     before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
     if fenced:
-        return "it stands in a code block" + (" within an explanation" if before or after else "")
+        return "it stands in a code block within an explanation" if before or after else ALONE_IN_A_FENCE
     if doubt := doubt_about(before):
         return doubt
     if re.search(r"\w", after):

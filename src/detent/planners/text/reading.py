@@ -21,7 +21,7 @@ from detent.expressions.markup import clean
 from detent.planners.text.actions import action_of, looks_like_action, problem_with, unfolded
 from detent.planners.text.dialects import Written, written
 from detent.planners.text.json_objects import objects_in, plain_json, whole_json
-from detent.planners.text.mentions import in_fences, mention_in, why_not
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
 from detent.planners.text.offers import Offer, Unreadable
 from detent.planners.text.surrogates import whole_text
 from detent.planners.text.think_blocks import split_thinking
@@ -33,6 +33,7 @@ _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|fu
 _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
+_QUOTED = "it stands, letter for letter, in the result of a tool"
 _FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
 
 
@@ -97,18 +98,19 @@ def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence
         problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
         return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
     found = call_in(said, offer.tools)
-    if found is not None and not _quoted(found[1][0], results):
+    why = _QUOTED if _quoted(said if found is None else found[1][0], results) else ""
+    if found is not None and not why and (not found[0] or leads_in(found[0], (found[1]["tool"],), found[1][0])):
         return Reading(actions=(FinalAnswer(content=said),))
     try:
         whole = written(said, offer)
         calls = [action_of(one, offer) for value in whole.objects for one in unfolded(value, offer)] if whole is not None else []
     except Unreadable:
         whole, calls = None, []
-    if whole is not None and whole.marked and not whole.mended and len(calls) == 1 and not _quoted(said, results):
+    if whole is not None and whole.marked and not whole.mended and len(calls) == 1 and not why:
         call = calls[0]
         if isinstance(call, ToolCall) and call.tool in offer.tools and plain_json(call.args):
             return Reading(actions=(FinalAnswer(content=f"{call.tool}({msgspec.json.encode(call.args).decode()})"),))
-    return _mentioned(said, offer, told=told) or Reading(actions=(FinalAnswer(content=text),))
+    return _mentioned(said, offer, told=told, why=why) or Reading(actions=(FinalAnswer(content=text),))
 
 
 def _quoted(call: str, results: Sequence[Item]) -> bool:
@@ -152,15 +154,15 @@ def _broken(said: str) -> Reading | None:
     return None
 
 
-def _mentioned(said: str, offer: Offer, *, told: bool) -> Reading | None:
+def _mentioned(said: str, offer: Offer, *, told: bool, why: str = "") -> Reading | None:
     """Return the problem of a text in which a call stands that is not made; None where there is none, or it may be shown."""
     mention = mention_in(said, offer)
     if mention is None or (told and in_fences(said, offer)):
         return None
     make = "call the tool" if offer.native else "send the call alone"
-    return Reading(
-        problem=f"the text holds a call of {mention.tool!r} that was not made: {why_not(said, mention)}; to make it, {make}; {IN_A_FENCE}"
-    )
+    why = why or why_not(said, mention)
+    show = "to explain it, write about it" if why == ALONE_IN_A_FENCE else IN_A_FENCE  # the fence alone does not say what it is for
+    return Reading(problem=f"the text holds a call of {mention.tool!r} that was not made: {why}; to make it, {make}; {show}")
 
 
 def _prose(said: str, offer: Offer) -> Reading:
@@ -172,7 +174,8 @@ def _prose(said: str, offer: Offer) -> Reading:
             return Reading(actions=(FinalAnswer(content=value),))
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
-    until = min((at for mark in offer.stop if (at := said.find(mark)) >= 0), default=len(said))
+    stops = () if _FENCE.fullmatch(said) else offer.stop
+    until = min((at for mark in stops if (at := said.find(mark)) >= 0), default=len(said))
     answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said[:until], flags=re.IGNORECASE)).strip() or said
     if not clean(answer):
         return Reading(problem="there is only markup, no action and no answer")

@@ -165,12 +165,12 @@ def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *,
 
 
 @both
-def test_a_text_that_looks_like_a_call_without_bottom_is_an_answer(*, stream: bool) -> None:
-    """Nothing of it is run, and nothing falls over it."""
+def test_a_text_that_looks_like_a_call_without_bottom_is_corrected(*, stream: bool) -> None:
+    """Nothing of it is run, nothing falls over it, and it is not taken for an answer."""
     desk = Desk()
     text = 'look({"s": ' + "[" * 3_000 + "]" * 3_000 + "})"
-    result, server = run([says(text)], desk, stream=stream)
-    assert (result.status, result.output, desk.seen, len(server.requests)) == ("completed", text, [], 1)
+    result, server = run([says(text), DONE], desk, stream=stream)
+    assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
 
 
 def test_a_tool_that_wants_deep_arguments_gets_them() -> None:

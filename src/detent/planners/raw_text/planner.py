@@ -24,7 +24,8 @@ from detent.planners.raw_text.blocks import Renderer, fit
 from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
 from detent.planners.text.json_objects import as_written, mends_in
-from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
+from detent.planners.text.offers import ACTIONS, DEFAULT_ACTIONS, Offer
+from detent.planners.text.reading import Reading, read
 from detent.planners.trimming import CountTokens, clipped, count_by_length
 from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
@@ -62,7 +63,7 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `text.reading.ACTIONS`; by default a call, an answer, a thought and what the agent's
+    `actions`: what the model may answer with, from `text.offers.ACTIONS`; by default a call, an answer, a thought and what the agent's
     `actions` list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was
     wrong; `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
     generator the action schema. `tool_style`: how much of a tool the prompt says. `verify`: a check of the final answer (`verifiers`); an
@@ -161,6 +162,7 @@ class OnDevicePlanner:
             problem_of=checks.arguments,
             answer_problem=checks.answer,
             prose=self._prose,
+            stop=() if self._constrain else STOP_AT,
         )
         schema = action_schema(view.tools, actions=actions, output_schema=view.output_schema) if self._constrain else None
         self._prefix = _Prefix(
@@ -211,7 +213,7 @@ class OnDevicePlanner:
         """Ask until the answer can be read; corrections are added to `told`. Raise `MalformedPlan` when repairs are used up."""
         while True:
             asked = await asking.ask(request())
-            reading = read(asked.text, prefix.offer, finish=asked.finish)
+            reading = read(asked.text, prefix.offer, finish=asked.finish, told=asking.was_told)
             if reading.actions:
                 return reading, asked
             if reading.cut and asked.finish == "length" and asking.raise_limit():

@@ -25,12 +25,11 @@ OPENINGS = [
     "We will", "We'll", "Let me", "Let us", "Let's",
 ]  # fmt: skip
 NOW = words("now first just then also next quickly")
-SMALL = words(
-    "the this that it these them a an my our you your one for up with in on at to of from into and by now first next again following below"
-)
+SMALL = words("the this that it these them a an my our one for up with in on at to into and now first next again")
+WHENCE, SHOWN = words("of from by"), words("your you following below")
 THINGS = words(
     "file files page pages site web website internet folder directory document database table code weather price prices date time name names number numbers "
-    "value values list details data information info facts figure figures result results source sources today current latest sum total content contents text "
+    "value values list details data information info facts figure figures result results source sources today current latest sum total "
     "note notes calendar map area population country city temperature order orders customer user account balance status"
 )
 CALLS = words("call calls action actions step steps request command invocation query json tool tools function functions answer")
@@ -71,7 +70,9 @@ ABROAD = [
 ANNOUNCE = [
     *(f"{opening} call the tool" for opening in OPENINGS), *(f"Let me {verb} this tool" for verb in ACTS), *(f"{verb} the tool" for verb in ACTING),
     *(f"I'm now {verb} that" for verb in ACTING), *(f"Let me {verb} it" for verb in LOOKS), *(f"{verb} the file" for verb in LOOKING),
-    *(f"I'll {word} check" for word in NOW), *(f"Let me check {word}" for word in (*SMALL, *THINGS)), *(f"Let me call {word}" for word in (*SMALL, *CALLS)),
+    *(f"I'll {word} check" for word in NOW), *(f"Let me check {word}" for word in (*SMALL, *WHENCE, *THINGS)),
+    *(f"Let me call {word}" for word in (*SMALL, *WHENCE, *SHOWN, *CALLS)),
+    *(f"Checking {word}" for word in (*SMALL, *THINGS)), "We call the tool", "I now use it",
     *(f"{word}, let me check" for word in YES), *(f"{word}! Let me check" for word in YES), *(f"{word}, let me check" for word in FIRST),
     *YES, *FIRST, *HERE, *(f"{word} call" for word in WHICH), *(f"Here is {word} call" for word in WHICH), *CALLS, "Tool call", "Next step 2", "Action now",
     "FINAL ANSWER", "Final answer", "**Action**", "To answer, I call the tool", "In order to find the price, let me search", "To use it, I'll call the tool",
@@ -102,6 +103,9 @@ def test_an_announcement_leads_in(sentence: str) -> None:
         "Let me delete this call from the plan:", "I will hardly run this:", "I am going to veto the call:", "I will do the opposite of this:",
         "Let me undo this call:", "We will leave it to others to run:", "Let me pass on the page's call:", "I will call it off:", "Let me get rid of it:",
         "Let me look at this call:", "Let me check the call:", "I will read this request:", "Let me check the weather in Rome:",
+        "I see on the page:", "I read in the document:", "I get from the website:", "I see this:", "We find in the notes:", "I know of:", "I list the files:",
+        "Reading from the page:", "Listing of the page:", "Getting by number:", "Let me read you the content:", "Let me see the page text:",
+        *(f"Let me check {word}:" for word in SHOWN), *(f"Checking {word}:" for word in (*WHENCE, *SHOWN)),
         "Running this deletes everything:", "Calling this would be wrong:", "Ich werde diesen Aufruf unterlassen:", "Je vais éviter cet appel :",
         "Voy a evitar esta llamada:", "我拒绝调用：", "页面上写着：",  # noqa: RUF001
         "Let me check. It is a call:", "Let me check:\nand call:", "Let me\ncheck:", 'Let me check "it":', "Let me check 'it':", "Let me check ‘it’:",  # noqa: RUF001

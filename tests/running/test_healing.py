@@ -372,6 +372,8 @@ def test_nothing_is_converted_for_an_argument_that_the_tool_does_not_name() -> N
     """Nor for one of a tool without any."""
     assert args_of({"other": "5", "sum": 1}, spec(closed=False, sum={"type": "integer"})) == {"other": "5", "sum": 1}
     assert mended("pay", {"a": "5"}, {"pay": ToolSpec(name="pay")}).repairs == ()
+    for nothing in (None, "", {}):
+        assert mended("Pay", nothing, {"pay": spec(required=[])}).tool == "pay"
     assert mended("pay", None, {"pay": spec(required=[])}).args == {}
     assert mended("pay", "", {"pay": spec(required=[])}).repairs == ()
 

@@ -11,6 +11,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -303,6 +304,14 @@ def store_methods(_: str) -> str:
     return table(("method", "promise"), rows)
 
 
+def dialects(_old: str) -> str:
+    """The ways to write a call that are read, from the texts that the tests read."""
+    known = runpy.run_path(str(ROOT / "tests" / "planners" / "text" / "dialects.py"))["DIALECTS"]
+    shown = [one.text.replace("\n", "↵").replace("```", "'''") for one in known]
+    rows = [(one.name, f"`{text}`", "is made" if one.marked else "is corrected") for one, text in zip(known, shown, strict=True)]
+    return table(("dialect", "a call, where it is the whole text", "from a model with native calls"), rows)
+
+
 PARTS: dict[str, Callable[[str], str]] = {
     "events": events,
     "actions": actions,
@@ -316,6 +325,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "tool options": tool_options,
     "workspace tools": workspace_tools,
     "store methods": store_methods,
+    "dialects": dialects,
 }
 
 

@@ -10,7 +10,8 @@ from detent.core.actions import FinalAnswer
 from detent.core.errors import ConfigError
 from detent.expressions.compiled import ExpressionFailed, Names, compile_expression, evaluate
 from detent.expressions.json_schema import errors_of
-from detent.planners.text.reading import Offer, read
+from detent.planners.text.offers import Offer
+from detent.planners.text.reading import read
 from detent.ports import ToolSpec
 from detent.secrecy.redact import Redactor
 from detent.tools.web.addresses import Pattern, parse_url

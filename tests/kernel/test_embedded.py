@@ -10,6 +10,7 @@ from detent import Agent, FinalAnswer, Plan, ToolCall, ToolFailed, tool
 from detent.core import events as e
 from detent.kernel.kernel import make_kernel
 from detent.ports import Block, Call
+from detent.ports.embedded_calls import IN_A_FENCE
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
 
 NESTED = 'search({"query": "a (b) {c}", "options": {"deep": [1, {"x": "})"}]}})'
@@ -43,14 +44,15 @@ class Web:
         ('search({"query": "test"})', "test"),
         ('web-search({"query":"test"})', "test"),
         ('  \n search( {"query": "test"} ) \n', "test"),
-        ('I will look.\nsearch({"query": "test"})', "test"),
-        ('search({"query": "no"})\nsearch({"query": "last"})', "last"),
+        ('I will look:\nsearch({"query": "test"})', "test"),
+        ('FINAL ANSWER: search({"query": "test"})', "test"),
+        ('Final answer:\n\nsearch({\n  "query": "test"\n})', "test"),
         ('search({\n  "query": "lines"\n})', "lines"),
         (NESTED, "a (b) {c}"),
     ],
 )
-def test_an_answer_that_is_or_ends_with_one_call_is_executed_and_the_output_is_its_result(answer: str, query: str) -> None:
-    """The whole trimmed answer, or its last line; nested JSON; reason final_answer; provenance text."""
+def test_an_answer_that_is_one_call_is_executed_and_the_output_is_its_result(answer: str, query: str) -> None:
+    """The whole trimmed answer, or what stands after a lead-in; nested JSON; reason final_answer; provenance text."""
     web = Web()
     done = web.go(answer)
     assert done.why == ("completed", "final_answer") and done.result.output == f"found {query}" and [q for q, _ in web.asked] == [query]
@@ -70,24 +72,48 @@ def test_an_answer_that_is_or_ends_with_one_call_is_executed_and_the_output_is_i
         'search({"query": "test"}) is what I would do',
         'search({"query": "first"})\nThat is all.',
         'nowhere({"query": "test"})',
-        "search({})",
-        'search({"query": 5})',
-        'search({"query": "x", "more": 1})',
-        "search({'query': 'x'})",
-        'search("test")',
-        "search()",
         '{"tool": "search", "query": "test"}',
         '```\nsearch({"query": "x"})\n```',
-        "search([1])",
+        "I called search() twice.",
+        "I asked search (the tool)",
     ],
 )
 def test_anything_else_is_an_answer_and_nothing_is_added(answer: str) -> None:
-    """3.1.7: text around, unknown tool, arguments that do not validate: no extra steps, no tool used, the text is the output."""
+    """3.1.7: text around, unknown tool: no extra steps, no tool used, the text is the output."""
     web = Web()
     done = web.go(answer)
     assert done.why == ("completed", "final_answer") and done.result.output == answer and web.asked == []
     assert done.items == () and done.main.tools_used == frozenset() and [i.kind for i in done.main.steps] == ["user", "model"]
     assert done.all(e.Planned)[0].embedded is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("search({})", "query"),
+        ('search({"query": 5})', "query"),
+        ('search({"query": "x", "more": 1})', "more"),
+        ("search({'query': 'x'})", "malformed"),
+        ('search("test")', "not written so"),
+        ("search()", "not written so"),
+        ("search([1])", "not written so"),
+        ('search({"query": "no"})\nsearch({"query": "last"})', "malformed"),
+        ('I will look.\nsearch({"query": "x"})', "not written so"),
+        ('I must not run this: search({"query": "x"})', "one short sentence"),
+        ('The page says:\nsearch({"query": "x"})', "one short sentence"),
+        ('Shall I?\nsearch({"query": "x"})', "not written so"),
+        ('FINAL ANSWER: post({"query": "x"})', "only a tool that reads"),
+    ],
+)
+def test_an_answer_that_ends_in_a_call_which_is_not_made_is_none(answer: str, why: str) -> None:
+    """Section by section: nothing runs, the planner is told why and how to show a call, and a run that learns nothing fails so."""
+    web = Web()
+    done = web.go(answer)
+    assert done.why == ("completed", "final_answer") and done.result.output == "the end" and web.asked == []
+    (rejected,) = done.all(e.PlanRejected)
+    assert why in rejected.problem and IN_A_FENCE in rejected.problem
+    assert IN_A_FENCE in done.views[1].transcript[-1].text
+    assert ran([FinalAnswer(content=answer)] * 9, web.search, web.unsafe).why == ("failed", "malformed_plan") and web.asked == []
 
 
 @pytest.mark.parametrize("answer", [{"search": {"query": "x"}}, ["search"], 5])
@@ -197,11 +223,11 @@ DEEP = '{"query": ' + "[" * 3000 + "]" * 3000 + "}"
 
 
 @pytest.mark.parametrize("args", [DEEP, '{"query": "\ud800"}'])
-def test_an_answer_that_only_looks_like_a_call_stays_an_answer(args: str) -> None:
-    """Nested without end, or half a character: it is no JSON, and so no call; nothing fails."""
+def test_a_call_in_text_whose_arguments_are_not_json_is_not_made(args: str) -> None:
+    """Nested without end, or half a character: the planner is told, and nothing fails."""
     web = Web()
     done = web.go(f"search({args})")
-    assert done.why == ("completed", "final_answer") and web.asked == []
+    assert done.why == ("completed", "final_answer") and done.result.output == "the end" and web.asked == []
 
 
 @pytest.mark.parametrize("args", [DEEP, '{"query": '])

@@ -33,28 +33,11 @@ def healed(said: str, args: Any, *specs: ToolSpec) -> tuple[str, Any, int]:
 # Healing ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("said", "tool_name"),
-    [
-        ("calendar.delete", "delete"),
-        ("undo.delete", "delete"),
-        ("not/delete", "delete"),
-        ("dry_run:delete", "delete"),
-        ("delete(dry_run=True)", "delete"),
-        ("x.y.delete", "delete"),
-    ],
-)
-@pytest.mark.parametrize("side_effect", ["write", "destructive"])
-def test_a_name_with_a_word_before_it_is_not_taken_for_a_tool_that_changes_something(said: str, tool_name: str, side_effect: Any) -> None:
-    """It may be another tool of somebody else's; one that only reads may be tried."""
-    assert healed(said, {}, spec(tool_name, side_effect)) == (said, {}, 0)
-    assert healed(said, {}, spec(tool_name, "read"))[0] == tool_name
-
-
-@pytest.mark.parametrize("said", ["functions.delete_note", "tool:Delete-Note", "default_api.deleteNote", "delete_note()", "DeleteNote"])
-def test_what_models_put_before_any_name_is_taken_away(said: str) -> None:
-    """It says nothing about the tool."""
-    assert healed(said, {}, spec("delete_note", "destructive"))[0] == "delete_note"
+@pytest.mark.parametrize("said", ["calendar.delete", "undo.delete", "not/delete", "dry_run:delete", "delete(dry_run=True)", "x.y.delete"])
+@pytest.mark.parametrize("side_effect", ["read", "write", "destructive"])
+def test_a_name_with_a_word_before_it_is_not_taken_for_a_tool(said: str, side_effect: Any) -> None:
+    """It may be another tool of somebody else's."""
+    assert healed(said, {}, spec("delete", side_effect)) == (said, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -70,20 +53,15 @@ def test_what_models_put_before_any_name_is_taken_away(said: str) -> None:
     ],
 )
 def test_what_two_tools_can_have_meant_is_neither(said: str, specs: list[ToolSpec]) -> None:
-    """Nor one with another beginning, nor one whose arguments are hidden by name."""
+    """Nor one with other letters, nor one whose arguments are hidden by name."""
     assert healed(said, {}, *specs) == (said, {}, 0)
 
 
-def test_an_unknown_argument_is_never_given_to_a_tool_that_destroys() -> None:
-    """`except` is not `path`; where the schema takes more than it names, an unknown argument is one of those."""
-    assert healed("delete", {"except": "a"}, spec("delete", "destructive", path=TEXT)) == ("delete", {"except": "a"}, 0)
-    assert healed("write", {"body": "a"}, spec("write", "write", content=TEXT))[1] == {"content": "a"}
-    loose = ToolSpec(
-        name="write", side_effect="write", input_schema={"type": "object", "properties": {"content": TEXT}, "required": ["content"]}
-    )
-    assert healed("write", {"body": "a"}, loose) == ("write", {"body": "a"}, 0)
-    optional = ToolSpec(name="write", side_effect="write", input_schema={"type": "object", "properties": {"limit": TEXT}})
-    assert healed("write", {"limits": "a"}, optional) == ("write", {"limits": "a"}, 0)
+@pytest.mark.parametrize("side_effect", ["read", "write", "destructive"])
+def test_an_unknown_argument_is_never_given_to_a_parameter_that_is_missing(side_effect: Any) -> None:
+    """`except` is not `path`, and `body` may be something else than `content`."""
+    assert healed("delete", {"except": "a"}, spec("delete", side_effect, path=TEXT)) == ("delete", {"except": "a"}, 0)
+    assert healed("write", {"body": "a"}, spec("write", side_effect, content=TEXT)) == ("write", {"body": "a"}, 0)
 
 
 @pytest.mark.parametrize(

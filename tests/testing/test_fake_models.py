@@ -119,7 +119,7 @@ def test_a_call_in_text_takes_the_embedded_path() -> None:
 
 @pytest.mark.parametrize("quirk", ["tagged_call", "fenced_call"])
 def test_a_call_in_tags_or_a_fence_is_no_call(quirk: str) -> None:
-    """Only what the provider marked as a call is one; what stands in the text is no answer with markup in it."""
+    """Neither is executed nor taken for an answer: the model is corrected, and answers."""
     result, _, _, looked = one_with(quirk)
     assert looked.calls == []
     assert "<tool_call>" not in str(result.output)

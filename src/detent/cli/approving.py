@@ -20,6 +20,8 @@ SHORT = 60
 """Arguments of so many characters stand on one line."""
 VALUE = 200
 """So much is shown of a value that differs: the whole one is in the call."""
+WRITTEN = 2_000
+"""So much is shown of what a planner wrote, where it was repaired: `detent approvals --json` has the whole."""
 MOST = 20
 """So many differences are shown."""
 OF = {
@@ -61,7 +63,9 @@ def _facts(request: Approval) -> Iterator[tuple[str, str]]:
     if request.sandbox:
         yield "runs", request.sandbox
     if request.healed is not None:
-        yield "written", f"{request.healed['tool']} {as_text(request.healed['args'])} (repaired before it was checked)"
+        text = request.healed.get("text") or f"{request.healed['tool']} {as_text(request.healed['args'])}"
+        yield "written", shortened(text, WRITTEN)
+        yield "repaired", "; ".join(request.healed["repairs"])
     if request.origins:
         yield "from", "; ".join(_origins(request.origins))
     if request.differs is not None:

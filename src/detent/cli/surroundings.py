@@ -37,7 +37,7 @@ BROUGHT: dict[str, tuple[str, ...]] = {
     "mistral": ("pydantic-ai-slim", "mistralai"),
     "bedrock": ("pydantic-ai-slim", "boto3"),
     "openrouter": ("pydantic-ai-slim", "openai"),
-    "on-device": ("httpx2", "json-repair"),
+    "on-device": ("httpx2",),
     "mcp": ("mcp",),
     "http": ("httpx2",),
     "postgres": ("psycopg",),

@@ -162,6 +162,8 @@ class _Reader:
         for call in self.state.passes[turn.scope].calls.values():
             planned = event.embedded or event.actions[min(call.index, len(event.actions) - 1)]
             shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[])
+            if isinstance(planned, ToolCall) and planned.mends:
+                shown.notes += [f"written: {planned.written}", f"repaired: {'; '.join(planned.mends)}"]
             turn.calls.append(shown)
             self.calls[call.call_id] = shown
 
@@ -185,8 +187,8 @@ class _Reader:
                 call.outcome = "ok" if event.success else "failed"
                 call.output = event.content
             case e.CallHealed():
+                call.notes += [f"written: {call.tool} {as_text(call.args)}", f"repaired: {'; '.join(event.repairs)}"]
                 call.tool, call.args = event.tool, event.args
-                call.notes.append(f"healed: {', '.join(event.repairs)}")
             case e.GuardBlocked():
                 call.outcome, call.error = "refused", f"guard {event.guard}: {event.reason}"
             case _:

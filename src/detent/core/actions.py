@@ -36,12 +36,15 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 class ToolCall(Action, frozen=True, kw_only=True):
     """Run the tool `tool` with `args`: a JSON object, or text that must parse as one.
 
-    `provider_id` is the id that a model gave the call; the kernel mints its own call ids.
+    `provider_id` is the id that a model gave the call; the kernel mints its own call ids. Where the call was read from a text with broken
+    JSON in it, `written` is that text and `mends` says what was wrong with it.
     """
 
     tool: str
     args: Any = msgspec.field(default_factory=dict[str, Any])
     provider_id: str = ""
+    written: str = ""
+    mends: tuple[str, ...] = ()
 
 
 class FinalAnswer(Action, frozen=True, kw_only=True):

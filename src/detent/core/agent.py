@@ -94,7 +94,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     deliverables: Sequence[dict[str, str]] = ()
     """What the work is to produce: `{file = "report.md"}`, `{section = "Risks"}`."""
     healing: bool | None = None
-    """Whether misspelt calls are repaired before they are checked; without it, for agents with a model."""
+    """Whether calls that are written differently from what tools declare are repaired before they are checked; without it, for agents with a model."""
     output_schema: dict[str, Any] | None = None
     """JSON Schema of the answer: a model's answer must satisfy it; rules and planners of your own are given it, and not held to it."""
     meta: dict[str, Any] = {}

@@ -127,7 +127,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.PlanRejected():
             return _plan_rejected(state, scope, event)
         case e.CallHealed(call=call):
-            return _call(state, call, tool=event.tool, args=event.args)
+            return _call(state, call, tool=event.tool, args=event.args, repairs=_call_state(state, call).repairs + event.repairs)
         case e.MetaToolAnswered():
             return _meta_tool_answered(state, scope, event)
         case e.Reflected(message=message):

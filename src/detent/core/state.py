@@ -108,7 +108,7 @@ CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "agai
 
 
 class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One call of the current turn. `tool`, `args` are as they count now: after healing and edits."""
+    """One call of the current turn. `tool`, `args` are as they count now: after healing and edits; `repairs` are those of healing."""
 
     call_id: str
     index: int
@@ -127,6 +127,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     trust: Trust = "untrusted"
     approved_by: tuple[str, ...] = ()
     edited: bool = False
+    repairs: tuple[str, ...] = ()
     why: str = ""
     item: Item | None = None
 

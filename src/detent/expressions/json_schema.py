@@ -50,10 +50,13 @@ def check_schema(schema: dict[str, Any], *, foreign: bool = False) -> None:
         _check_patterns(schema)
 
 
-def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = False) -> Callable[[Any], Iterator[Any]]:
+def errors_of(
+    schema: dict[str, Any], *, foreign: bool = False, formats: bool = False, integers: bool = False
+) -> Callable[[Any], Iterator[Any]]:
     """Return a function that gives the errors of a value, as the library has them, and raises `UnusableSchema` where they cannot be told.
 
     `foreign`: the schema is somebody's whose patterns must not keep this process busy; those that could are left out. `formats` are checked, too.
+    With `integers`, a number that is written with a fraction is no integer, also one of zero.
     """
     kind, own = _kind(schema), {name: part for name, part in schema.items() if name != "$schema"}
     raw = msgspec.json.encode(own)
@@ -64,7 +67,7 @@ def errors_of(schema: dict[str, Any], *, foreign: bool = False, formats: bool = 
         drop_foreign_patterns(own)
     else:
         _check_patterns(own)
-    kind = _linear(kind)
+    kind = _of_integers(_linear(kind)) if integers else _linear(kind)
     if any(f'"{name}"'.encode() in raw for name in _FOLLOWED):
         _put_unevaluated_last(own)
         kind = _counting(kind)
@@ -177,6 +180,17 @@ def _linear(kind: Any) -> Any:
 
     ours = {"pattern": pattern, "patternProperties": named, "additionalProperties": additional, "uniqueItems": unique}
     return validators.extend(kind, {name: check for name, check in ours.items() if name in kind.VALIDATORS})
+
+
+@cache
+def _of_integers(kind: Any) -> Any:
+    """Return the validator class for which no float is an integer."""
+
+    def is_integer(_checker: Any, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    checker = kind.TYPE_CHECKER.redefine("integer", is_integer)
+    return importlib.import_module("jsonschema.validators").extend(kind, type_checker=checker)
 
 
 def _hashable(value: Any) -> Any:

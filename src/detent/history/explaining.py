@@ -88,6 +88,7 @@ def _planning(record: Record, call: ToolCall, call_id: str) -> Step:
     said = f"{who} asked for {call.tool}" + (f" because: {call.reason}" if call.reason else "")
     said += f", call {int(call_id.rsplit('.', 1)[1]) + 1} of {batch}" if batch > 1 else ""
     said += "; it was found in the text of an answer" if event.embedded is call else ""
+    said += f"; it was written with broken JSON ({'; '.join(call.mends)}): {call.written}" if call.mends else ""
     said += "; it came beside a control action and was not run" if _dropped(record, call) else ""
     data: dict[str, Any] = {"tool": call.tool, "args": call.args, "reason": call.reason, "text": event.text, "model": event.model}
     head = record.envelope
@@ -108,7 +109,7 @@ def _step(record: Record, said: str) -> Step:
 def _said(event: Any) -> str:  # noqa: PLR0911 - one case an event
     match event:
         case e.CallHealed(repairs=repairs):
-            return f"repaired before it was checked: {', '.join(repairs)}"
+            return f"repaired before it was checked: {'; '.join(repairs)}"
         case e.GuardBlocked(guard=guard, reason=reason):
             return f"guard {guard} blocked it: {reason}"
         case e.PolicyDecided(decision=decision, rule=rule, reason=reason):

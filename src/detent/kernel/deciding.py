@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from detent.core import events as e
-from detent.core.codec import digest_of
+from detent.core.codec import digest_of, encode
 from detent.core.errors import InvalidArguments
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
@@ -73,16 +73,14 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
 
 def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
     """Return parsed and validated arguments; put on record where they differ from what was asked for."""
-    args = call.args
-    if isinstance(args, str):
-        try:
-            args = read_json(args or "{}")
-        except UNREADABLE as error:
-            raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
+    try:
+        args = read_json(call.args or "{}") if isinstance(call.args, str) else call.args
+    except UNREADABLE as error:
+        raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
     if not isinstance(args, dict):
         raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
     args = tool.check(cast("dict[str, Any]", args))
-    if args != call.args:
+    if encode(args) != encode(call.args):  # 5 and 5.0 are equal, and not the same
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
         context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
     return args

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
+from detent.core.actions import Action, ToolCall
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import Divergence, MalformedPlan, PlannerFailed, StoreError
 from detent.core.events import PassFinished, Planned, PlanRejected
@@ -89,9 +89,9 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         return f"it holds {len(controls)} control actions ({', '.join(type(c).__name__ for c in controls)}); one is allowed", None
     if not all(call.tool.strip() for call in calls):
         return "a tool call names no tool", None
-    if controls and isinstance(controls[0], FinalAnswer) and is_blank(controls[0].content):
-        return "the final answer is blank", None
-    embedded = embedded_call(controls[0].content, context.tools) if controls and isinstance(controls[0], FinalAnswer) else None
+    embedded = embedded_call(controls, context.tools)
+    if isinstance(embedded, str):
+        return embedded, None
     event = Planned(
         actions=controls or calls,
         text=answer.text,

@@ -9,7 +9,7 @@ from detent.ports.clocks import Clock, Ids
 from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
-from detent.ports.json_data import MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
+from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
@@ -47,6 +47,7 @@ from detent.ports.tools import (
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
+    "MOST_EXACT",
     "MOST_NESTED",
     "PATIENCE",
     "UNREADABLE",

@@ -1,43 +1,87 @@
-"""Calls that stand in the text of an answer: `tool({...})`, as the whole answer or its last line (row S0-11)."""
+"""Calls that stand in the text of an answer: `tool({...})`, as the whole answer, or after a lead-in as its end (row S0-11).
+
+Rule: the call is all that the answer says. Where a tool that is offered is called in any other way at the end of an answer, the answer is not
+one, and its planner is told why.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from detent.core.actions import ToolCall
+from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
 from detent.core.errors import InvalidArguments
 from detent.ports.json_data import read_json
+from detent.ports.lead_ins import before_calls, leads_in
 from detent.ports.tools import Tool
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 """What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
 
+IN_A_FENCE = "to show it without running it, send the same text again with the call in a code fence"
+"""What every problem with a call in a text says; whoever was told so may show the call."""
+
 _CALL = re.compile(r"(?P<tool>[A-Za-z0-9_-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
+_ENDING = re.compile(r"^[ \t]*(?P<tool>[A-Za-z0-9_-]{1,64})\(.*\)\Z", re.MULTILINE | re.DOTALL)
+
+
+def call_in(answer: str, tools: Container[str]) -> tuple[str, re.Match[str]] | None:
+    """Return what stands before a call of one of `tools` that an answer is or ends in, and the call; None where there is none."""
+    text = answer.strip()
+    for start in before_calls(text):
+        match = _CALL.fullmatch(text, start)
+        if match is not None and match["tool"] in tools:
+            return text[:start].strip(), match
+    return None
 
 
 def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what could be a bare call of one of `tools` in an answer: its text, the tool, the arguments."""
+    """Yield what could be a bare call of one of `tools` in an answer, made or not: its text, the tool, the arguments."""
     text = answer.strip() if isinstance(answer, str) else ""
-    for candidate in dict.fromkeys((text, text.rpartition("\n")[2].strip())):
-        match = _CALL.fullmatch(candidate)
-        if match is None or match["tool"] not in tools:
-            continue
-        try:
-            yield candidate, match["tool"], read_json(match["args"])
-        except UNREADABLE:
-            continue
+    found = call_in(text, tools)
+    last = _CALL.fullmatch(text, text.rfind("\n") + 1) if found is None else None
+    match = found[1] if found is not None else last if last is not None and last["tool"] in tools else None
+    if match is None:
+        return
+    try:
+        yield match[0], match["tool"], read_json(match["args"])
+    except UNREADABLE:
+        return
 
 
-def embedded_call(answer: Any, tools: Mapping[str, Tool]) -> ToolCall | None:
-    """Return the call that an answer consists of (whole, or its last line), when the tool is offered and the arguments fit."""
-    for _, tool, args in calls_in(answer, tools):
-        try:
-            tools[tool].check(args)
-        except InvalidArguments:
-            continue
-        return ToolCall(tool=tool, args=args)
-    return None
+def embedded_call(controls: Sequence[Action], tools: Mapping[str, Tool]) -> ToolCall | str | None:
+    """Return the call that an answer makes, None where there is none, or the problem of an answer that is none.
+
+    It is none where it is blank, and where it ends in a call that is not made.
+    """
+    action = controls[0] if controls else None
+    if not isinstance(action, FinalAnswer):
+        return None
+    if is_blank(action.content):
+        return "the final answer is blank"
+    answer: Any = action.content
+    if not isinstance(answer, str):
+        return None
+    found = call_in(answer, tools)
+    if found is None:
+        ending = _ENDING.search(answer.rstrip())
+        return _not_made(ending["tool"], "it is not alone, or not written so") if ending is not None and ending["tool"] in tools else None
+    lead, call = found
+    name = call["tool"]
+    if lead and not leads_in(lead, (name,), call[0]):
+        return _not_made(name, "the words before it are not one short sentence that announces it and ends in a colon")
+    if lead and not tools[name].spec.read_only:
+        return _not_made(name, "only a tool that reads is called so after other words")
+    try:
+        args = read_json(call["args"])
+        tools[name].check(args)
+    except (*UNREADABLE, InvalidArguments) as error:
+        return _not_made(name, str(error))
+    return ToolCall(tool=name, args=args)
+
+
+def _not_made(tool: str, why: str) -> str:
+    return f"the text holds a call of {tool!r} that was not made: {why}; to make it, call the tool; {IN_A_FENCE}"

@@ -1,11 +1,17 @@
-"""Whether data of a program can be put on record: JSON has no NaN and no infinity, and no store holds half a surrogate pair."""
+"""Whether data of a program can be recorded, and what JSON says that somebody else wrote.
+
+JSON has no NaN and no infinity, and no store holds half a surrogate pair. A name that is given twice, and a number that would become another whole
+number, say nothing that can be relied on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, cast
 
 import msgspec
@@ -16,6 +22,8 @@ _HALF = re.compile("[\ud800-\udfff]")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 MOST_NESTED = 200
 """How deep JSON may nest that somebody else wrote: what pydantic reads, and less than any interpreter's stack has room for."""
+MOST_EXACT = 2**53 - 1
+"""Up to here a whole number that is written with a fraction of zero is that number and no other."""
 
 
 def nests_too_deep(raw: bytes) -> bool:
@@ -33,12 +41,52 @@ def nests_too_deep(raw: bytes) -> bool:
     return False
 
 
+class Unclear(ValueError):
+    """Sound JSON that does not say one thing: a name given twice in an object, or a number that cannot be kept as it is written."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise Unclear(f"{twice[:80]!r} is given twice in one object")
+    return made
+
+
+def number(text: str) -> float:
+    """Return a JSON number that has a fraction or an exponent; raise `Unclear` where it would become infinite, or a whole number that it is not."""
+    value = float(text)
+    if math.isfinite(value) and not (value.is_integer() and abs(value) <= MOST_EXACT):
+        return value
+    with contextlib.suppress(ArithmeticError):  # an exponent that no Decimal has
+        if Decimal(text) == Decimal(value):
+            return value
+    raise Unclear("a number is too large, too small or too long to be kept as it is written")
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+strict_json = json.JSONDecoder(object_pairs_hook=_once, parse_float=number, parse_constant=_no_number)
+"""Reads JSON that says one thing; raises `Unclear` for other sound JSON."""
+
+
 def read_json(text: str | bytes) -> Any:
-    """Return what JSON says that somebody else wrote; raise `msgspec.DecodeError` (also for what nests too deep), `UnicodeEncodeError`."""
+    """Return what JSON says that somebody else wrote; raise `msgspec.DecodeError`, `UnicodeEncodeError`.
+
+    A `DecodeError` is also raised for what nests too deep or is `Unclear`.
+    """
     raw = text.encode() if isinstance(text, str) else text
     if nests_too_deep(raw):
         raise msgspec.DecodeError(f"JSON nests deeper than {MOST_NESTED} levels")
-    return msgspec.json.decode(raw)
+    value = msgspec.json.decode(raw)
+    try:
+        strict_json.decode(raw.decode())
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from error
+    return value
 
 
 def json_problem(value: Any, *, escaping: bool = False) -> str:

@@ -25,7 +25,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     `sandboxed`: what the tool does is confined by a sandbox; `confinement` says to a person who approves a call where what it starts runs.
     `credentials`: the secrets that it may ask its context for, by name.
     `server`: the MCP server whose tool it is.
-    `writes_in`: the directory that it is confined to when it writes; no store of runs may lie there.
+    `writes_in`: the directory that it is confined to, from which it sees its paths; where it writes, no store of runs may lie there.
     """
 
     name: str

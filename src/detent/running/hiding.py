@@ -68,8 +68,9 @@ class Values:
         text = plan.text
         for action in plan.actions:
             if isinstance(action, ToolCall):
-                args = redactor.call(action.tool, action.args, specs)
-                actions.append(msgspec.structs.replace(action, args=args, reason=redactor.said(action.reason, specs)))
+                args, reason = redactor.call(action.tool, action.args, specs), redactor.said(action.reason, specs)
+                written = redactor.broken(action.written, specs)
+                actions.append(msgspec.structs.replace(action, args=args, reason=reason, written=written))
                 continue
             if isinstance(action, FinalAnswer):
                 for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any, cast
 
 from detent.config.adapters import traced
 from detent.core.state import CallState, RunState
-from detent.ports import UNREADABLE, read_json
 
 _APPROVED = ("approved", "approval_edited")
 
 
 def healed(state: RunState, call: CallState) -> dict[str, Any] | None:
-    """Return tool and arguments as the planner wrote them, where the call differs from that; None where it does not."""
+    """Return what the planner wrote, where the call was repaired: {"tool", "args", "repairs"}, and "text" where it was read from a broken one.
+
+    None where nothing was repaired.
+    """
     known = state.passes[call.call_id.rsplit(".", 2)[0]]
     if known.plan is None or call.edited:
         return None
     written: Any = known.plan.embedded or known.plan.actions[min(call.index, len(known.plan.actions) - 1)]
-    args: Any = written.args
-    if isinstance(args, str):
-        with contextlib.suppress(*UNREADABLE):
-            args = read_json(args or "{}")
-    return None if (written.tool, args) == (call.tool, call.args) else {"tool": written.tool, "args": written.args}
+    repairs = [*written.mends, *call.repairs]
+    text = {"text": written.written} if written.written else {}
+    return {"tool": written.tool, "args": written.args, "repairs": repairs, **text} if repairs else None
 
 
 def origins(state: RunState, call: CallState) -> dict[str, dict[str, Any]]:

@@ -86,9 +86,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     between. `rule` and `policy` say who asks, `facts` what the decision was based on, `approved_by` who of the `approvers` people that must
     approve has done so.
 
-    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args"}, where it
-    was repaired. `origins`: where each leaf of the arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since
-    the last call of that tool that was approved in this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
+    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args",
+    "repairs"}, where it was repaired, and "text" where it was read from a text with broken JSON in it. `origins`: where each leaf of the
+    arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in
+    this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
     """
 
     run_id: str

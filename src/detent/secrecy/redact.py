@@ -159,6 +159,11 @@ class Redactor:
         fields = sensitive_fields(specs.values())
         return self.text(self._planned_text(text, specs, lambda part: hidden(part, fields=fields)))
 
+    def broken(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
+        """Return a text with broken JSON in it as `said` does, whole hidden where a value that was found in its calls is still in it."""
+        shown = self.said(text, specs)
+        return self._hide(text) if any(isinstance(value, str) and value and value in shown for value in self.found.values()) else shown
+
     def _planned_text(self, text: str, specs: Mapping[str, ToolSpec], rest: Callable[[str], str] = str) -> str:
         """Return a text with what its JSON plans replaced, wherever that stands; `rest` is what becomes of everything else."""
         for said, tool, args in calls_in(text, specs):

@@ -50,9 +50,9 @@ def test_parallel_calls_are_one_batch_in_their_order() -> None:
     assert plan.text == "Both."
 
 
-@pytest.mark.parametrize("text", ['look({"x": 1})', '{"type": "tool_call", "tool": "look", "args": {"x": 1}}', "<tool>look</tool>"])
-def test_text_that_looks_like_a_call_is_text(text: str) -> None:
-    """Only what the provider marked as a call is one."""
+@pytest.mark.parametrize("text", ['look({"x": 1})', "<tool>look</tool>", "I called look() twice.", '{"tools": ["look"]}'])
+def test_text_is_an_answer_and_the_kernel_says_whether_it_makes_a_call(text: str) -> None:
+    """Only what the provider marked as a call is one of the planner's."""
     assert planned(text).actions == (a.FinalAnswer(content=text),)
 
 

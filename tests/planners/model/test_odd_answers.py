@@ -101,6 +101,17 @@ def test_arguments_with_half_a_character_are_invalid_and_run_nothing(*, stream: 
 
 
 @both
+@pytest.mark.parametrize("args", ['{"s": "a", "s": "b"}', '{"s": "a", "\\u0073": "a"}', '{"s": "a", "deep": [{"x": 1, "x": 2}]}'])
+def test_arguments_with_a_name_given_twice_run_nothing(args: str, *, stream: bool) -> None:
+    """However the name is written and wherever it is: the model is told which, as it is for calls in text."""
+    desk = Desk()
+    result, server = run([says("", ("c", "look", args)), DONE], desk, stream=stream)
+    assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
+    assert "is given twice in one object" in json.dumps(server.requests[1])
+    assert read_arguments(args) == args and whole_json(args) == (False, None)
+
+
+@both
 def test_a_control_action_with_half_a_character_is_no_plan(*, stream: bool) -> None:
     """The plan is refused, and the model asked again."""
     result, server = run([says("", ("c", "ask_user", f'{{"question": "{HIGH}"}}')), DONE], stream=stream, actions=["ask_user"])
@@ -154,12 +165,12 @@ def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *,
 
 
 @both
-def test_a_text_that_looks_like_a_call_without_bottom_is_an_answer(*, stream: bool) -> None:
-    """Nothing of it is run, and nothing falls over it."""
+def test_a_text_that_looks_like_a_call_without_bottom_is_corrected(*, stream: bool) -> None:
+    """Nothing of it is run, nothing falls over it, and it is not taken for an answer."""
     desk = Desk()
     text = 'look({"s": ' + "[" * 3_000 + "]" * 3_000 + "})"
-    result, server = run([says(text)], desk, stream=stream)
-    assert (result.status, result.output, desk.seen, len(server.requests)) == ("completed", text, [], 1)
+    result, server = run([says(text), DONE], desk, stream=stream)
+    assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
 
 
 def test_a_tool_that_wants_deep_arguments_gets_them() -> None:

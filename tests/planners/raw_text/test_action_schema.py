@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema, compiled
-from detent.planners.text.reading import ACTIONS
+from detent.planners.text.offers import ACTIONS
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ
 

@@ -24,7 +24,7 @@ async def area(country: str) -> int:
     return {"France": 543_940}[country]
 
 
-FENCED = 'Let me see.\n```json\n{"type": "area", "country": "France",}\n```\nObservation: 1\n{"type": "area", "country": "Chad"}'
+FENCED = 'Let me see:\n```json\n{"type": "area", "country": "France",}\n```'
 ANSWER = '{"type": "final_answer", "content": "543940"}'
 
 
@@ -44,7 +44,7 @@ def go(asked: Asked, *, settings: dict[str, Any] | None = None, **options: Any) 
 
 @pytest.mark.parametrize(("profile", "settings"), [(WRITES, {}), (None, TEXT)], ids=["known", "said"])
 def test_a_model_that_calls_no_tools_is_shown_them_in_words_and_its_calls_are_read_from_its_text(profile: Any, settings: Any) -> None:
-    """Tags, fences and trailing commas are read, what it makes up after its call is not; each request stands in the log and is counted."""
+    """Fences and trailing commas are read, what it makes up after an answer is left out; each request is recorded and counted."""
     asked = Asked([FENCED, "543940\nUser: And how large is Chad?"], profile=profile)
     result, events = go(asked, settings=settings)
     assert (result.output, result.usage.tool_calls, result.usage.model_calls) == ("543940", 1, 2)
@@ -69,11 +69,11 @@ def test_what_a_strategy_asks_beside_its_passes_is_recorded_as_such() -> None:
 
 
 def test_native_calls_stay_where_nothing_or_native_is_said() -> None:
-    """Text that looks like a call is text then, and the setting overrules what is known of a model."""
+    """Text is its answer then, and the setting overrules what is known of a model."""
     for profile, settings in ((None, {}), (WRITES, {"tool_calls": "native"})):
-        asked = Asked([calls(("area", {"country": "France"})), '{"type": "area", "country": "France"}'], profile=profile)
+        asked = Asked([calls(("area", {"country": "France"})), '{"country": "France"}'], profile=profile)
         result, _ = go(asked, settings=settings)
-        assert (result.output, result.usage.tool_calls) == ('{"type": "area", "country": "France"}', 1)
+        assert (result.output, result.usage.tool_calls) == ('{"country": "France"}', 1)
         assert [t.name for t in asked.infos[0].function_tools] == ["area"]
 
 

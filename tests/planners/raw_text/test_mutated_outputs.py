@@ -27,7 +27,7 @@ SOUND = [
     json.dumps([{"type": "add", "a": 1, "b": 2}, {"type": "read_file", "path": "z"}]),
     json.dumps({"name": "write_file", "arguments": json.dumps({"path": "p", "content": "c"})}),
     'write_file({"path": "a", "content": "b"})',
-    'The answer.\nadd({"a": 1, "b": 2})',
+    'Here is the call:\nadd({"a": 1, "b": 2})',
     final("42"),
     json.dumps({"type": "thought", "content": "hm"}),
     json.dumps({"type": "ask_user", "question": "which?"}),
@@ -180,5 +180,5 @@ def test_mutated_output_never_runs_what_did_not_validate(seed: int) -> None:
                     assert any(name in text for text in said), (said, name)
 
     asyncio.run(main())
-    assert executed > TIMES / 10
+    assert executed > TIMES / 20
     assert answered > TIMES / 10

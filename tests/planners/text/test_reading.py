@@ -10,7 +10,8 @@ import pytest
 from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.json_objects import objects_in
-from detent.planners.text.reading import ACTIONS, Offer, Reading, read
+from detent.planners.text.offers import ACTIONS, Offer
+from detent.planners.text.reading import Reading, read
 from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ
@@ -54,10 +55,9 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '{"action": "read_file", "action_input": {"path": "a.txt"}}',
         '{"thought": "hm", "tool": "read_file", "args": {"path": "a.txt"}, "id": "c1", "createdAt": "now"}',
         '```json\n{"type": "read_file", "path": "a.txt"}\n```',
-        '```\n{"type": "read_file", "path": "a.txt"}\n```\nThis reads the file.',
+        '```\n{"type": "read_file", "path": "a.txt"}\n```',
         'Sure! Here is the call:\n\n{"type": "read_file", "path": "a.txt"}',
         'Sure, here it is: {"type": "read_file", "path": "a.txt"}',
-        '1. {"type": "read_file", "path": "a.txt"}',
         '<think>maybe {"type": "add"}</think>{"type": "read_file", "path": "a.txt"}',
         'I could {"type": "add"} first, no.\n</think>\n{"type": "read_file", "path": "a.txt"}',
         '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.txt"}}\n</tool_call>',
@@ -65,13 +65,9 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '<|python_tag|>{"name": "read_file", "parameters": {"path": "a.txt"}}',
         '{"tool_calls": [{"function": {"name": "read_file", "arguments": "{\\"path\\": \\"a.txt\\"}"}}]}',
         '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
-        '{"type": "read_file", "path": "a.txt"}\nObservation: it says 5\n{"type": "final_answer", "content": "5"}',
         '{"type": "read_file", "path": "a.txt",}',
         "{'type': 'read_file', 'path': 'a.txt'}",
         "{type: 'read_file', path: 'a.txt'}",
-        '{"type": "read_file", // the first\n "path": "a.txt"}',
-        '{"type": "read_file" "path": "a.txt"}',
-        '{"type": "read_file", "path": "a.txt", "path": "a.txt"}',
     ],
 )
 def test_a_call_is_read_however_it_is_written(text: str) -> None:
@@ -113,19 +109,21 @@ def test_control_actions_and_answers_are_read(text: str, expected: AnyAction) ->
 @pytest.mark.parametrize(
     "text",
     [
-        'You could call {"type": "read_file", "path": "a.txt"} to see it.',
         "read_file reads a file, for example read_file a.txt",
-        'It says `{"tool": "read_file", "args": {"path": "x"}}` in the docs, which is odd.',
+        "I used read_file() and add (twice).",
+        'The result of read_file: {"size": 5}',
+        '{"name": "read_file"} is one of the tools that there are: {"tools": ["read_file", "add"]}',
         "<tool_call> is the tag that starts a call.",
     ],
 )
-def test_text_that_mentions_a_call_is_an_answer(text: str) -> None:
-    """A call in the middle of a sentence is not made."""
+def test_text_that_names_a_tool_is_an_answer(text: str) -> None:
+    """A name without arguments is a word."""
     assert actions(text) == (FinalAnswer(content=text),)
+    assert actions(text, native=True) == (FinalAnswer(content=text),)
 
 
 def test_several_calls_are_a_batch() -> None:
-    """One after the other, in a list, or under `actions`; what comes after prose is not part of it."""
+    """One after the other, in a list, or under `actions`; with words between them they are none."""
     two = [("read_file", {"path": "a"}), ("add", {"a": 1, "b": 2})]
     one, other = '{"type": "read_file", "path": "a"}', '{"type": "add", "a": 1, "b": 2}'
     for text in (
@@ -136,7 +134,7 @@ def test_several_calls_are_a_batch() -> None:
         f"{one} {other}",
     ):
         assert [(a.tool, a.args) for a in actions(text) if isinstance(a, ToolCall)] == two, text
-    assert len(actions(f"{one}\nThe file says 3.\n{other}")) == 1
+    assert "words after it" in reading(f"{one}\nThe file says 3.\n{other}").problem
 
 
 @pytest.mark.parametrize(
@@ -158,9 +156,12 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "read_file"}', "'path' is a required property"),
         ('{"type": "read_file", "path": 5}', "not of type 'string'"),
         ('{"type": "read_file", "path": "a", "lines": "5"}', "not of type 'integer'"),
-        ('{"type": "read_file", "path": "a", "path": "b"}', "stands twice"),
-        ('{"type": "add", "a": NaN, "b": 1}', "not of type 'number'"),
-        ('{"type": "add", "a": 1e999, "b": 1}', "cannot keep"),
+        ('{"type": "read_file", "path": "a", "path": "b"}', "'path' is given twice"),
+        ('{"type": "read_file", "path": "a", "path": "a"}', "'path' is given twice"),
+        ('{"type": "read_file", // the first\n "path": "a"}', "there must be a name, not a word"),
+        ('{"type": "read_file" "path": "a"}', 'after "type" there must be a comma or }, not a text in quotes'),
+        ('{"type": "add", "a": NaN, "b": 1}', "neither a number nor in quotes"),
+        ('{"type": "add", "a": 1e999, "b": 1}', "too large"),
         ('{"type": "read_file", "path": "\\ud800"}', "cannot keep"),
         ('{"type": "final_answer", "content": "  "}', "blank"),
         ('{"type": "final_answer", "content": "<think>no</think>"}', "blank"),
@@ -172,7 +173,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
         ('{"a": 1}', 'no "type"'),
         ("[1, 2]", "FinalAnswer"),
-        ('I will now use {"type": "read_file", "path": "a"}', "end of a sentence"),
+        ('I will now use {"type": "read_file", "path": "a"}', "not one short sentence"),
         ("{" * 5000, "not complete"),
         ('{"type": "add", "a": ' + "[" * 3000 + "]" * 3000 + ', "b": 1}', ""),
     ],
@@ -293,8 +294,8 @@ def test_a_great_many_objects_cost_no_more_than_they_are_long() -> None:
 
 
 def test_the_text_of_a_model_with_native_calls_is_its_answer() -> None:
-    """As it stands, whatever a raw-text model would have meant by it; where a type is wanted, JSON of it, fenced or not."""
-    for text in ('{"type": "add", "a": 1, "b": 2}', "Answer: 3 ", "<think>hm</think>3"):
+    """As it stands, where no call stands in it; where a type is wanted, JSON of it, fenced or not."""
+    for text in ('{"type": "sum", "a": 1, "b": 2}', "Answer: 3 ", "<think>hm</think>3"):
         assert actions(text, native=True) == (FinalAnswer(content=text),)
     assert reading("<think>hm</think> ", native=True).said == ""
     typed: dict[str, Any] = {"native": True, "output_schema": {"const": 3}, "answer_tool": "final_result"}

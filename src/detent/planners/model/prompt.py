@@ -17,7 +17,7 @@ from detent.core.budget import Budget
 from detent.planners.model import control_tools
 from detent.planners.model.provider_parts import EPOCH
 from detent.planners.model.typed_answers import problem_with
-from detent.planners.text.reading import Offer
+from detent.planners.text.offers import Offer
 from detent.planners.trimming import shown_schema
 from detent.ports import ToolSpec, View
 

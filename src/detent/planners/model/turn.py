@@ -18,10 +18,13 @@ from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
 from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
+from detent.planners.text.json_objects import as_written
+from detent.planners.text.mentions import was_told
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import tokens_of
 from detent.ports import Plan, View
+from detent.ports.embedded_calls import call_in
 
 RETRIES = 2
 """How often an empty answer, or a typed one that does not fit, is asked for again."""
@@ -51,7 +54,9 @@ class Turn:
                 self._cut_off(reply)
                 continue
             pieces = take_apart(reply.response)
-            reading = None if pieces.calls else read(pieces.text, self.head.offer)
+            reading = (
+                None if pieces.calls else read(pieces.text, self.head.offer, told=was_told(self.view.transcript), results=self.view.results)
+            )
             if reading is not None and a.is_blank(reading.said):
                 self._was_empty()
                 continue
@@ -112,18 +117,28 @@ class Turn:
                 actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
         if reading is not None:
             problem = reading.problem
-            actions += reading.actions
+            actions += as_written(reading.actions, pieces.text) if reading.mended else reading.actions
+        if problem and self.head.offer.output_schema is None:
+            raise MalformedPlan(problem, raw=pieces.text, usage=self._told())
         if problem:
             self._does_not_fit(problem, pieces, response)
             return None
+        safe = "" if reading is None else self._in_words_that_can_be_hidden(reading)
+        data = None if safe else provider_data(pieces, controls, system=self.exchange.system, model=self.exchange.model_name)
         return Plan(
             actions=tuple(actions),
-            text=pieces.text,
+            text=safe or pieces.text,
             thinking=pieces.thinking,
             usage=self._usage,
             model=response.model_name or self.exchange.model_name,
-            provider_data=provider_data(pieces, controls, system=self.exchange.system, model=self.exchange.model_name),
+            provider_data=data,
         )
+
+    def _in_words_that_can_be_hidden(self, reading: Reading) -> str:
+        """Return a call that a text makes as `name({...})`, in which redaction finds sensitive fields; "" where the text may stand as it is."""
+        content: Any = next((action.content for action in reading.actions if isinstance(action, a.FinalAnswer)), None)
+        found = call_in(content, self.head.offer.tools) if isinstance(content, str) else None
+        return content if found is not None and self.head.offer.tools[found[1]["tool"]].sensitive else ""
 
     def _control(self, name: str, args: Any) -> a.AnyAction:
         try:

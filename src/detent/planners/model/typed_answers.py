@@ -8,7 +8,7 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.expressions.json_schema import UnusableSchema, misfit
-from detent.ports import UNREADABLE, nests_too_deep
+from detent.ports import UNREADABLE, nests_too_deep, read_json
 
 TOO_DEEP = "(it nests too deep)"
 """What stands for the rest of arguments that no reader can read."""
@@ -26,7 +26,7 @@ def problem_with(value: Any, schema: dict[str, Any]) -> str:
 
 
 def read_arguments(args: Any) -> Any:
-    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none or nests deeper than `DEEPEST`.
+    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none, is unclear or nests deeper than `DEEPEST`.
 
     Of what nests deeper than `MOST_NESTED`, only its beginning comes back: no JSON, so that whoever reads it next sees that and no more.
     """
@@ -35,13 +35,14 @@ def read_arguments(args: Any) -> Any:
     if not isinstance(args, str):
         return writable(args)
     try:
-        value = msgspec.json.decode(args)
+        msgspec.json.decode(args)
+        if nests_too_deep(args.encode()):
+            return _beginning(args)
+        value = read_json(args)
     except RecursionError:
         return _beginning(args)
     except UNREADABLE:
         return args
-    if nests_too_deep(args.encode()):
-        return _beginning(args)
     read: Any = value
     return read if isinstance(value, dict) and not _nests_deeper(read, DEEPEST) else args
 

@@ -70,7 +70,7 @@ class Written:
         )
         response = reply.response
         return Generation(
-            text=_until(response.text or "", request.stop),
+            text=response.text or "",
             thinking=response.thinking or "",
             usage=reply.usage,
             model=response.model_name or self._exchange.model_name,
@@ -88,8 +88,3 @@ def _messages(said: list[Message]) -> list[Any]:
         else m.ModelRequest(parts=[m.UserPromptPart(one.content, timestamp=EPOCH)], timestamp=EPOCH)
         for one in said
     ]
-
-
-def _until(text: str, stop: tuple[str, ...]) -> str:
-    """Return a text up to the first place where it was to end: not every provider takes such marks, so none is sent."""
-    return text[: min((at for mark in stop if (at := text.find(mark)) >= 0), default=len(text))]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from detent.expressions.json_schema import UnusableSchema, errors_of
-from detent.planners.text.reading import DEFAULT_ACTIONS
+from detent.planners.text.offers import DEFAULT_ACTIONS
 from detent.ports import ToolSpec
 
 _FIELDS: dict[str, dict[str, Any]] = {

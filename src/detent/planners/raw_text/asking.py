@@ -10,6 +10,7 @@ from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.planners.raw_text.generation import Generation, Request, TextGenerator, generate
+from detent.planners.text.mentions import was_told
 from detent.planners.text.think_blocks import ThinkingSplitter
 from detent.planners.trimming import CountTokens
 from detent.ports import ModelAnswer, Plan, View
@@ -68,6 +69,11 @@ class Asking:
             return False
         self._raised, self._limit = True, self._limit * RAISED
         return True
+
+    @property
+    def was_told(self) -> bool:
+        """Whether the model was told how to show a call without making it."""
+        return was_told(self._view.transcript, self.repairs)
 
     def usage(self) -> Usage:
         """Return what is to be charged with the plan: nothing where the gateway has charged it."""

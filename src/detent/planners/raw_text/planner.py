@@ -23,7 +23,9 @@ from detent.planners.raw_text.asking import Asked, Asking, asked_as
 from detent.planners.raw_text.blocks import Renderer, fit
 from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
-from detent.planners.text.reading import ACTIONS, DEFAULT_ACTIONS, Offer, Reading, read
+from detent.planners.text.json_objects import as_written, mends_in
+from detent.planners.text.offers import ACTIONS, DEFAULT_ACTIONS, Offer
+from detent.planners.text.reading import Reading, read
 from detent.planners.trimming import CountTokens, clipped, count_by_length
 from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
@@ -61,7 +63,7 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `text.reading.ACTIONS`; by default a call, an answer, a thought and what the agent's
+    `actions`: what the model may answer with, from `text.offers.ACTIONS`; by default a call, an answer, a thought and what the agent's
     `actions` list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was
     wrong; `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
     generator the action schema. `tool_style`: how much of a tool the prompt says. `verify`: a check of the final answer (`verifiers`); an
@@ -160,6 +162,7 @@ class OnDevicePlanner:
             problem_of=checks.arguments,
             answer_problem=checks.answer,
             prose=self._prose,
+            stop=() if self._constrain else STOP_AT,
         )
         schema = action_schema(view.tools, actions=actions, output_schema=view.output_schema) if self._constrain else None
         self._prefix = _Prefix(
@@ -193,10 +196,10 @@ class OnDevicePlanner:
                 unverified = await verify(self._verify, answer.content, view) if answer is not None else ""
         if unverified and self._on_unverified == "reject":
             raise MalformedPlan(f"the answer was checked twice, and {unverified}", raw=asked.text, usage=asking.usage())
-        actions: tuple[AnyAction, ...] = reading.actions
+        actions = as_written(reading.actions, asked.text) if reading.mended else reading.actions
         if unverified and self._on_unverified == "abstain":
             actions = (Abstain(missing=(unverified,), reason="the answer could not be verified"),)
-        note = {"mended": True} if reading.mended else {}
+        note = {"mended": list(mends_in(asked.text))} if reading.mended else {}
         return asking.plan(
             actions,
             text=_text_of(actions),
@@ -210,7 +213,7 @@ class OnDevicePlanner:
         """Ask until the answer can be read; corrections are added to `told`. Raise `MalformedPlan` when repairs are used up."""
         while True:
             asked = await asking.ask(request())
-            reading = read(asked.text, prefix.offer, finish=asked.finish)
+            reading = read(asked.text, prefix.offer, finish=asked.finish, told=asking.was_told)
             if reading.actions:
                 return reading, asked
             if reading.cut and asked.finish == "length" and asking.raise_limit():
@@ -244,8 +247,6 @@ def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: int, output: int) -> None:
-    from importlib.util import find_spec
-
     if not callable(generate):
         raise ConfigError(f"OnDevicePlanner(generate=...) is {type(generate).__name__}; give something that can be called with a Request")
     for action in actions:
@@ -256,8 +257,6 @@ def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: 
     for name, value, least in (("max_repairs", repairs, 0), ("max_prompt_tokens", prompt, 1), ("max_output_tokens", output, 1)):
         if value < least:
             raise ConfigError(f"OnDevicePlanner({name}={value}): give at least {least}")
-    if find_spec("json_repair") is None:
-        raise ConfigError('OnDevicePlanner needs json-repair: pip install "detent[on-device]"')
 
 
 def _answer_of(actions: Sequence[AnyAction]) -> FinalAnswer | None:

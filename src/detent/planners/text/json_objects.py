@@ -1,22 +1,24 @@
-"""JSON in what a model wrote: the objects that stand there as data, strict where possible, mended where they are whole but broken.
+"""JSON in what a model wrote: the objects that stand there as data, strict where possible, mended where nothing has to be guessed (`mending`).
 
 Rules: an object that is not closed is never completed (what is missing cannot be known); one in the middle of a sentence is mentioned,
-not meant; sound JSON in which a name stands twice with two values is no object.
+not meant; an object in which a name is given twice cannot be read.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.ports import UNREADABLE, nests_too_deep
+from detent.core.actions import AnyAction, ToolCall
+from detent.planners.text.mending import mended
+from detent.planners.text.think_blocks import split_thinking
+from detent.ports import UNREADABLE, read_json
+from detent.ports.json_data import Unclear, strict_json
 
 MOST_OBJECTS = 64
-LONGEST_MENDED = 50_000
-"""Characters of a broken object that are still worth mending."""
 
 NOISE = re.compile(
     r"(?:[\s,;]|```[\w-]*|</?(?:tool_calls?|function_calls?|actions?|answer|json|output)>|\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|(?:im_end|eot_id|end)\|>|</s>)*",
@@ -30,8 +32,8 @@ Stands = Literal["alone", "unclear", "mentioned"]
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """An object (or list) in a text, from `start` to `end`. `value` is None where `problem` says why it cannot be read.
 
-    `mended`: it was broken, and repaired. `whole`: it is closed. `stands`: `alone` on its lines (or after a colon), `mentioned` in the
-    middle of a sentence, or `unclear` at the end of one.
+    `mended`: it was broken, and repaired; `mends` says what was wrong. `whole`: it is closed. `stands`: `alone` on its lines (or after a
+    colon), `mentioned` in the middle of a sentence, or `unclear` at the end of one.
     """
 
     start: int
@@ -39,6 +41,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     problem: str = ""
     mended: bool = False
+    mends: tuple[str, ...] = ()
     whole: bool = True
     stands: Stands = "alone"
 
@@ -71,35 +74,26 @@ def _next_start(text: str, place: int) -> int:
 
 
 def _read(text: str, start: int, floor: int) -> Found:
+    mends: tuple[str, ...] = ()
     try:
-        value, end = _decoder.raw_decode(text, start)
-        return Found(start=start, end=end, value=value, stands=_stands(text, start, end, floor))
-    except _Ambiguous as error:
-        end = _closed_at(text, start)
-        return Found(start=start, end=end if end > 0 else len(text), problem=str(error), whole=end > 0)
+        value, end = strict_json.raw_decode(text, start)
+    except Unclear as error:
+        return _unreadable(text, start, floor, str(error))
     except (ValueError, RecursionError):
-        return _mended(text, start, floor)
+        try:
+            value, end, mends = mended(text, start)
+        except (ValueError, RecursionError) as error:
+            return _unreadable(text, start, floor, f"it is not JSON: {error}")
+    return Found(start=start, end=end, value=value, mended=bool(mends), mends=mends, stands=_stands(text, start, end, floor))
 
 
-def _mended(text: str, start: int, floor: int) -> Found:
-    """Return the broken object at `start`, mended if it is closed."""
+def _unreadable(text: str, start: int, floor: int, problem: str) -> Found:
     end = _closed_at(text, start)
     if end < 0:
         end = _closed_by_count(text, start)
     if end < 0:
         return Found(start=start, end=len(text), problem="the JSON is not complete", whole=False)
-    stands = _stands(text, start, end, floor)
-    if end - start > LONGEST_MENDED or nests_too_deep(text[start:end].encode("utf-8", "surrogatepass")):  # mending takes the square of both
-        return Found(start=start, end=end, problem="it is not JSON", stands=stands)
-    import json_repair
-
-    try:
-        value: Any = json_repair.loads(text[start:end], skip_json_loads=True)
-    except (ValueError, RecursionError, IndexError, TypeError, KeyError):
-        value = None
-    if not isinstance(value, (dict, list)) or not value:
-        return Found(start=start, end=end, problem="it is not JSON", stands=stands)
-    return Found(start=start, end=end, value=value, mended=True, stands=stands)
+    return Found(start=start, end=end, problem=problem, stands=_stands(text, start, end, floor))
 
 
 def _closed_at(text: str, start: int) -> int:
@@ -140,27 +134,15 @@ def _stands(text: str, start: int, end: int, floor: int) -> Stands:
     return "mentioned" if rest else "unclear"
 
 
-class _Ambiguous(Exception):
-    pass
+def mends_in(text: str) -> tuple[str, ...]:
+    """Return what was wrong with the JSON in a model's text that was mended, each once."""
+    return tuple(dict.fromkeys(f"JSON: {what}" for one in objects_in(split_thinking(text)[1]) for what in one.mends))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        for name, value in pairs:
-            if made[name] != value:
-                raise _Ambiguous(f"{name!r} stands twice in one object, with different values")
-    return made
-
-
-_NUMBERS = {"NaN": "a number that is none", "Infinity": "an infinite number", "-Infinity": "an infinite number"}
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(_NUMBERS[name])
-
-
-_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
+def as_written(actions: Iterable[AnyAction], text: str) -> tuple[AnyAction, ...]:
+    """Return actions that were read from a text in which JSON was mended; its calls say what was written, and what was wrong with that."""
+    mends = mends_in(text)
+    return tuple(msgspec.structs.replace(a, written=text, mends=mends) if isinstance(a, ToolCall) else a for a in actions)
 
 
 def plain_json(value: Any) -> bool:
@@ -177,6 +159,6 @@ def whole_json(text: str) -> tuple[bool, Any]:
     if stripped.startswith("```") and stripped.endswith("```"):
         stripped = stripped.strip("`").removeprefix("json").strip()
     try:
-        return True, msgspec.json.decode(stripped)
+        return True, read_json(stripped)
     except UNREADABLE:
         return False, None

@@ -1,99 +1,47 @@
-"""What a model's text asks for: tolerant of how it is written, strict about what is executed (DESIGN law 2).
+"""What a model's text asks for: tolerant of how a call is written, strict about what is one (DESIGN law 2).
 
-Tolerated: code fences, prose around, think blocks, broken JSON, a tool's name where the type should be, other names for the same field,
-arguments as text, several calls. Never: a call from text that is not complete or only mentions one, a tool that is not offered, another
-tool's arguments. What was mended must fit the tool's schema; what was sound JSON is left to the kernel to refuse.
+    text = [thinking] [one lead-in sentence that ends in a colon] call+ [noise]
+
+A text of this form, and no other, makes calls. One that was cut off makes none. Any other text in which a call of an offered tool stands is a
+quotation, an explanation or a slip: nothing runs, and the model is told why. Once it was told, the same text is an answer if its calls stand
+in code fences. A model with native calls is held to more: its text makes at most one call, without a lead-in, in a form that is
+unmistakably one; the kernel takes it as found in text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from detent.core.actions import (
-    Abstain,
-    AnyAction,
-    AskUser,
-    CompleteGoal,
-    FinalAnswer,
-    PushGoal,
-    Schedule,
-    Stop,
-    Thought,
-    ToolCall,
-    is_blank,
-    snake,
-)
+from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
+from detent.core.state import Item
 from detent.expressions.markup import clean
-from detent.planners.text.json_objects import NOISE, Found, objects_in, plain_json, whole_json
+from detent.planners.text.actions import action_of, looks_like_action, problem_with, unfolded
+from detent.planners.text.dialects import Written, written
+from detent.planners.text.json_objects import objects_in, plain_json, whole_json
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
+from detent.planners.text.offers import Offer, Unreadable
+from detent.planners.text.surrogates import whole_text
 from detent.planners.text.think_blocks import split_thinking
-from detent.ports import ToolSpec, read_json
-
-CONTROLS: dict[str, tuple[type[Any], str]] = {
-    "final_answer": (FinalAnswer, "content"),
-    "ask_user": (AskUser, "question"),
-    "stop": (Stop, "reason"),
-    "thought": (Thought, "content"),
-    "abstain": (Abstain, "missing"),
-    "push_goal": (PushGoal, "goal"),
-    "complete_goal": (CompleteGoal, "outcome"),
-    "schedule": (Schedule, "at"),
-}
-"""The control actions that a raw-text model may be offered, each with its main field."""
-
-DEFAULT_ACTIONS = ("tool_call", "final_answer", "ask_user", "stop", "thought")
-ACTIONS = ("tool_call", *CONTROLS)
-
-_SYNONYMS = {
-    "final_answer": ("content", "answer", "final_answer", "output", "text", "result", "response", "action_input"),
-    "ask_user": ("question", "content", "text", "message"),
-    "stop": ("reason", "content", "message"),
-    "thought": ("content", "thought", "text"),
-    "abstain": ("missing", "content"),
-    "push_goal": ("goal", "content"),
-    "complete_goal": ("outcome", "content"),
-    "schedule": ("at", "content"),
-}
-_TOOL = ("tool", "name", "tool_name", "function", "action")
-_ARGS = ("args", "arguments", "parameters", "input", "params", "tool_input", "action_input")
-_CALLS = ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
-_LISTS = ("actions", "tool_calls", "calls")
-_ASIDE = {"id", "reason", "thought", "thoughts", "reasoning", "explanation", "createdAt", "created_at", "step"}
+from detent.ports.embedded_calls import IN_A_FENCE, call_in
+from detent.ports.lead_ins import before_calls, doubt_about, leads_in
 
 _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|function|actions|tool_calls)["'”]?\s*:""")
 """How an action begins that cannot be read."""
-
 _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
-
-Check = Callable[[dict[str, Any], str], str]
-
-
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model may answer with: the offered tools by name, the control actions, and the schema of the answer where there is one.
-
-    `problem_of(args, tool)` returns why arguments do not fit the tool's schema, "" when they do; `answer_problem` the same for an answer.
-    `native`: the model's provider marks its calls, and so its text is its answer; a typed one is given by calling `answer_tool`.
-    """
-
-    tools: Mapping[str, ToolSpec]
-    actions: tuple[str, ...] = DEFAULT_ACTIONS
-    output_schema: dict[str, Any] | None = None
-    problem_of: Check = lambda _args, _tool: ""
-    answer_problem: Callable[[Any], str] = lambda _answer: ""
-    prose: bool = True
-    native: bool = False
-    answer_tool: str = ""
+_THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
+_QUOTED = "it stands, letter for letter, in the result of a tool"
+_FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What a text came to: actions, or the problem that the model is to be told. `thinking` stands apart from `said`.
 
     `unfit`: the actions are sound, but a tool or its arguments are not as offered; where nothing better comes they go to the kernel, which
-    refuses them and says so. `cut`: the text ends before it is complete.
+    refuses them and says so. `cut`: a limit cut the text off.
     """
 
     actions: tuple[AnyAction, ...] = ()
@@ -105,41 +53,130 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
 
 
-def read(text: str, offer: Offer, *, finish: str = "") -> Reading:
-    """Return what `text` asks for. `finish="length"`: it was cut off by a limit."""
+def read(text: str, offer: Offer, *, finish: str = "", told: bool = False, results: Sequence[Item] = ()) -> Reading:
+    """Return what `text` asks for.
+
+    `finish="length"`: it was cut off by a limit. `told`: the model knows how to show a call. `results`: what tools have said, which a model
+    with native calls may quote.
+    """
     thinking, said = split_thinking(text)
     said = said.strip()
     if offer.native:
-        return msgspec.structs.replace(_native_answer(text, offer), thinking=thinking, said=said)
-    cut = finish == "length"
-    if not said:
-        problem = "the thinking took all the room, and no action came" if cut else "there was no action"
-        return Reading(problem=problem, thinking=thinking, cut=cut)
-    found = objects_in(said)
-    reading = _from_objects(said, found, offer, cut=cut) if found else None
-    if reading is None and not cut and len(found) == 1:
-        reading = _typed_in_prose(found[0], offer)
-    if reading is None:
-        reading = _prose(said, offer, cut=cut)
+        reading = _native(text, said, offer, told=told, results=results)
+    elif not said:
+        reading = Reading(problem="there was no action")
+    else:
+        reading = _read(said, offer, told=told)
+    if finish == "length" and not _is_answer(said, reading):
+        lost = "the text was cut off before it was complete" if said else "the thinking took all the room, and no action came"
+        reading = Reading(problem=lost, cut=True)
     return msgspec.structs.replace(reading, thinking=thinking, said=said)
 
 
-def _native_answer(text: str, offer: Offer) -> Reading:
-    """Return the answer that the text of a model with native calls is, as it stands: where a type is wanted, the text must be JSON of it."""
-    if offer.output_schema is None:
-        return Reading(actions=(FinalAnswer(content=text),))
-    is_json, value = whole_json(text)
-    problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
-    return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
+def _read(said: str, offer: Offer, *, told: bool) -> Reading:
+    """Return what the text of a model comes to that has no other way to call tools."""
+    reading = _asked(said, offer) or _mentioned(said, offer, told=told) or _broken(said) or _prose(said, offer)
+    for action in reading.actions:
+        if isinstance(action, FinalAnswer) and isinstance(action.content, str):
+            reading = _mentioned(action.content, offer, told=told) or reading
+    return _prose(said, offer) if told and reading.problem and not reading.unfit and _FENCE.fullmatch(said) else reading
 
 
-def _prose(said: str, offer: Offer, *, cut: bool) -> Reading:
-    """Text without an action is the answer, unless it was cut off or an answer of another shape is wanted."""
-    if cut:
-        return Reading(problem="the text was cut off before it was complete", cut=True)
+def _is_answer(said: str, reading: Reading) -> bool:
+    """Whether a text is a whole answer in JSON, which nothing is lost of where a limit cuts off what comes after it."""
+    answered = len(reading.actions) == 1 and isinstance(reading.actions[0], FinalAnswer)
+    return answered and said[:1] in ("{", "`") and said[-1:] in ("}", "`") and reading.actions[0] != FinalAnswer(content=said)
+
+
+def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence[Item]) -> Reading:
+    """Return the answer that the text of a model with native calls is, as it stands: where a type is wanted, the text must be JSON of it.
+
+    A call that it makes is an answer of the form `name({...})`, which the kernel looks for.
+    """
+    if offer.output_schema is not None:
+        is_json, value = whole_json(text)
+        problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
+        return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
+    found = call_in(said, offer.tools)
+    why = _QUOTED if _quoted(said if found is None else found[1][0], results) else ""
+    if found is not None and not why and (not found[0] or leads_in(found[0], (found[1]["tool"],), found[1][0])):
+        return Reading(actions=(FinalAnswer(content=said),))
+    try:
+        whole = written(said, offer)
+        calls = [action_of(one, offer) for value in whole.objects for one in unfolded(value, offer)] if whole is not None else []
+    except Unreadable:
+        whole, calls = None, []
+    if whole is not None and whole.marked and not whole.mended and len(calls) == 1 and not why:
+        call = calls[0]
+        if isinstance(call, ToolCall) and call.tool in offer.tools and plain_json(call.args):
+            return Reading(actions=(FinalAnswer(content=f"{call.tool}({msgspec.json.encode(call.args).decode()})"),))
+    return _mentioned(said, offer, told=told, why=why) or Reading(actions=(FinalAnswer(content=text),))
+
+
+def _quoted(call: str, results: Sequence[Item]) -> bool:
+    """Whether a call stands, letter for letter, in what a tool has said."""
+    escaped = msgspec.json.encode(whole_text(call))[1:-1]
+    return any(escaped in bytes(item.result) for item in results)
+
+
+def _asked(said: str, offer: Offer) -> Reading | None:
+    """Return what a text comes to that is calls or actions and nothing else but a lead-in; None where it is anything else."""
+    for before, rest in _parted(said):
+        lead = before.strip()
+        try:
+            found = written(rest, offer, alone=not lead)
+            if found is not None and (not lead or _announces(lead, rest, offer)):
+                return _read_group(found, offer)
+        except Unreadable as error:
+            if not lead or _announces(lead, rest, offer):
+                return Reading(problem=str(error))
+    return None
+
+
+def _parted(said: str) -> Iterator[tuple[str, str]]:
+    """Yield a text as what stands before its calls, and the rest, in every way that may be allowed."""
+    for start in before_calls(said):
+        yield said[:start], said[start:]
+    if (thought := _THOUGHT.match(said)) is not None:
+        yield said[: thought.end()], said[thought.end() :]
+
+
+def _announces(lead: str, rest: str, offer: Offer) -> bool:
+    named = [name for name in offer.tools if name in rest]
+    return leads_in(lead, named, rest) or (_THOUGHT.fullmatch(f"{lead}\n") is not None and not doubt_about(lead))
+
+
+def _broken(said: str) -> Reading | None:
+    """Return the problem of a text in which an action begins that cannot be read; None where there is none."""
+    for one in objects_in(said):
+        if one.value is None and _BEGUN.match(said, one.start) is not None:
+            return Reading(problem=one.problem if one.whole else f"{one.problem}: it is never closed")
+    return None
+
+
+def _mentioned(said: str, offer: Offer, *, told: bool, why: str = "") -> Reading | None:
+    """Return the problem of a text in which a call stands that is not made; None where there is none, or it may be shown."""
+    mention = mention_in(said, offer)
+    if mention is None or (told and in_fences(said, offer)):
+        return None
+    make = "call the tool" if offer.native else "send the call alone"
+    why = why or why_not(said, mention)
+    show = "to explain it, write about it" if why == ALONE_IN_A_FENCE else IN_A_FENCE  # the fence alone does not say what it is for
+    return Reading(problem=f"the text holds a call of {mention.tool!r} that was not made: {why}; to make it, {make}; {show}")
+
+
+def _prose(said: str, offer: Offer) -> Reading:
+    """Text without an action is the answer, unless one of another shape is wanted."""
+    objects = objects_in(said)
+    if len(objects) == 1 and offer.output_schema is not None and "final_answer" in offer.actions:
+        value, one = objects[0].value, objects[0]
+        if value is not None and not one.mended and one.stands == "alone" and plain_json(value) and not offer.answer_problem(value):
+            return Reading(actions=(FinalAnswer(content=value),))
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
-    answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said, flags=re.IGNORECASE)).strip() or said
+    stops = () if _FENCE.fullmatch(said) else offer.stop
+    until = min((at for mark in stops if (at := said.find(mark)) >= 0), default=len(said))
+    answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said[:until], flags=re.IGNORECASE)).strip() or said
     if not clean(answer):
         return Reading(problem="there is only markup, no action and no answer")
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
@@ -161,81 +198,25 @@ def _without_end(said: str) -> str:
     return said[:end]
 
 
-def _typed_in_prose(one: Found, offer: Offer) -> Reading | None:
-    """Return the answer that an output schema asks for, where it is the one object in a text, stands alone and fits as it is; else None."""
-    if offer.output_schema is None or "final_answer" not in offer.actions or one.stands != "alone" or one.mended or not one.whole:
-        return None
-    if one.value is None or not plain_json(one.value) or offer.answer_problem(one.value):
-        return None
-    return Reading(actions=(FinalAnswer(content=one.value),))
-
-
-def _from_objects(said: str, found: Sequence[Found], offer: Offer, *, cut: bool) -> Reading | None:
-    """Return what the objects come to, None where they are only part of an answer in prose."""
-    first = next((i for i, one in enumerate(found) if _meant(said, one, offer)), None)
-    if first is None:
-        return None
-    group = [found[first]]
-    for one in found[first + 1 :]:
-        if NOISE.fullmatch(said, group[-1].end, one.start) is None:
-            break
-        group.append(one)
-    if any(not one.whole for one in group):
-        return Reading(problem="the JSON object is not complete: it is never closed", cut=True)
-    if cut and group[-1].end < len(said) and group[-1] is found[-1] and said.endswith(","):
-        return Reading(problem="the list of actions was cut off before it was complete", cut=True)
-    if group[0].stands == "unclear":
-        return Reading(problem="the action stands at the end of a sentence; if it is meant, send it alone")
-    return _read_group(group, offer)
-
-
-def _meant(said: str, one: Found, offer: Offer) -> bool:
-    """Whether an object is to be taken as what the model does, not as part of what it says."""
-    if one.stands == "mentioned":
-        return False
-    if NOISE.fullmatch(said, 0, one.start) is not None:
-        return True
-    if one.value is None:
-        return _BEGUN.match(said, one.start) is not None
-    return _looks_like_action(one.value, offer)
-
-
-def _looks_like_action(value: Any, offer: Offer) -> bool:
-    values = cast("list[Any]", value) if isinstance(value, list) else [value]
-    for item in values:
-        if not isinstance(item, dict):
-            continue
-        keys = set(cast("dict[str, Any]", item))
-        if keys & {"type", "tool", "tool_name", "action", "function", *_LISTS} or ("name" in keys and keys & set(_ARGS)):
-            return True
-        if len(keys) == 1 and keys & {*offer.tools, *CONTROLS}:
-            return True
-    return False
-
-
-def _read_group(group: Sequence[Found], offer: Offer) -> Reading:
-    objects: list[Any] = []
-    mended = False
-    for one in group:
-        if one.problem:
-            return Reading(problem=one.problem)
-        mended = mended or one.mended
-        objects += _unfolded(one.value, offer)
-    if not objects:
-        return Reading(problem="the list of actions is empty")
+def _read_group(found: Written, offer: Offer) -> Reading:
+    """Return the actions of a text, or what is wrong with them."""
+    mended = found.mended
+    how = "" if any(looks_like_action(value, offer) for value in found.objects) else f"; {IN_A_FENCE}"
     actions: list[AnyAction] = []
     problems: list[str] = []
-    for value in objects:
+    for value in [one for group in found.objects for one in unfolded(group, offer)]:
         try:
-            action = _action(value, offer)
-        except _NoAction as error:
-            return Reading(problem=str(error), mended=mended)
-        problem = _unsound(action, offer)
+            action = action_of(value, offer)
+        except Unreadable as error:
+            return Reading(problem=f"{error}{how}", mended=mended)
+        problem = problem_with(action, offer)
         if problem and not isinstance(action, ToolCall):
             return Reading(problem=problem, mended=mended)
         problems += [problem] if problem else []
         actions.append(action)
     controls = [a for a in actions if not isinstance(a, ToolCall)]
+    if not actions:
+        return Reading(problem="the list of actions is empty")
     if len(controls) > 1:
         names = ", ".join(snake(type(a).__name__) for a in controls)
         return Reading(problem=f"there are {len(controls)} control actions ({names}); one is allowed", mended=mended)
@@ -243,158 +224,3 @@ def _read_group(group: Sequence[Found], offer: Offer) -> Reading:
         keep = not mended and all(plain_json(a.args) for a in actions if isinstance(a, ToolCall))
         return Reading(problem="; ".join(problems), mended=mended, unfit=tuple(actions) if keep else ())
     return Reading(actions=tuple(actions), mended=mended)
-
-
-def _unfolded(value: Any, offer: Offer) -> list[Any]:
-    """Return the actions of a list, of `{"actions": [...]}` or of a single object."""
-    if isinstance(value, list):
-        return cast("list[Any]", value)
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        for name in _LISTS:
-            inner: Any = fields.get(name)
-            if isinstance(inner, list) and name not in offer.tools:
-                return cast("list[Any]", inner)
-    return [value]
-
-
-class _NoAction(Exception):
-    """The object is no action; the message is for the model."""
-
-
-def _action(value: Any, offer: Offer) -> AnyAction:
-    if not isinstance(value, dict):
-        raise _NoAction(f"an action is a JSON object, not {type(value).__name__}")
-    fields = cast("dict[str, Any]", value)
-    kind: Any = fields.get("type")
-    if isinstance(kind, str):
-        return _typed(kind, fields, offer)
-    if call := _untyped_call(fields, offer):
-        return call
-    if len(fields) == 1:
-        ((name, inner),) = fields.items()
-        if name in offer.tools and isinstance(inner, dict) and "tool_call" in offer.actions:
-            return ToolCall(tool=name, args=inner)
-        if name in _CALLS and isinstance(inner, dict) and (call := _untyped_call(cast("dict[str, Any]", inner), offer)):
-            return call
-        control = _control_name(name)
-        if control in CONTROLS and control in offer.actions:
-            return _control(control, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {CONTROLS[control][1]: inner})
-    if "final_answer" in offer.actions and offer.output_schema is not None and plain_json(fields) and not offer.answer_problem(fields):
-        return FinalAnswer(content=fields)
-    raise _NoAction('the object has no "type"')
-
-
-def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
-    control = kind if kind in CONTROLS or kind in offer.tools or kind in _CALLS else _control_name(kind)
-    if control in CONTROLS and (control in offer.actions or kind not in offer.tools):
-        if control not in offer.actions:
-            raise _NoAction(f'"{control}" is not possible here; possible: {", ".join(offer.actions)}')
-        return _control(control, fields)
-    if "tool_call" not in offer.actions:
-        raise _NoAction(f'"{kind[:60]}" is not possible here; possible: {", ".join(offer.actions)}')
-    if kind in offer.tools:
-        return ToolCall(tool=kind, args=_arguments_beside(kind, fields, offer), reason=_reason(fields))
-    if kind in _CALLS:
-        if call := _untyped_call(fields, offer):
-            return call
-        raise _NoAction('a tool_call needs "tool", the name of a tool, and "args", an object')
-    raise _NoAction(
-        f'"{kind[:60]}" is no action and no tool; tools: {", ".join(offer.tools) or "none"}; actions: {", ".join(offer.actions)}'
-    )
-
-
-def _control_name(name: str) -> str:
-    """Return a control action's name as it is written here: `Final Answer` and `FinalAnswer` are `final_answer`."""
-    if name in CONTROLS:
-        return name
-    return re.sub(r"[\s-]+", "_", snake(name.strip()) if " " not in name.strip() else name.strip().lower())
-
-
-def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
-    """Return the call of `{"tool": ..., "args": ...}` in its spellings, None where it is none; raise `_NoAction` for arguments of a wrong kind."""
-    for spelling in _TOOL:
-        name: Any = fields.get(spelling)
-        if isinstance(name, dict) and spelling in ("function", "tool"):
-            return _untyped_call(cast("dict[str, Any]", name), offer)
-        if not isinstance(name, str):
-            continue
-        control = _control_name(name)
-        if spelling == "action" and control in CONTROLS and control in offer.actions and name not in offer.tools:
-            return _control(control, fields)
-        given = [key for key in _ARGS if key in fields]
-        if spelling == "name" and not given and name not in offer.tools:
-            continue
-        if "tool_call" not in offer.actions:
-            raise _NoAction(f"tool calls are not possible here; possible: {', '.join(offer.actions)}")
-        return ToolCall(tool=name, args=_as_object(fields[given[0]]) if given else {}, reason=_reason(fields))
-    return None
-
-
-def _arguments_beside(tool: str, fields: dict[str, Any], offer: Offer) -> dict[str, Any]:
-    """Return the arguments that stand beside the tool's name, or under `args` where the tool has no argument of that name."""
-    rest = {name: value for name, value in fields.items() if name != "type"}
-    known: dict[str, Any] = offer.tools[tool].input_schema.get("properties") or {}
-    for spelling in _ARGS:
-        if spelling in rest and spelling not in known and rest.keys() <= {spelling, *_ASIDE}:
-            return _as_object(rest[spelling])
-    return {name: value for name, value in rest.items() if name in known or name not in _ASIDE}
-
-
-def _as_object(args: Any) -> dict[str, Any]:
-    """Return arguments as an object; text must be JSON."""
-    if args is None:
-        return {}
-    if isinstance(args, str):
-        try:
-            args = read_json(args or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            raise _NoAction("the arguments are text that is not JSON; send an object") from None
-    if not isinstance(args, dict):
-        raise _NoAction(f"the arguments must be a JSON object, not {type(args).__name__}")
-    return cast("dict[str, Any]", args)
-
-
-def _reason(fields: dict[str, Any]) -> str:
-    reason = fields.get("reason")
-    return reason if isinstance(reason, str) else ""
-
-
-def _control(name: str, fields: dict[str, Any]) -> AnyAction:
-    """Return a control action; raise `_NoAction` where its fields are missing or of the wrong kind."""
-    kind, main = CONTROLS[name]
-    value = next((fields[key] for key in _SYNONYMS[name] if fields.get(key) is not None), None)
-    given: dict[str, Any] = {key: fields[key] for key in kind.__struct_fields__ if fields.get(key) is not None}
-    if value is not None:
-        given[main] = value
-    if name == "abstain" and isinstance(given.get("missing"), str):
-        given["missing"] = [given["missing"]]
-    if not plain_json(given):
-        raise _NoAction(f"the {name} holds a number or a text that JSON cannot keep")
-    try:
-        return msgspec.convert(given, kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise _NoAction(f'a {name} needs "{main}": {error}') from None
-
-
-def _unsound(action: AnyAction, offer: Offer) -> str:
-    """Return what is wrong with a sound-looking action, "" when nothing is."""
-    match action:
-        case ToolCall(tool=tool, args=args):
-            if tool not in offer.tools:
-                return f"there is no tool {tool[:60]!r}; tools: {', '.join(offer.tools) or 'none'}"
-            if not plain_json(args):
-                return f"the arguments of {tool} hold a number or a text that JSON cannot keep"
-            problem = offer.problem_of(args, tool)
-            return f"the arguments of {tool} do not fit: {problem}" if problem else ""
-        case FinalAnswer(content=content):
-            if is_blank(clean(content)):
-                return "the final answer is blank"
-            if offer.output_schema is not None and (problem := offer.answer_problem(content)):
-                return f"the answer does not fit the output schema: {problem}"
-        case AskUser(question=said) | Thought(content=said) | PushGoal(goal=said):
-            if is_blank(said):
-                return f"the {snake(type(action).__name__)} is blank"
-        case _:
-            pass
-    return ""

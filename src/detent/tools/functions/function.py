@@ -24,6 +24,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 import msgspec
 
 from detent.core.errors import ConfigError, InvalidArguments
+from detent.expressions.integers import with_integers
 from detent.ports import ToolContext, ToolOutcome, ToolSpec
 from detent.tools.functions import attempt, problems, results, signature
 from detent.tools.functions.options import Options, SchemaToolOptions, ToolOptions, read_options
@@ -108,7 +109,7 @@ class Tool(Generic[P, R]):
         )
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return `args` sanitised and validated, as fresh plain JSON that passes again.
+        """Return `args` sanitised and validated, as fresh plain JSON that passes again; where an integer is wanted, 5.0 is 5.
 
         Raise `InvalidArguments` with the code `sanitize_failed`, `schema_validation_failed` or `semantic_validation_failed`.
         """
@@ -122,6 +123,9 @@ class Tool(Generic[P, R]):
             raw = results.encoded(given)
         except results.NotJson:
             raw = self._encoded(given)  # says it
+        if b".0" in raw:  # 5.0 is an integer in JSON
+            given = with_integers(msgspec.json.decode(raw), self.arguments.schema)
+            raw = results.encoded(given)
         self.arguments.check(raw, given)
         checked = cast(dict[str, Any], msgspec.json.decode(raw))
         if options.validate is not None:

@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     - `sandboxed`: what it does is confined by a sandbox; a policy may trust it more. `confinement`: where the programs that it starts
       run, in words for people who approve a call. `credentials`: the secrets that it may ask its context for.
     - `asks(args)`: says why this call must be approved by a person even where the policy allows it, "" where it need not be; pure.
-    - `writes_in`: the directory that it is confined to when it writes; no store of runs may lie there.
+    - `writes_in`: the directory that it is confined to, from which it sees its paths; where it writes, no store of runs may lie there.
     - hooks, in the order in which they run: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
       `on_error(exception, context)`.
     """

@@ -47,7 +47,7 @@ class BroughtSchema:
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
         """Raise `InvalidArguments` when `args` do not satisfy the schema."""
-        self._errors = self._errors or json_schema.errors_of(self.schema)
+        self._errors = self._errors or json_schema.errors_of(self.schema, integers=True)
         try:
             found = problems.of_jsonschema(self._errors(msgspec.json.decode(raw)), known=self.names, tool=self._tool)
         except Exception as error:  # a foreign validator on what a model wrote: whatever it chokes on is not accepted

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from detent.core.errors import ConfigError, InvalidArguments
+from detent.expressions.integers import inexact
 from detent.ports import ToolContext
 from detent.tools.functions import docstring, problems
 from detent.tools.functions.options import Options
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _KINDS = inspect.Parameter
+_LONG = re.compile(rb"[0-9]{16}")
 _MAKERS = (__name__, "detent.tools.functions.function")
 
 
@@ -82,6 +85,11 @@ class Signature:
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
         """Raise `InvalidArguments` when the JSON object `raw` (`args`, encoded) does not fit."""
+        if _LONG.search(raw) and (places := inexact(args, self.schema)):
+            where = ", ".join(problems.at(place.split(".")) for place in places)
+            raise InvalidArguments(
+                f"{self._tool}: {where}: the number is too large to be kept exactly. Nothing was executed; send another one"
+            )
         self._checked = raw, self._converted(raw)
 
     def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:

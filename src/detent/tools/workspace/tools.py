@@ -81,8 +81,7 @@ def workspace_tools(
         done_tool(),
     ]
     for one in made:
-        if not one.options.read_only:
-            one.options = msgspec.structs.replace(one.options, writes_in=root.root)
+        one.options = msgspec.structs.replace(one.options, writes_in=root.root)
     return made
 
 

@@ -1,0 +1,178 @@
+"""Calls that stand in a text without being it: found however they are written, so that no call is taken for an answer.
+
+Rule: what is found here never runs. A tool's name counts with arguments beside it; its name alone is a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from detent.core.state import Item
+from detent.planners.text.offers import CONTROLS, Offer, properties_of
+from detent.planners.text.python_calls import closes_at
+from detent.ports.embedded_calls import IN_A_FENCE
+from detent.ports.lead_ins import doubt_about
+
+_FENCED = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE)
+_ARGUMENTS = r"args|arguments|parameters|params|input|tool_input|action_input|kwargs"
+_NAMED_BY = r"tool|tool_name|function|function_name|action|recipient_name|tool_call|function_call|name|type|command|call"
+_SURE = ("tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call")
+_VALUE = re.compile(r"""\s*(?:[{\["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))""")
+_BEFORE_NAMES = (
+    r"""<(?:[\w-]+:|[|｜]DSML[|｜])?(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
+    r"|\[TOOL_CALLS\]\s*|\bto=|>>>\s*|<tool_call>\s*|✿FUNCTION✿:\s*|<\|(?:recipient|tool_call_begin)\|>\s*"
+    r"|<[|｜]tool[▁_ ](?:sep|call[▁_ ]begin)[|｜]>\s*"  # noqa: RUF001 - as DeepSeek writes them
+    r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
+)
+_LABELS = r"""^[ \t*_`-]*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
+_LONGEST = 4000
+"""Characters after a name that are looked through for its arguments."""
+
+
+ALONE_IN_A_FENCE = "it stands in a code block"
+_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(])+\Z")
+_MARKS_AFTER = re.compile(r"\A(?:</?[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
+"""What stands around a call and belongs to it."""
+
+
+class Mention:
+    """A call in a text: the tool's name as it stands there, from `start` to `end`."""
+
+    __slots__ = ("end", "start", "tool")
+
+    def __init__(self, tool: str, start: int, end: int) -> None:
+        self.tool, self.start, self.end = tool, start, end
+
+
+def mention_in(text: str, offer: Offer) -> Mention | None:
+    """Return the first call of an offered tool that stands in a text, None where there is none."""
+    controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
+    if not offer.tools and not controls:
+        return None
+    names = _patterns(tuple(offer.tools), controls)
+    if names.any.search(text) is None:
+        return None
+    found = [one for look in (_in_parentheses, _in_objects, _in_forms) for one in [look(text, names, offer)] if one is not None]
+    return min(found, key=lambda one: one.start, default=None)
+
+
+def in_fences(text: str, offer: Offer) -> bool:
+    """Whether every call that a text mentions stands in a code fence."""
+    return mention_in(_FENCED.sub("\n", text), offer) is None
+
+
+def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
+    """Whether the last that a model heard is that a call in its text did not run, and how to show one: in `repairs`, or in notes."""
+    for item in reversed(transcript):
+        if item.kind != "note":
+            break
+        repairs = (*repairs, item.text)
+    return any(IN_A_FENCE in said for said in repairs)
+
+
+def why_not(text: str, mention: Mention) -> str:
+    """Return why a call that stands in a text is not made."""
+    before, after = text[: mention.start], text[mention.end :].strip()
+    fenced = before.count("```") % 2 == 1
+    before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
+    if fenced:
+        return "it stands in a code block within an explanation" if before or after else ALONE_IN_A_FENCE
+    if doubt := doubt_about(before):
+        return doubt
+    if re.search(r"\w", after):
+        return "there are words after it"
+    if doubt := doubt_about(after):
+        return doubt
+    if before:
+        return "the words before it are not one short sentence that announces it and ends in a colon"
+    return "it is not written as a call that can be read"
+
+
+class _Names:
+    """How calls of certain tools are found."""
+
+    def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
+        one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or r"(?!)"
+        name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
+        self.any = re.compile("|".join([one, *controls]))
+        self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
+        self.called = re.compile(rf"(?<![\w.-]){name}(?:\.call)?(?P<space>\s*)\(")
+        self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")
+        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*\{{""")
+        self.form = re.compile(rf"(?:{_BEFORE_NAMES}|{_LABELS}){name}(?![\w.-])", re.MULTILINE | re.IGNORECASE)
+        self.tagged = re.compile(rf"<{name}>(?P<body>.*?)</(?P=tool)>", re.DOTALL)
+        self.beside = re.compile(rf"(?<![\w./-]){name}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
+
+
+_patterns = lru_cache(maxsize=64)(_Names)
+
+
+def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
+    """Find `name(...)`: with values in it, or alone on a line, or at the end of the text."""
+    for found in names.called.finditer(text):
+        opening = found.end() - 1
+        end = closes_at(text, opening)
+        after = text[end:] if end > 0 else ""
+        if re.search(r"\w", text[text.rfind("\n", 0, found.start()) + 1 : found.start()].replace("print", "")) is None:
+            after = after.split("\n", 1)[0]
+        last = end > 0 and not found["space"] and re.search(r"\w", after) is None
+        if last or _VALUE.match(text, found.end(), end if end > 0 else opening + _LONGEST):
+            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
+    return None
+
+
+def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
+    """Find objects, sound or not, that name a tool and have arguments, or say that they are of a tool."""
+    for found in names.control.finditer(text):
+        begin = max(text.rfind("{", 0, found.start()), 0)
+        return Mention(found["tool"], begin, max(closes_at(text, begin) if text[begin : begin + 1] == "{" else -1, found.end()))
+    for found in sorted([*names.named.finditer(text), *names.keyed.finditer(text)], key=lambda one: one.start()):
+        tool = found["tool"]
+        key = found.groupdict().get("key", "tool").strip("\"'“”")
+        begin = max(text.rfind("{", 0, found.start() + 1), 0)
+        fields = "|".join([_ARGUMENTS, *(re.escape(name) for name in properties_of(offer.tools[tool]))])
+        near = text[begin : found.end() + _LONGEST]
+        bare = (
+            not properties_of(offer.tools[tool])
+            and re.fullmatch(r"\{\s*", text[begin : found.start()])
+            and text[found.end() :].lstrip()[:1] == "}"
+        )
+        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near.replace(found[0], "", 1)):
+            end = closes_at(text, begin) if text[begin : begin + 1] == "{" else -1
+            return Mention(tool, begin, max(end, found.end()))
+    return None
+
+
+def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
+    """Find a tool's name where a form of calls has it, and its parameters as tags or beside it."""
+    for found in names.form.finditer(text):
+        label = re.match(r"\W*(\w+)\W{0,3}:", found[0]) if not found[0].startswith(("<", "[", ">", "✿")) else None
+        if (
+            label is None
+            or label[1].lower() == "action"
+            or re.match(rf"\W*\n\W*(?:Action Input|{_ARGUMENTS})\W{{0,3}}:", text[found.end() :], re.IGNORECASE)
+        ):
+            return Mention(found["tool"], found.start(), _form_ends(text, found.end()))
+    for found in names.tagged.finditer(text):
+        known = properties_of(offer.tools[found["tool"]])
+        if any(f"<{name}>" in found["body"] for name in known) or not (known or found["body"].strip()):
+            return Mention(found["tool"], found.start(), found.end())
+    for found in names.beside.finditer(text):
+        known = properties_of(offer.tools[found["tool"]])
+        end = closes_at(text, found.end()) if text[found.end() : found.end() + 1] == "{" else found.end() + _LONGEST
+        beside = text[found.end() : end if end > 0 else found.end() + _LONGEST]
+        if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
+            return Mention(found["tool"], found.start(), end if 0 < end <= len(text) else len(text))
+        if not known and re.match(r"\{\s*\}", beside):
+            return Mention(found["tool"], found.start(), end)
+    return None
+
+
+def _form_ends(text: str, after_name: int) -> int:
+    """Return where a form ends that is not read: after its object, its last tag, or its line."""
+    brace = text.find("{", after_name, after_name + 120)
+    if brace >= 0 and (end := closes_at(text, brace)) > 0:
+        return end
+    return max(text.rfind(">", after_name) + 1, after_name)

@@ -150,7 +150,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -160,9 +160,11 @@ class Advancing:
         *,
         sinks: Sequence[Sink] = (),
         chunk: Callable[[Chunk], None] | None = None,
+        inline: bool = False,
     ) -> None:
+        """`inline`: a call of the engine that has the run already goes on with it; its planner is not told that the run begins."""
         self.parts, self.run_id = parts, run_id
-        self._planner_for = planner_for
+        self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
         self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
@@ -253,7 +255,7 @@ class Advancing:
         spec = journal.state.agent
         planner = NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
         begin = getattr(planner, "begin_run", None)
-        if begin is not None:
+        if begin is not None and not self._inline:
             begin(self.run_id)
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))

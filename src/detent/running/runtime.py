@@ -153,8 +153,9 @@ class Runtime:
         slot: bool = True,
         observers: Sequence[Observer] = (),
         planner_for: Callable[[AgentSpec], Planner] | None = None,
+        inline: bool = False,
     ) -> Result:
-        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say."""
+        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say; `inline` is explained at `Advancing`."""
         if self.servers and advance:
             await self._reach_servers(run_id, news=bool(events))
 
@@ -162,7 +163,7 @@ class Runtime:
             return advancing.resume(*events, turns=turns, advance=advance)
 
         observers = one_of(observers)
-        task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
+        task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for, inline=inline)
         try:
             state = await task
         finally:
@@ -178,13 +179,15 @@ class Runtime:
         turns: int | None = None,
         slot: bool = True,
         planner_for: Callable[[AgentSpec], Planner] | None = None,
+        inline: bool = False,
     ) -> asyncio.Task[RunState]:
         """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
         if self.parts.watcher.control(run_id) is not None:
             raise RunBusy(run_id, "this engine")
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
         sinks: list[Sink] = [told.on_record] if told else []
-        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=told.on_chunk if told else None)
+        chunk = told.on_chunk if told else None
+        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=chunk, inline=inline)
         task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
         self.advancing.add(task)
         return task
@@ -225,7 +228,7 @@ class Runtime:
             await self.store.post(state.run_id, self.signal("approval", payload, by="approver"))
         if not answered:
             return result_of(state)
-        return await self.go_on(state.run_id, turns=turns, observers=observers)
+        return await self.go_on(state.run_id, turns=turns, observers=observers, inline=True)
 
     def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
         """Return a new signal; raise `ConfigError` for what no JSON can say."""

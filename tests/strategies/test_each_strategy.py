@@ -24,7 +24,8 @@ def go(
     """Run as "r"; return (result, engine, model)."""
     model = answers if hasattr(answers, "plan") else Model(answers)
     engine = Engine(planner=model, tools=tools, approver="caller")
-    agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, tools=[t.name for t in tools], **more.pop("fields", {}))
+    fields = {"tools": [t.name for t in tools], **more.pop("fields", {})}
+    agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, **fields)
     result = asyncio.run(engine.run(agent, goal, run_id="r", **more))
     replayed = asyncio.run(engine.replay("r"))
     assert replayed.identical, replayed.divergence

@@ -12,6 +12,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.state import Item
 from detent.ports.options import check_fields
+from detent.ports.planning import ContextProfile
 from detent.ports.tools import ToolSpec
 
 
@@ -87,6 +88,9 @@ class StrategyRun(Protocol):
 
     @property
     def budget_remaining(self) -> Budget: ...
+
+    @property
+    def profile(self) -> ContextProfile: ...
 
     async def kernel(self, label: str, **options: Any) -> Passed:
         """Run one pass; `options` are the fields of `Branch`. A pass that has ended is not run again."""

@@ -35,7 +35,7 @@ from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
-from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
+from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
 from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
@@ -125,6 +125,11 @@ class StrategyPasses:
         state = self._run.state
         used = reduce(Usage.plus, state.reserved.values(), state.usage)
         return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
+
+    @property
+    def profile(self) -> ContextProfile:
+        """How much a model of the agent's size is shown."""
+        return self._run.profile
 
     # Passes ---------------------------------------------------------------------------------------------------------------------
 

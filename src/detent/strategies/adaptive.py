@@ -16,8 +16,9 @@ from detent.ports.options import check_fields
 from detent.strategies.heuristics import chosen, tier_of
 from detent.strategies.plan_execute import PlanExecuteOptions, carry_through
 from detent.strategies.reflexion import ReflexionOptions, reflect
+from detent.strategies.showing import observed
 from detent.strategies.tree_of_thought import TreeOptions, explore
-from detent.strategies.wording import GIVEN_UP, observed, section
+from detent.strategies.wording import GIVEN_UP, section
 
 USUAL = "reactive"
 KINDS = {
@@ -64,7 +65,7 @@ async def adaptive(run: StrategyRun) -> Passed:
     if passed.status == "done" or name == USUAL or not options.fall_back or passed.reason not in FALLS_BACK:
         return passed
     await run.switch(USUAL, f"{name} ended with {passed.reason}: {passed.error}")
-    found = section("What the tools gave in an earlier attempt; do not ask for it again", await observed(run, passed.results))
+    found = section("What the tools gave in an earlier attempt; do not ask for it again", observed(run, passed.results, recalls=True))
     return await run.kernel("main", task=f"{run.goal}{found}", guards=("side_effect_once",))
 
 

@@ -15,7 +15,8 @@ from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, observed, section, shown, verdict
+from detent.strategies.showing import observed, part, room
+from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, section, verdict
 
 SAME = 0.8
 """Two critiques whose beginnings agree that far say the same thing: another round would change nothing."""
@@ -67,7 +68,7 @@ async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
 async def _critique(run: StrategyRun, answer: Passed, results: list[Item]) -> tuple[bool, str]:
     prompt = (
         f"Is this answer what was asked for: complete, correct, and backed by what the tools gave?\n\nAsked for:\n{run.goal}"
-        f"{section('Answer', shown(answer.output))}{section('What the tools gave', await observed(run, results))}\n\n{VERDICT}"
+        f"{section('Answer', part(run, answer.output, most=room(run)))}{section('What the tools gave', observed(run, results))}\n\n{VERDICT}"
     )
     try:
         return verdict(await run.ask("critique", prompt, instructions=CRITIC))
@@ -79,9 +80,10 @@ async def _improve(run: StrategyRun, options: ReflexionOptions, answer: Passed |
     effects = {spec.name for spec in run.tools if not (spec.read_only or spec.idempotent)}
     done = sorted({item.tool for item in results if item.ok and item.executed and item.tool in effects})
     meta: dict[str, Any] = {"blocked_tools": done} if done and options.block == "tools" else {}
+    draft = "" if answer is None else part(run, answer.output, most=room(run))
     task = (
-        f"{run.goal}{section('Your earlier answer', shown(answer.output) if answer is not None else '')}{section('What is wrong with it', critique)}"
-        f"{section('What the tools gave; do not ask for it again', await observed(run, results))}\n\n"
+        f"{run.goal}{section('Your earlier answer', draft)}{section('What is wrong with it', critique)}"
+        f"{section('What the tools gave; do not ask for it again', observed(run, results, recalls=True))}\n\n"
         "Give the whole answer again, with this put right."
     )
     limits = Budget(max_iterations=options.turns)

@@ -14,9 +14,8 @@ import msgspec
 from detent.core.budget import Budget
 from detent.ports import Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.strategies.heuristics import tier_of, trivial
 from detent.strategies.thoughts import SCORES, THOUGHTS, Thought, judge, label, propose, pruned, scores_of, texts_of
-from detent.strategies.wording import asking, at_least, section
+from detent.strategies.wording import asking, at_least, section, trivial
 
 DEPTH = {"local": 2}
 TURNS = {"local": 6, "mid": 8, "large": 10, "frontier": 12}
@@ -54,7 +53,7 @@ async def tree_of_thought(run: StrategyRun) -> Passed:
 
 async def explore(run: StrategyRun, options: TreeOptions) -> Passed:
     """Work with these options."""
-    tier = tier_of(run.agent)
+    tier = run.profile.tier
     best = Thought() if options.skip_trivial and trivial(run.goal) else await _best(run, options, options.depth or DEPTH.get(tier, 3))
     way = "\n".join(f"{i}. {text}" for i, text in enumerate(best.way, 1))
     task = f"{run.goal}{section('A way that looked best when several were compared; leave it where it proves wrong', way)}" if way else ""

@@ -26,6 +26,11 @@ GIVEN_UP = ("max_iterations", "no_progress", "failure_threshold")
 _VERDICT = re.compile(r"\W*(UNSATISFIED|SATISFIED)\b[:\s*]*(.*)", re.DOTALL)
 
 
+def trivial(goal: str) -> bool:
+    """Whether a goal is so short that no strategy can help it: at most 12 words and 80 characters."""
+    return len(goal) <= 80 and len(goal.split()) <= 12
+
+
 def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = False) -> Branch:
     """Return the branch that is one model call without tools, for `run.parallel`."""
     limits = Budget(max_iterations=1)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from detent.core.actions import ToolCall
+from detent.core.actions import AskUser, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.state import Item
@@ -23,7 +23,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
     `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the small
     model will do, `meta` the strategy's own data. With `calls` no planner is asked: the pass carries these calls out as one batch and is
-    `done` when all of them succeeded, without an output; its `results` are theirs, in this order.
+    `done` when all of them succeeded, without an output; its `results` are theirs, in this order, and of a call that asks the user it is the
+    reply. With `question` no planner is asked either: the user is, and the reply is the output.
     """
 
     label: str
@@ -38,6 +39,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     small: bool = False
     meta: dict[str, Any] = {}
     calls: tuple[ToolCall, ...] = ()
+    question: AskUser | None = None
 
     __post_init__ = check_fields
 
@@ -104,6 +106,13 @@ class StrategyRun(Protocol):
         self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
     ) -> Any:
         """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`."""
+        ...
+
+    async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:
+        """Ask the user, wait for the reply in no memory and in any process, and return it; raise `PassFailed` where there will be none.
+
+        `expected` is a JSON Schema: a reply that does not fit it is refused to whoever gives it. Without one the reply is text.
+        """
         ...
 
     async def offered(self) -> tuple[ToolSpec, ...]:

@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import FinalAnswer, ToolCall, is_blank
+from detent.core.actions import AskUser, FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
 from detent.core.settle import REASONS, Settled, Wait
-from detent.core.state import CLOSED, WAITING, Item, KernelState
+from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, make_kernel
@@ -41,10 +41,13 @@ from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
 from detent.running.pass_context import Pass, make_context, shared
 from detent.running.phase_hooks import hooked
+from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
+CALLS = "calls"
+"""The name of the kernel that carries out the calls that a strategy makes."""
 WAYS_OUT = "Install the code that the run was started with, look at `detent check-upgrade`, or fork the run before this pass"
 
 
@@ -145,6 +148,15 @@ class StrategyPasses:
             label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small
         )
         passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
+        return self._output(passed)
+
+    async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:
+        """Ask the user and return the reply; see `ports.StrategyRun.ask_user`."""
+        branch = Branch(label=label, question=AskUser(question=question, expected=expected), tools=(), output_schema={})
+        return self._output(await self._pass(branch, self._scope(label)))
+
+    def _output(self, passed: Passed) -> Any:
+        """Return what a pass gave; raise `PassFailed` where it gave nothing."""
         if passed.status != "done":
             raise PassFailed(self._run.state.run_id, passed)
         return passed.output
@@ -199,7 +211,7 @@ class StrategyPasses:
                 f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
             )
         if run.state.passes[scope].status in CLOSED:
-            return passed(run.state.passes[scope], branch.label)
+            return passed(run.state, scope, branch.label)
         self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
         context = make_context(run, scope, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
@@ -215,12 +227,14 @@ class StrategyPasses:
             raise Ends(verdict)
         if context.state.status not in CLOSED:
             run.record(scope, _finished(verdict))
-        return passed(context.state, branch.label)
+        return passed(run.state, scope, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
         for name in branch.tools or ():
             if name not in self._run.tools:
                 raise UnknownName("tool", name, self._run.tools)
+        if branch.question is not None:
+            refuse_unanswerable(branch.question)
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")
@@ -244,6 +258,8 @@ class StrategyPasses:
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
             return hooked(carrying_out(branch.calls), self._run.hooks)
+        if branch.question is not None:
+            return hooked(asking(branch.question), self._run.hooks)
         return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
@@ -361,8 +377,9 @@ def _finished(settled: Settled) -> e.PassFinished:
     )
 
 
-def passed(state: KernelState, label: str) -> Passed:
+def passed(run: RunState, scope: str, label: str) -> Passed:
     """Return what came of a pass that has ended."""
+    state = run.passes[scope]
     plan = state.plan
     return Passed(
         label=label,
@@ -376,7 +393,7 @@ def passed(state: KernelState, label: str) -> Passed:
         text=plan.text if plan is not None and not isinstance(plan.actions[0], FinalAnswer) else "",
         usage=state.usage,
         tools_used=state.tools_used,
-        results=state.results,
+        results=state.results if state.kernel_type != CALLS else replied(run, state),
     )
 
 
@@ -384,7 +401,7 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
     """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked."""
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
-        if state.plan is None:
+        if state.plan is None and state.iteration == 1:
             world = context.run.world
             hidden = await world.hide(Plan(actions=calls), context.known)
             await world.breathe()  # passes beside this one go on here, live and in replay alike
@@ -392,11 +409,12 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
         return context.state
 
     async def conclude(state: KernelState, context: KernelContext) -> KernelState:
-        if all(call.item is not None for call in state.calls.values()) and not state.ended:
+        waits = any(call.item is None for call in state.calls.values()) or asked(context.run.state, context.scope)
+        if not waits and not state.ended:
             await context.run.world.breathe()
             failed = [f"{item.tool}: {item.error.code}: {item.error.message}" for item in state.results if item.error is not None]
             end = {"status": "failed", "reason": "failure_threshold", "error": "; ".join(failed)} if failed else {"status": "done"}
             context.run.record(context.scope, e.PassFinished(**{"reason": "done_tool", **end}))  # type: ignore[arg-type]
         return context.state
 
-    return make_kernel(phases=(plan, act, conclude), name="calls")
+    return make_kernel(phases=(plan, act, conclude), name=CALLS)

@@ -76,7 +76,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine lends to the runs that it advances.
 
     `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's. `affordable`
-    raises `ConfigError` where cost is bounded and a model has no price.
+    raises `ConfigError` where cost is bounded and a model has no price; `planner_of_pass` too, and returns who plans a pass with a model of its own.
     """
 
     store: EventStore
@@ -102,6 +102,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Tenants | None = None
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
+    planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
@@ -271,8 +272,14 @@ class Advancing:
             secrets=parts.secrets,
             traffic=parts.traffic,
             tenants=parts.tenants,
+            planner_of=partial(self._planner_of_pass, journal) if parts.planner_of_pass is not None else None,
         )
         return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+
+    def _planner_of_pass(self, journal: Journal, agent: AgentSpec) -> Planner:
+        """Return who plans a pass of which `agent` names the model; raise `ConfigError`."""
+        assert self.parts.planner_of_pass is not None  # noqa: S101 - only called where it is set
+        return self.parts.planner_of_pass(agent, journal.state.budget, journal.state.host)
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.

@@ -39,7 +39,7 @@ from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Pla
 from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context, shared
+from detent.running.pass_context import Pass, make_context, refuse_unusable, shared
 from detent.running.phase_hooks import hooked
 from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
@@ -140,13 +140,9 @@ class StrategyPasses:
         """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
         return self._pass(Branch(label=label, **options), self._scope(label))
 
-    async def ask(
-        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
-    ) -> Any:
+    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
         """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
-        branch = Branch(
-            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small
-        )
+        branch = Branch(label=label, task=prompt, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small, **options)
         passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
         return self._output(passed)
 
@@ -214,7 +210,7 @@ class StrategyPasses:
             return passed(run.state, scope, branch.label)
         self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
-        context = make_context(run, scope, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
+        context = make_context(run, scope, configured(branch))
         verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
@@ -235,12 +231,24 @@ class StrategyPasses:
                 raise UnknownName("tool", name, self._run.tools)
         if branch.question is not None:
             refuse_unanswerable(branch.question)
+        refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")
         digest = self._digest(branch, kernel)
         self._run.record(
-            scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
+            scope,
+            e.PassStarted(
+                key=scope,
+                kernel=kernel.name,
+                limits=limits,
+                digest=digest,
+                input=branch.task,
+                meta=dict(branch.meta),
+                model=branch.model,
+                planner=branch.planner,
+                settings=dict(branch.settings),
+            ),
         )
 
     def all_asked_for(self, now: str) -> None:
@@ -340,6 +348,11 @@ class StrategyPasses:
         if f"-1:switch:{before}" not in run.state.effects:
             run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
             run.journal.record(e.EffectRecorded(label="switch", occurrence=before, value=name))
+
+
+def configured(branch: Branch) -> Pass:
+    """Return how a branch configures its pass."""
+    return Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__})
 
 
 def _lightness(raised: BaseException) -> int:

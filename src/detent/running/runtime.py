@@ -97,7 +97,14 @@ class Runtime:
         self.approver: Literal["caller"] | Approver | None = approver
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids = bounds.goal_words_in_ids
-        self.parts = Parts(tools=tools, tenants=tenants, grace_s=bounds.grace_s, affordable=self.refuse_unpriced, **shared)
+        self.parts = Parts(
+            tools=tools,
+            tenants=tenants,
+            grace_s=bounds.grace_s,
+            affordable=self.refuse_unpriced,
+            planner_of_pass=self.planner_of_pass,
+            **shared,
+        )
         self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
         self._observers = one_of(observers)
         self._limit = asyncio.Semaphore(bounds.max_concurrent_runs) if bounds.max_concurrent_runs else None
@@ -281,7 +288,13 @@ class Runtime:
         self.parts.guards_of(spec, (), {})
         self.planners.of(spec)
 
-    def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host) -> None:
+    def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:
+        """Return who plans a pass of which `spec` names the model; raise `ConfigError` where it cannot be asked from here, or has no price."""
+        planner = self.planners.of_pass(spec, check=check)
+        self.refuse_unpriced(spec, budget, host, planner)
+        return planner
+
+    def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host, planner: Planner | None = None) -> None:
         """Raise `ConfigError` where the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
         tenant = self.tenants.budget_of(host.tenant)
         if budget.max_cost_usd is not None:
@@ -290,7 +303,7 @@ class Runtime:
             bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
         else:
             return
-        admission.refuse_unpriced(spec, self.planners.of(spec, check=False), self.prices, bounded=bounded)
+        admission.refuse_unpriced(spec, planner or self.planners.of(spec, check=False), self.prices, bounded=bounded)
 
     async def _reach_servers(self, run_id: str, *, news: bool) -> None:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""

@@ -13,7 +13,7 @@ import msgspec
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Passed, StrategyRun, strategy
+from detent.ports import OwnModel, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
 from detent.strategies.showing import observed, part, room
 from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, section, verdict
@@ -23,7 +23,7 @@ SAME = 0.8
 
 
 class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`rounds` of critique and improvement at most; `turns` that one pass may take.
+    """`rounds` of critique and improvement at most; `turns` that one pass may take; `judge`: the model that criticises, instead of the small one.
 
     `block`: what a later pass may not do again. "tools": a tool that is not idempotent and had an effect is not called any more, whatever its
     arguments; "calls": only the same call is not made again, so that another recipient can still be served.
@@ -32,6 +32,7 @@ class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 3
     turns: int = 3
     block: Literal["tools", "calls"] = "tools"
+    judge: OwnModel = OwnModel()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -55,7 +56,7 @@ async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
                 break
             remark = f"There is no answer yet: {last.error or last.reason}."
         else:
-            satisfied, remark = await _critique(run, answer, results)
+            satisfied, remark = await _critique(run, options, answer, results)
             if satisfied or same(critique, remark):
                 break
         critique = remark
@@ -65,13 +66,13 @@ async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
     return msgspec.structs.replace(answer or last, results=tuple(results))
 
 
-async def _critique(run: StrategyRun, answer: Passed, results: list[Item]) -> tuple[bool, str]:
+async def _critique(run: StrategyRun, options: ReflexionOptions, answer: Passed, results: list[Item]) -> tuple[bool, str]:
     prompt = (
         f"Is this answer what was asked for: complete, correct, and backed by what the tools gave?\n\nAsked for:\n{run.goal}"
         f"{section('Answer', part(run, answer.output, most=room(run)))}{section('What the tools gave', observed(run, results))}\n\n{VERDICT}"
     )
     try:
-        return verdict(await run.ask("critique", prompt, instructions=CRITIC))
+        return verdict(await run.ask("critique", prompt, instructions=CRITIC, **options.judge.said()))
     except PassFailed:
         return True, "[critique skipped]"
 

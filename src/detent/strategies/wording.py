@@ -31,10 +31,10 @@ def trivial(goal: str) -> bool:
     return len(goal) <= 80 and len(goal.split()) <= 12
 
 
-def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = False) -> Branch:
-    """Return the branch that is one model call without tools, for `run.parallel`."""
+def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, **options: Any) -> Branch:
+    """Return the branch that is one model call without tools, for `run.parallel`; `options` are other fields of a `Branch`."""
     limits = Budget(max_iterations=1)
-    return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, small=small, limits=limits)
+    return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, limits=limits, **options)
 
 
 def verdict(said: Any) -> tuple[bool, str]:

@@ -11,7 +11,7 @@ from detent.core.actions import ToolCall
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Branch, Passed, StrategyRun, ToolSpec
+from detent.ports import Branch, OwnModel, Passed, StrategyRun, ToolSpec
 from detent.ports.options import check_fields
 from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved, told
 from detent.strategies.showing import Entry, gathered, part, room
@@ -24,12 +24,16 @@ UNTOUCHED = ("timeout", "handler_error", "not_executed")
 
 
 class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time."""
+    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time.
+
+    `judge`: the model that looks at what came of the steps, instead of the small one.
+    """
 
     refinements: int = 2
     turns: int = 3
     retries: int = 1
     parallel: int = 4
+    judge: OwnModel = OwnModel()
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -105,6 +105,8 @@ class OnDevicePlanner:
         self._renderer = Renderer(count=count_tokens, longest=max_observation_chars)
         self._prefix: _Prefix | None = None
 
+    asks_only_its_own = True
+
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the model that is asked for the agent; see `ports.models_asked`."""
         return [asked_as(self._generate, self.model, agent)]

@@ -59,6 +59,8 @@ class RulePlanner:
                 for item in needed.items:
                     whole[item.call_id] = await view.full(item)
 
+    asks_only_its_own = True
+
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
         """Return nothing: rules ask no model; see `ports.models_asked`."""
         return ()

@@ -13,7 +13,9 @@ from detent import Agent, Budget, Engine, FinalAnswer, View
 from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, Suspended
 from detent.metering.pricing import ModelPrice
+from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
+from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.rules.planner import RulePlanner
 from detent.ports import Branch, StrategyRun
 from detent.stores.ram import RamStore
@@ -149,8 +151,13 @@ def test_rules_and_planners_of_another_model_leave_the_pass_to_its_model(server:
         return [(await run.kernel("main")).output, judged]
 
     assert go(mine, {"rules": RULES})[0].output == ["by rules", "by judge"]
+    assert go(mine, {"rules": RULES, "model": "judge"})[0].output == ["by rules", "by judge"]
     assert go(mine, {}, planner=RulePlanner.from_rules(RULES))[0].output == ["by rules", "by judge"]
     assert go(mine, {}, planner=ModelPlanner(Asked(["by an object"]).model))[0].output == ["by an object", "by judge"]
+    either = FallbackPlanner([ModelPlanner(Asked(["by an object"]).model), ScriptedPlanner([])])
+    assert go(mine, {}, planner=either)[0].output == ["by an object", "by judge"]
+    raw = OnDevicePlanner(lambda prompt: "by a generator", prose=True)
+    assert go(mine, {}, planner=raw)[0].output == ["by a generator", "by judge"]
     named = go(mine, {"model": "writer"}, planner=ModelPlanner(settings={"base_url": server.url}))[0]
     assert named.output == ["by writer", "by judge"]
 
@@ -234,7 +241,7 @@ def test_strategies_that_judge_take_the_model_that_does(
     server.script[:] = [said]
     judge = {"model": "openai-chat:judge", "settings": {"temperature": 0.2}}
     options = {**options, "reflexion": {"judge": judge}} if strategy == "adaptive" else {**options, "judge": judge}
-    agent = Agent(name="a", model="openai-chat:writer", strategy=strategy, strategy_options=options)
+    agent = Agent(name="a", model="openai-chat:writer", small_model="openai-chat:small", strategy=strategy, strategy_options=options)
     engine = Engine()
     asyncio.run(engine.run(agent, "Write a long poem about the sea and what lies below it", run_id="r"))
     assert list(dict.fromkeys(model for model, heat in asked(server, "temperature") if heat == 0.2)) == judges

@@ -73,6 +73,9 @@ class OnDevicePlanner:
     (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
     """
 
+    asks_only_its_own = True
+    """See `ports.asks_only_its_own`."""
+
     @checked_options
     def __init__(
         self,
@@ -104,8 +107,6 @@ class OnDevicePlanner:
         self._examples, self._on_repair = tuple(examples), on_repair
         self._renderer = Renderer(count=count_tokens, longest=max_observation_chars)
         self._prefix: _Prefix | None = None
-
-    asks_only_its_own = True
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the model that is asked for the agent; see `ports.models_asked`."""

@@ -30,6 +30,9 @@ from detent.ports import Plan, View
 class RulePlanner:
     """Plans by rules. Make one with `from_file` or `from_rules`; it may be shared by any number of runs and threads."""
 
+    asks_only_its_own = True
+    """See `ports.asks_only_its_own`."""
+
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
 
@@ -58,8 +61,6 @@ class RulePlanner:
                     raise PlannerFailed(_ONLY_PREVIEW.format(needed.items[0].tool, needed.items[0].call_id)) from None
                 for item in needed.items:
                     whole[item.call_id] = await view.full(item)
-
-    asks_only_its_own = True
 
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
         """Return nothing: rules ask no model; see `ports.models_asked`."""

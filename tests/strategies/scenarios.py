@@ -150,7 +150,7 @@ SCENARIOS = {
         ),
         Scenario(
             strategy="adaptive",
-            answers={"classify": {"strategy": "plan-execute"}, **PLANNED},
+            answers={"classify": {"strategy": "plan-execute"}, "main": "2,620,000", **PLANNED},
             output="2,620,000",
             calls=1 + 3 + 2 + 2,
             scopes=["classify", "plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],

@@ -10,7 +10,6 @@ import pytest
 from detent import Abstain, Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
-from detent.strategies import heuristics
 from detent.strategies.plan_then_execute import listed
 from detent.strategies.plans import Unresolved, read_plan, resolved
 from detent.strategies.reflexion import same
@@ -24,7 +23,8 @@ def go(
     """Run as "r"; return (result, engine, model)."""
     model = answers if hasattr(answers, "plan") else Model(answers)
     engine = Engine(planner=model, tools=tools, approver="caller")
-    agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, tools=[t.name for t in tools], **more.pop("fields", {}))
+    fields = {"tools": [t.name for t in tools], **more.pop("fields", {})}
+    agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, **fields)
     result = asyncio.run(engine.run(agent, goal, run_id="r", **more))
     replayed = asyncio.run(engine.replay("r"))
     assert replayed.identical, replayed.divergence
@@ -444,35 +444,71 @@ def test_a_model_that_lists_no_steps_works_on_the_whole() -> None:
 
 # Adaptive -----------------------------------------------------------------------------------------------------------------------
 
-LONG = " and consider what that would mean for somebody who reads it for the first time without knowing anything of it"
+SO_LONG = " and consider what that would mean for somebody who reads it for the first time without knowing anything of it"
 
 
 @pytest.mark.parametrize(
-    ("goal", "tools", "tier", "name"),
+    ("goal", "telling"),
     [
-        ("What is the capital of France?", 0, "mid", "reactive"),
-        ("Compare the two proposals" + LONG, 2, "local", "reactive"),
-        ("Collect the numbers and then write a report" + LONG, 2, "mid", "plan-execute"),
-        ("Please do:\n1. fetch the numbers\n2. add them\n3. write them down" + LONG, 2, "mid", "plan-execute"),
-        ("Compare the two proposals" + LONG, 2, "mid", "tree-of-thought"),
-        ("Proofread this letter" + LONG, 2, "mid", "reflexion"),
-        ("Find the population of Paris, which is the capital of France, in the table of cities", 2, "mid", "reactive"),
-        ("Tell me about the history of the town" + LONG, 2, "mid", ""),
+        ("Explain what a pension plan is" + SO_LONG, "plan"),
+        ("Find out when the next review of the bridge is due" + SO_LONG, "review"),
+        ("Say what the word compare means" + SO_LONG, "compare"),
+        ("What is wrong with this list?\n1. bread\n2. milk\n3. step by step" + SO_LONG, "a list"),
     ],
 )
-def test_plain_signs_choose_without_a_call(goal: str, tools: int, tier: str, name: str) -> None:
-    """Size, length, numbered lists and telling words; where none speaks, a model is asked once."""
-    assert heuristics.chosen(goal, tools=tools, tier=tier)[0] == name
-
-
-def test_adaptive_asks_at_most_once_and_puts_its_choice_on_record() -> None:
-    """A plain sign costs no call; a classification that fails or names nothing known leaves ReAct; nothing is asked where that is off."""
-    result, engine, _ = go("adaptive", {"main": "Paris"}, goal="What is the capital of France?")
+def test_no_word_of_a_goal_chooses_a_strategy(goal: str, telling: str) -> None:
+    """A "pension plan" went to plan-execute: the small model is asked what is meant, and told the goal."""
+    result, engine, model = go(
+        "adaptive", {"classify": {"strategy": "reactive"}, "main": "done"}, goal=goal, fields={"small_model": "small"}
+    )
+    assert (result.output, model.asked, model.views[0].small) == ("done", [("classify", 1), ("main", 1)], True), telling
     (switched,) = events(engine, e.StrategySwitched)
-    assert (result.usage.model_calls, switched.old, switched.new, switched.why) == (1, "adaptive", "reactive", "it is short")
-    result, _, _ = go("adaptive", {"classify": {"strategy": "magic"}, "main": "x"})
-    assert (result.output, result.usage.model_calls) == ("x", 2)
-    assert go("adaptive", {"main": "x"}, options={"classify": False})[0].usage.model_calls == 1
+    assert (switched.new, switched.why) == ("reactive", "the model chose it") and goal in model.views[0].task
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "goal", "why"),
+    [
+        ({}, {}, "What is the capital of France?", "it is short"),
+        ({"profile": {"tier": "local"}}, {}, GOAL, "the model is small"),
+        ({}, {"classify": False}, GOAL, "no model is to be asked"),
+        ({"budget": Budget(max_model_calls=1)}, {}, GOAL, "the budget has no call to spare for a choice"),
+        ({"budget": Budget(max_iterations=1)}, {}, GOAL, "the budget has no call to spare for a choice"),
+    ],
+)
+def test_adaptive_asks_nobody_where_the_choice_is_not_worth_a_call(
+    fields: dict[str, Any], options: dict[str, Any], goal: str, why: str
+) -> None:
+    """ReAct it is then, and the log says why."""
+    result, engine, _ = go("adaptive", {"main": "Paris"}, goal=goal, options=options, fields=fields)
+    (switched,) = events(engine, e.StrategySwitched)
+    assert (result.output, result.usage.model_calls) == ("Paris", 1)
+    assert (switched.old, switched.new, switched.why) == ("adaptive", "reactive", why)
+
+
+@pytest.mark.parametrize(
+    ("said", "new", "why"),
+    [
+        ({"strategy": "reflexion"}, "reflexion", "the model chose it"),
+        ("Plan-Execute.", "plan-execute", "the model chose it"),
+        ('"tree_of_thought"', "tree-of-thought", "the model chose it"),
+        ({"strategy": "magic"}, "reactive", "the model named no strategy"),
+        ("plan-execute is what I would not take, but reflexion", "reactive", "the model named no strategy"),
+        (lambda view: 1 / 0, "reactive", "the model gave no answer: planner_error"),
+    ],
+)
+def test_adaptive_takes_a_name_for_a_choice_and_nothing_else(said: Any, new: str, why: str) -> None:
+    """In whatever spelling; what is no name leaves ReAct, after one call."""
+    answers = {"classify": said, "main": "x", "generate": "x", "critique": "SATISFIED", "plan": "no", "expand": "no"}
+    _, engine, model = go("adaptive", Generic(answers), options={"fall_back": False})
+    (switched,) = events(engine, e.StrategySwitched)
+    assert (switched.new, switched.why) == (new, why) and [scope for scope, _ in model.asked].count("classify") == 1
+
+
+def test_the_model_that_chooses_is_shown_the_beginning_of_a_long_goal() -> None:
+    """A goal may hold a document, and the small model has a small window."""
+    _, _, model = go("adaptive", {"classify": {"strategy": "reactive"}, "main": "x"}, goal=f"Sum up: {'w ' * 50_000}")
+    assert len(model.views[0].task) < 5_000 and "Sum up: w w" in model.views[0].task and len(model.views[1].task) > 100_000
 
 
 @pytest.mark.parametrize("crash", [False, True])

@@ -12,8 +12,8 @@ from detent import Agent, Budget, Engine, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
 from detent.running.starting import admit
-from detent.strategies import heuristics
 from detent.strategies.thoughts import Thought, pruned
+from detent.strategies.wording import trivial
 from strategies.scenarios import events, passes, scores, thoughts
 from strategies.test_each_strategy import Generic, go
 
@@ -156,19 +156,8 @@ def words(n: int) -> str:
 def test_a_goal_is_trivial_up_to_twelve_words_and_eighty_characters() -> None:
     """Both, and no more of either."""
     twelve = words(11) + " " + "w" * (80 - len(words(11)) - 1)
-    assert heuristics.trivial(twelve) and not heuristics.trivial(twelve + "w")
-    assert heuristics.trivial(words(12)) and not heuristics.trivial(words(13))
-
-
-@pytest.mark.parametrize(
-    ("count", "tools", "name"),
-    [(15, 0, "reactive"), (16, 0, ""), (20, 1, "reactive"), (21, 1, ""), (15, 1, "reactive"), (20, 0, ""), (12, 1, "reactive")],
-)
-def test_a_goal_is_short_up_to_fifteen_words_without_tools_and_twenty_with_them(count: int, tools: int, name: str) -> None:
-    """Above that a model is asked; with tools, words that say how to work on it count before."""
-    assert heuristics.chosen(words(count), tools=tools, tier="mid")[0] == name
-    telling = heuristics.chosen(f"compare {words(count - 1)}", tools=tools, tier="mid")[0]
-    assert telling == ("reactive" if (count, tools) in ((15, 0), (12, 1)) else "tree-of-thought")
+    assert trivial(twelve) and not trivial(twelve + "w")
+    assert trivial(words(12)) and not trivial(words(13))
 
 
 def test_without_options_a_list_has_eight_steps_a_wave_four_and_a_plan_two_patches() -> None:

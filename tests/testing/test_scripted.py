@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from detent import Agent, Engine, tool
 from detent.core.actions import FinalAnswer, Thought, ToolCall
 from detent.core.budget import Usage
 from detent.core.errors import MalformedPlan, PlannerFailed
@@ -86,3 +87,41 @@ def test_an_entry_that_is_nothing_of_the_kind_is_refused_when_the_script_is_made
         ScriptedPlanner([CALL, "x"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="entry 1 of the script is 3"):
         ask(ScriptedPlanner([lambda v: 3]), view())  # type: ignore[arg-type,return-value]
+
+
+def test_an_inline_approval_continues_the_script() -> None:
+    """An approver answers within one call of the engine: a script that began anew would call what was approved again, and again."""
+    wiped: list[int] = []
+
+    @tool(side_effect="destructive")
+    async def wipe(n: int) -> str:
+        """Wipe."""
+        wiped.append(n)
+        return "wiped"
+
+    async def main() -> None:
+        planner = ScriptedPlanner([*(ToolCall(tool="wipe", args={"n": n}) for n in (1, 2)), END])
+        async with Engine(planner=planner, tools=[wipe], approver=lambda request: True) as engine:
+            agent = Agent(name="a", tools=["wipe"])
+            assert (await engine.run(agent, "go", run_id="r")).output == "x" and wiped == [1, 2]
+            assert (await engine.run(agent, "go", run_id="another")).output == "x" and wiped == [1, 2, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_taken_up_by_another_call_of_the_engine_begins_its_script_anew() -> None:
+    """Also where the first call had approvals inline, and where somebody approves in a call of its own (DESIGN 11)."""
+
+    @tool(side_effect="destructive")
+    async def wipe() -> str:
+        """Wipe."""
+        return "wiped"
+
+    async def main() -> None:
+        planner = ScriptedPlanner([ToolCall(tool="wipe"), END])
+        async with Engine(planner=planner, tools=[wipe], approver="caller") as engine:
+            await engine.run(Agent(name="a", tools=["wipe"]), "go", run_id="r")
+            again = await engine.approve("r", "main.1.0", by="ann")
+            assert (again.status, list(again.state.approvals)) == ("waiting_for_approval", ["main.2.0"])
+
+    asyncio.run(main())

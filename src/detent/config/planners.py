@@ -7,11 +7,7 @@ from typing import Any
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, PlannerFailed
-from detent.ports import (
-    Plan,
-    Planner,
-    View,
-)
+from detent.ports import Plan, Planner, View, asks_only_its_own
 
 
 class Planners:
@@ -38,6 +34,15 @@ class Planners:
             )
         return self.of(spec)
 
+    def of_pass(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return who plans a pass that has a model of its own, which `spec` names; raise `ConfigError` as `of`.
+
+        That is the planner of the engine, unless it asks its own model alone; then the model is asked by its name.
+        """
+        own = self.own
+        found = own if own is not None and not asks_only_its_own(own) else self._by_name(spec, check=check)
+        return found if self.around is None else self.around(found)
+
     def _of(self, spec: AgentSpec, *, check: bool) -> Planner:
         if spec.rules:
             from detent.planners.rules.planner import RulePlanner
@@ -45,6 +50,9 @@ class Planners:
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
         if self.own is not None or not spec.model:
             return self.own or NoPlanner(spec)
+        return self._by_name(spec, check=check)
+
+    def _by_name(self, spec: AgentSpec, *, check: bool) -> Planner:
         if spec.planner not in self._models:
             self._models[spec.planner] = _raw_text_models() if spec.planner else _model_planner()
         if check:
@@ -55,6 +63,13 @@ class Planners:
         """Close the connections to models."""
         if "" in self._models:
             await self._models[""].close()
+
+
+def check_settings(settings: dict[str, Any], where: str) -> None:
+    """Raise `ConfigError` for settings of a model that it does not have, or that do not fit."""
+    from detent.planners.settings import read_settings
+
+    read_settings(settings, where)
 
 
 def _model_planner() -> Any:

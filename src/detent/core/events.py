@@ -171,7 +171,10 @@ class BudgetChanged(Event, frozen=True, kw_only=True):
 
 
 class PassStarted(Event, frozen=True, kw_only=True):
-    """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input."""
+    """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input.
+
+    `model`, `planner` and `settings` are those that the strategy gave this pass alone.
+    """
 
     key: str
     kernel: str
@@ -179,6 +182,9 @@ class PassStarted(Event, frozen=True, kw_only=True):
     digest: str = ""
     input: str = ""
     meta: dict[str, Any] = {}
+    model: str = ""
+    planner: str = ""
+    settings: dict[str, Any] = {}
 
 
 class PassFinished(Event, frozen=True, kw_only=True):

@@ -22,7 +22,10 @@ _TOKENS = (
     re.DOTALL | re.IGNORECASE,
 )
 _SCAFFOLD = (
-    r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*|recall with key [^\]\n]*)\][ \t]*\n?",
+    (
+        r"^\[(?:from the program that runs you, for this turn only|the first \d+ of \d+ (?:items|characters); [^\]\n]*"
+        r"|(?:recall with|kept under the) key [^\]\n]*)\][ \t]*\n?"
+    ),
     re.MULTILINE,
 )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from detent.core.actions import Action, ToolCall
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import Divergence, MalformedPlan, PlannerFailed, StoreError
+from detent.core.errors import Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
 from detent.core.events import PassFinished, Planned, PlanRejected
 from detent.kernel.context import KernelContext
 from detent.ports import MetaTool, Plan, written
@@ -36,7 +36,7 @@ async def propose(context: KernelContext) -> Planned | None:
             answer = await _ask(context)
         except Interrupted:
             break
-        except (BoundReached, Divergence, StoreError):
+        except (BoundReached, Divergence, StoreError, Suspended):
             raise
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)

@@ -13,7 +13,7 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
-from detent.ports import Plan, Planner, View, models_asked
+from detent.ports import Plan, Planner, View, asks_only_its_own, models_asked
 from detent.ports.options import check_fields, checked_options
 
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
@@ -64,6 +64,11 @@ class FallbackPlanner:
             begin = getattr(candidate.planner, "begin_run", None)
             if begin is not None:
                 begin(run_id)
+
+    @property
+    def asks_only_its_own(self) -> bool:
+        """Whether any candidate asks its own model alone; see `ports.asks_only_its_own`."""
+        return any(asks_only_its_own(candidate.planner) for candidate in self.candidates)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the models that any candidate may ask; see `ports.models_asked`."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.core.state import Item
+from detent.expressions.previews import shown_result
 from detent.ports import ResultCompression, View
 
 CountTokens = Callable[[str], int]
@@ -55,37 +56,6 @@ def observed(item: Item, compression: ResultCompression, *, recalls: bool) -> st
     shown = shown_result(text, compression)
     more = recalls and (shown is not text or item.artifact is not None)
     return f'{shown}\n[recall with key "{item.call_id}" gives the rest]' if more else shown
-
-
-def shown_result(raw: str, compression: ResultCompression) -> str:
-    """Return a result (text, or JSON text) as the model sees it: whole within the limit, else a preview that says what is missing."""
-    limit = compression.budget_chars
-    if len(raw) <= limit:
-        return raw
-    try:
-        value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return _cut(raw, limit)
-    if isinstance(value, list):
-        return _first_items(cast("list[Any]", value), limit, compression.preview_items)
-    return _cut(raw, limit)
-
-
-def _first_items(items: list[Any], limit: int, count: int) -> str:
-    """Return the first items of a list, at most `count` and as many as fit, and how many there are."""
-    shown: list[str] = []
-    used = 2
-    for item in items[:count]:
-        text = msgspec.json.encode(item).decode()
-        if shown and used + len(text) + 1 > limit:
-            break
-        shown.append(text if len(text) <= limit else _cut(text, limit))
-        used += len(text) + 1
-    return f"[{','.join(shown)}]\n[the first {len(shown)} of {len(items)} items; the rest is not shown]"
-
-
-def _cut(text: str, limit: int) -> str:
-    return f"{text[:limit]}\n[the first {limit} of {len(text)} characters; the rest is not shown]"
 
 
 def shown_schema(schema: dict[str, Any], detail: str) -> dict[str, Any]:

@@ -11,7 +11,17 @@ from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
-from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
+from detent.ports.planning import (
+    ContextProfile,
+    ModelAnswer,
+    Models,
+    Plan,
+    Planner,
+    ResultCompression,
+    View,
+    asks_only_its_own,
+    models_asked,
+)
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
     Balance,
@@ -27,7 +37,7 @@ from detent.ports.stores import (
     read_signal,
     wait_for_news,
 )
-from detent.ports.strategies import Branch, OptionsT, Passed, Strategy, StrategyRun, strategy
+from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, strategy
 from detent.ports.tools import (
     Answer,
     Cancellation,
@@ -78,6 +88,7 @@ __all__ = [
     "Models",
     "Observer",
     "OptionsT",
+    "OwnModel",
     "Passed",
     "PhaseHook",
     "Plan",
@@ -107,6 +118,7 @@ __all__ = [
     "Wakes",
     "WorkerHost",
     "as_given",
+    "asks_only_its_own",
     "awaited",
     "calls_in",
     "give_back",

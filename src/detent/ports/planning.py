@@ -139,6 +139,14 @@ class Planner(Protocol):
     async def plan(self, view: View) -> Plan: ...
 
 
+def asks_only_its_own(planner: Planner) -> bool:
+    """Whether `planner` asks its own model, or none, whatever a pass names: what a strategy gives a model of its own is then planned by name.
+
+    A planner says so with an attribute of this name, which is optional; one without it plans every pass, and finds the model in `view.agent`.
+    """
+    return bool(getattr(planner, "asks_only_its_own", False))
+
+
 def models_asked(planner: Planner, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
     """Return the models that `planner` may ask for `agent`: (model, provider) pairs, as it hands them to `Models.call`.
 

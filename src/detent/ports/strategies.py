@@ -7,12 +7,36 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from detent.core.actions import ToolCall
+from detent.core.actions import AskUser, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.errors import ConfigError
 from detent.core.state import Item
 from detent.ports.options import check_fields
+from detent.ports.planning import ContextProfile
 from detent.ports.tools import ToolSpec
+
+
+class OwnModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which model a strategy asks for part of its work, as an option of the strategy; the agent's own where `model` is "".
+
+    The fields are those of `Branch`. Where a model is reached is not said here: `settings` name no `base_url` and no `api_key_env`.
+    """
+
+    model: str = ""
+    planner: Literal["", "on-device"] = ""
+    settings: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if elsewhere := [name for name in ("base_url", "api_key_env") if name in self.settings]:
+            raise ConfigError(
+                f"settings: {elsewhere[0]} cannot be an option of a strategy; a strategy of your own names it in Branch(settings=)"
+            )
+
+    def said(self) -> dict[str, Any]:
+        """Return the fields of a `Branch` that this is."""
+        return {"model": self.model, "planner": self.planner, "settings": self.settings}
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,8 +45,14 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`
     bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
     `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the small
-    model will do, `meta` the strategy's own data. With `calls` no planner is asked: the pass carries these calls out as one batch and is
-    `done` when all of them succeeded, without an output; its `results` are theirs, in this order.
+    model will do, `meta` the strategy's own data.
+
+    `model` is a model of the pass's own, as "provider:name", and `planner` how it is asked, both as an agent has them. `settings` are those of
+    that model alone; without a `model` they go over the agent's `model_settings` (`temperature`, `max_tokens`, ...).
+
+    With `calls` no planner is asked: the pass carries these calls out as one batch and is `done` when all of them succeeded, without an
+    output; its `results` are theirs, in this order, and that of a call that asks the user is the reply. With `question` no planner is asked
+    either: the user is, and the reply is the output.
     """
 
     label: str
@@ -37,6 +67,10 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     small: bool = False
     meta: dict[str, Any] = {}
     calls: tuple[ToolCall, ...] = ()
+    question: AskUser | None = None
+    model: str = ""
+    planner: Literal["", "on-device"] = ""
+    settings: dict[str, Any] = {}
 
     __post_init__ = check_fields
 
@@ -88,6 +122,9 @@ class StrategyRun(Protocol):
     @property
     def budget_remaining(self) -> Budget: ...
 
+    @property
+    def profile(self) -> ContextProfile: ...
+
     async def kernel(self, label: str, **options: Any) -> Passed:
         """Run one pass; `options` are the fields of `Branch`. A pass that has ended is not run again."""
         ...
@@ -96,10 +133,18 @@ class StrategyRun(Protocol):
         """Return the agent's `strategy_options` as a `kind`; raise `ConfigError` naming the option that does not fit."""
         ...
 
-    async def ask(
-        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
-    ) -> Any:
-        """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`."""
+    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
+        """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`.
+
+        `options` are other fields of `Branch`: `instructions`, `model`, `settings`.
+        """
+        ...
+
+    async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:
+        """Ask the user, wait for the reply in no memory and in any process, and return it; raise `PassFailed` where there will be none.
+
+        `expected` is a JSON Schema: a reply that does not fit it is refused to whoever gives it. Without one the reply is text.
+        """
         ...
 
     async def offered(self) -> tuple[ToolSpec, ...]:

@@ -76,7 +76,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine lends to the runs that it advances.
 
     `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's. `affordable`
-    raises `ConfigError` where cost is bounded and a model has no price.
+    raises `ConfigError` where cost is bounded and a model has no price; `planner_of_pass` too, and returns who plans a pass with a model of its own.
     """
 
     store: EventStore
@@ -102,6 +102,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Tenants | None = None
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
+    planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
@@ -150,7 +151,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -160,9 +161,11 @@ class Advancing:
         *,
         sinks: Sequence[Sink] = (),
         chunk: Callable[[Chunk], None] | None = None,
+        inline: bool = False,
     ) -> None:
+        """`inline`: a call of the engine that has the run already goes on with it; its planner is not told that the run begins."""
         self.parts, self.run_id = parts, run_id
-        self._planner_for = planner_for
+        self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
         self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
@@ -253,7 +256,7 @@ class Advancing:
         spec = journal.state.agent
         planner = NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
         begin = getattr(planner, "begin_run", None)
-        if begin is not None:
+        if begin is not None and not self._inline:
             begin(self.run_id)
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
@@ -269,8 +272,14 @@ class Advancing:
             secrets=parts.secrets,
             traffic=parts.traffic,
             tenants=parts.tenants,
+            planner_of=partial(self._planner_of_pass, journal) if parts.planner_of_pass is not None else None,
         )
         return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+
+    def _planner_of_pass(self, journal: Journal, agent: AgentSpec) -> Planner:
+        """Return who plans a pass of which `agent` names the model; raise `ConfigError`."""
+        assert self.parts.planner_of_pass is not None  # noqa: S101 - only called where it is set
+        return self.parts.planner_of_pass(agent, journal.state.budget, journal.state.host)
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.

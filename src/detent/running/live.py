@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.actions import Action, FinalAnswer, ToolCall
+from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
 from detent.core.events import FAILED
@@ -76,6 +77,8 @@ class LiveWorld(Values):
         "_chunk",
         "_clock",
         "_planner",
+        "_planner_of",
+        "_planners",
         "_recorded",
         "_room",
         "_since",
@@ -101,7 +104,10 @@ class LiveWorld(Values):
         secrets: SecretSource | None = None,
         traffic: Traffic | None = None,
         tenants: Tenants | None = None,
+        planner_of: Callable[[AgentSpec], Planner] | None = None,
     ) -> None:
+        """`planner_of` says who plans a pass with a model of its own, and raises `ConfigError` where it cannot be asked from here."""
+        self._planner_of, self._planners = planner_of, dict[bytes, Planner]()
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         self._source = secrets
         self._vault: Vault | None = None
@@ -217,13 +223,26 @@ class LiveWorld(Values):
     async def _asked(self, view: View) -> Plan:
         """Ask the planner; what it leaves open of its model calls is closed with its answer. Raise `MalformedPlan` for what no JSON can say."""
         try:
-            answer = await self._planner.plan(view)
+            answer = await self._planner_for(view).plan(view)
         finally:
             if isinstance(view.models, Gateway):
                 view.models.close()
         if problem := _unsayable(answer):
             raise MalformedPlan(problem, raw=written(answer), usage=answer.usage)
         return answer
+
+    def _planner_for(self, view: View) -> Planner:
+        """Return who plans a pass: the run's planner, or that of a model of the pass's own. Raise `Suspended` where it cannot be asked from here."""
+        own, usual = view.agent, self._run().agent
+        if self._planner_of is None or (own.model, own.planner, own.rules) == (usual.model, usual.planner, usual.rules):
+            return self._planner
+        key = msgspec.json.encode([own.model, own.planner, own.model_settings])
+        if key not in self._planners:
+            try:
+                self._planners[key] = self._planner_of(own)
+            except ConfigError as error:  # another process, or this one later, may have what is missing: the pass has not failed
+                raise Suspended(view.run_id, f"pass {view.scope!r} cannot be planned here: {error}") from error
+        return self._planners[key]
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
         """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from detent.config.planners import check_settings
+from detent.config.profile import compression_for, make_profile, tier_for
+from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
+from detent.core.errors import ConfigError
 from detent.kernel.context import KernelContext, KernelInput, Run
 from detent.kernel.execution import carry_out
 from detent.kernel.planning import propose
-from detent.ports import offered
+from detent.ports import OwnModel, offered
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
 
     `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
-    small model. An empty `output_schema` means that any answer will do.
+    small model. An empty `output_schema` means that any answer will do. `model`, `planner` and `settings` are explained at `ports.Branch`.
     """
 
     task: str = ""
@@ -27,12 +31,37 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     guidance: tuple[str, ...] = ()
     output_schema: dict[str, Any] | None = None
     small: bool = False
+    model: str = ""
+    planner: Literal["", "on-device"] = ""
+    settings: dict[str, Any] = {}
+
+
+def own_agent(agent: AgentSpec, given: Pass | OwnModel) -> AgentSpec:
+    """Return the agent as a pass with a model, a planner or settings of its own has it: rules plan no such pass, and the tier is that model's."""
+    settings = given.settings if given.model else {**agent.model_settings, **given.settings}
+    if not (given.model or given.planner):
+        return msgspec.structs.replace(agent, model_settings=settings) if given.settings else agent
+    own = msgspec.structs.replace(agent, planner=given.planner, model_settings=settings, rules=())
+    if not given.model:
+        return own
+    profile = {**agent.profile, "tier": tier_for(given.model)} if agent.profile else {}
+    return msgspec.structs.replace(own, model=given.model, small_model="", profile=profile)
+
+
+def refuse_unusable(agent: AgentSpec, given: Pass | OwnModel, where: str) -> None:
+    """Raise `ConfigError` for settings that no model has, and for a planner that needs a model where there is none."""
+    if given.settings:
+        check_settings(given.settings, f"{where}: settings")
+    if given.planner and not (given.model or agent.model):
+        raise ConfigError(f"{where}: planner {given.planner!r} needs a model, and agent {agent.name!r} has none; name one (model=)")
 
 
 def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
     """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
     state = run.state
-    agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
+    agent = own_agent(state.agent, given)
+    profile = run.profile if agent.profile == state.agent.profile else make_profile(agent.profile)
+    agent = agent if given.instructions is None else msgspec.structs.replace(agent, instructions=given.instructions)
     tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
     return KernelContext(
         input=KernelInput(
@@ -45,8 +74,8 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
             small=given.small,
         ),
         agent=agent,
-        profile=run.profile,
-        compression=run.compression,
+        profile=profile,
+        compression=run.compression if profile is run.profile else compression_for(profile),
         tools=tools,
         hooks=run.hooks,
         guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),

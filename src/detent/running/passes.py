@@ -23,28 +23,31 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import FinalAnswer, ToolCall, is_blank
+from detent.core.actions import AskUser, FinalAnswer, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
 from detent.core.settle import REASONS, Settled, Wait
-from detent.core.state import CLOSED, WAITING, Item, KernelState
+from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
-from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
+from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
 from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context, shared
+from detent.running.pass_context import Pass, make_context, refuse_unusable, shared
 from detent.running.phase_hooks import hooked
+from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
+CALLS = "calls"
+"""The name of the kernel that carries out the calls that a strategy makes."""
 WAYS_OUT = "Install the code that the run was started with, look at `detent check-upgrade`, or fork the run before this pass"
 
 
@@ -126,20 +129,30 @@ class StrategyPasses:
         used = reduce(Usage.plus, state.reserved.values(), state.usage)
         return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
 
+    @property
+    def profile(self) -> ContextProfile:
+        """How much a model of the agent's size is shown."""
+        return self._run.profile
+
     # Passes ---------------------------------------------------------------------------------------------------------------------
 
     def kernel(self, label: str, **options: Any) -> CoroutineType[Any, Any, Passed]:
         """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
         return self._pass(Branch(label=label, **options), self._scope(label))
 
-    async def ask(
-        self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, instructions: str | None = None, small: bool = True
-    ) -> Any:
+    async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
         """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
-        branch = Branch(
-            label=label, task=prompt, instructions=instructions, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small
-        )
+        branch = Branch(label=label, task=prompt, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small, **options)
         passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
+        return self._output(passed)
+
+    async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:
+        """Ask the user and return the reply; see `ports.StrategyRun.ask_user`."""
+        branch = Branch(label=label, question=AskUser(question=question, expected=expected), tools=(), output_schema={})
+        return self._output(await self._pass(branch, self._scope(label)))
+
+    def _output(self, passed: Passed) -> Any:
+        """Return what a pass gave; raise `PassFailed` where it gave nothing."""
         if passed.status != "done":
             raise PassFailed(self._run.state.run_id, passed)
         return passed.output
@@ -194,10 +207,10 @@ class StrategyPasses:
                 f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
             )
         if run.state.passes[scope].status in CLOSED:
-            return passed(run.state.passes[scope], branch.label)
+            return passed(run.state, scope, branch.label)
         self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
-        context = make_context(run, scope, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
+        context = make_context(run, scope, configured(branch))
         verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
@@ -210,18 +223,32 @@ class StrategyPasses:
             raise Ends(verdict)
         if context.state.status not in CLOSED:
             run.record(scope, _finished(verdict))
-        return passed(context.state, branch.label)
+        return passed(run.state, scope, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
         for name in branch.tools or ():
             if name not in self._run.tools:
                 raise UnknownName("tool", name, self._run.tools)
+        if branch.question is not None:
+            refuse_unanswerable(branch.question)
+        refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")
         digest = self._digest(branch, kernel)
         self._run.record(
-            scope, e.PassStarted(key=scope, kernel=kernel.name, limits=limits, digest=digest, input=branch.task, meta=dict(branch.meta))
+            scope,
+            e.PassStarted(
+                key=scope,
+                kernel=kernel.name,
+                limits=limits,
+                digest=digest,
+                input=branch.task,
+                meta=dict(branch.meta),
+                model=branch.model,
+                planner=branch.planner,
+                settings=dict(branch.settings),
+            ),
         )
 
     def all_asked_for(self, now: str) -> None:
@@ -239,6 +266,8 @@ class StrategyPasses:
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
             return hooked(carrying_out(branch.calls), self._run.hooks)
+        if branch.question is not None:
+            return hooked(asking(branch.question), self._run.hooks)
         return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
@@ -321,6 +350,11 @@ class StrategyPasses:
             run.journal.record(e.EffectRecorded(label="switch", occurrence=before, value=name))
 
 
+def configured(branch: Branch) -> Pass:
+    """Return how a branch configures its pass."""
+    return Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__})
+
+
 def _lightness(raised: BaseException) -> int:
     """Return a number that is the less, the more it weighs that a pass of several ended so."""
     match raised:
@@ -356,8 +390,9 @@ def _finished(settled: Settled) -> e.PassFinished:
     )
 
 
-def passed(state: KernelState, label: str) -> Passed:
+def passed(run: RunState, scope: str, label: str) -> Passed:
     """Return what came of a pass that has ended."""
+    state = run.passes[scope]
     plan = state.plan
     return Passed(
         label=label,
@@ -371,7 +406,7 @@ def passed(state: KernelState, label: str) -> Passed:
         text=plan.text if plan is not None and not isinstance(plan.actions[0], FinalAnswer) else "",
         usage=state.usage,
         tools_used=state.tools_used,
-        results=state.results,
+        results=state.results if state.kernel_type != CALLS else replied(run, state),
     )
 
 
@@ -379,7 +414,7 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
     """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked."""
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
-        if state.plan is None:
+        if state.plan is None and state.iteration == 1:
             world = context.run.world
             hidden = await world.hide(Plan(actions=calls), context.known)
             await world.breathe()  # passes beside this one go on here, live and in replay alike
@@ -387,11 +422,12 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
         return context.state
 
     async def conclude(state: KernelState, context: KernelContext) -> KernelState:
-        if all(call.item is not None for call in state.calls.values()) and not state.ended:
+        waits = any(call.item is None for call in state.calls.values()) or asked(context.run.state, context.scope)
+        if not waits and not state.ended:
             await context.run.world.breathe()
             failed = [f"{item.tool}: {item.error.code}: {item.error.message}" for item in state.results if item.error is not None]
             end = {"status": "failed", "reason": "failure_threshold", "error": "; ".join(failed)} if failed else {"status": "done"}
             context.run.record(context.scope, e.PassFinished(**{"reason": "done_tool", **end}))  # type: ignore[arg-type]
         return context.state
 
-    return make_kernel(phases=(plan, act, conclude), name="calls")
+    return make_kernel(phases=(plan, act, conclude), name=CALLS)

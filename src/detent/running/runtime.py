@@ -97,7 +97,14 @@ class Runtime:
         self.approver: Literal["caller"] | Approver | None = approver
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids = bounds.goal_words_in_ids
-        self.parts = Parts(tools=tools, tenants=tenants, grace_s=bounds.grace_s, affordable=self.refuse_unpriced, **shared)
+        self.parts = Parts(
+            tools=tools,
+            tenants=tenants,
+            grace_s=bounds.grace_s,
+            affordable=self.refuse_unpriced,
+            planner_of_pass=self.planner_of_pass,
+            **shared,
+        )
         self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
         self._observers = one_of(observers)
         self._limit = asyncio.Semaphore(bounds.max_concurrent_runs) if bounds.max_concurrent_runs else None
@@ -153,8 +160,9 @@ class Runtime:
         slot: bool = True,
         observers: Sequence[Observer] = (),
         planner_for: Callable[[AgentSpec], Planner] | None = None,
+        inline: bool = False,
     ) -> Result:
-        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say."""
+        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say; `inline` is explained at `Advancing`."""
         if self.servers and advance:
             await self._reach_servers(run_id, news=bool(events))
 
@@ -162,7 +170,7 @@ class Runtime:
             return advancing.resume(*events, turns=turns, advance=advance)
 
         observers = one_of(observers)
-        task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for)
+        task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for, inline=inline)
         try:
             state = await task
         finally:
@@ -178,13 +186,15 @@ class Runtime:
         turns: int | None = None,
         slot: bool = True,
         planner_for: Callable[[AgentSpec], Planner] | None = None,
+        inline: bool = False,
     ) -> asyncio.Task[RunState]:
         """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
         if self.parts.watcher.control(run_id) is not None:
             raise RunBusy(run_id, "this engine")
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
         sinks: list[Sink] = [told.on_record] if told else []
-        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=told.on_chunk if told else None)
+        chunk = told.on_chunk if told else None
+        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=chunk, inline=inline)
         task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
         self.advancing.add(task)
         return task
@@ -225,7 +235,7 @@ class Runtime:
             await self.store.post(state.run_id, self.signal("approval", payload, by="approver"))
         if not answered:
             return result_of(state)
-        return await self.go_on(state.run_id, turns=turns, observers=observers)
+        return await self.go_on(state.run_id, turns=turns, observers=observers, inline=True)
 
     def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
         """Return a new signal; raise `ConfigError` for what no JSON can say."""
@@ -278,7 +288,13 @@ class Runtime:
         self.parts.guards_of(spec, (), {})
         self.planners.of(spec)
 
-    def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host) -> None:
+    def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:
+        """Return who plans a pass of which `spec` names the model; raise `ConfigError` where it cannot be asked from here, or has no price."""
+        planner = self.planners.of_pass(spec, check=check)
+        self.refuse_unpriced(spec, budget, host, planner)
+        return planner
+
+    def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host, planner: Planner | None = None) -> None:
         """Raise `ConfigError` where the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
         tenant = self.tenants.budget_of(host.tenant)
         if budget.max_cost_usd is not None:
@@ -287,7 +303,7 @@ class Runtime:
             bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
         else:
             return
-        admission.refuse_unpriced(spec, self.planners.of(spec, check=False), self.prices, bounded=bounded)
+        admission.refuse_unpriced(spec, planner or self.planners.of(spec, check=False), self.prices, bounded=bounded)
 
     async def _reach_servers(self, run_id: str, *, news: bool) -> None:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""

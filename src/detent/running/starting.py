@@ -34,7 +34,7 @@ from detent.running.results import Result, result_of
 from detent.running.rules import named
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
-from detent.running.strategy_options import check_options, version_of
+from detent.running.strategy_options import check_options, models_of, version_of
 from detent.secrecy.placing import kept_of
 from detent.secrecy.redact import Redactor, redacted_start
 
@@ -84,6 +84,8 @@ async def run(
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
     )
     runtime.refuse_unpriced(spec, started.budget, started.host)
+    for own in models_of(runtime.parts.strategies.get(spec.strategy), spec):
+        runtime.planner_of_pass(own, started.budget, started.host, check=turns != 0)
     admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *runtime.tools.names()])
     admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
     admission.refuse_what_is_not_json(

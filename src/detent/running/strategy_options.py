@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from detent.config.tables import take
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
-from detent.ports import OptionsT, Strategy
+from detent.ports import OptionsT, OwnModel, Strategy
+from detent.running.pass_context import own_agent, refuse_unusable
 
 
 def check_options(strategy: Strategy, agent: AgentSpec) -> None:
@@ -20,6 +21,24 @@ def check_options(strategy: Strategy, agent: AgentSpec) -> None:
         check(agent)
     elif agent.strategy_options:
         raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
+
+
+def models_of(strategy: Strategy, agent: AgentSpec) -> list[AgentSpec]:
+    """Return, as agents, the models that the options of a strategy name for parts of its work; raise `ConfigError` for their settings."""
+    kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
+    found = [] if kind is None else list(_own_models(options_of(agent, kind)))
+    for own in found:
+        refuse_unusable(agent, own, f"agent {agent.name!r}: strategy_options")
+    return [own_agent(agent, own) for own in found if own.model or own.planner]
+
+
+def _own_models(options: msgspec.Struct) -> Iterator[OwnModel]:
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if isinstance(value, OwnModel):
+            yield value
+        elif isinstance(value, msgspec.Struct):
+            yield from _own_models(value)
 
 
 def options_of(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:

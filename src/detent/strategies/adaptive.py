@@ -1,10 +1,12 @@
-"""Adaptive: choose a strategy for the goal, by plain signs where there are some, else by one call, and fall back to ReAct once.
+"""Adaptive: one call to the small model chooses a strategy for the goal; ReAct takes over once where that came to no end.
 
-What the choice, the chosen strategy and the fallback use is on one log and in one sum. Model calls: 0 or 1, and those of the strategies.
+No word of the goal chooses anything: only a model knows that a "pension plan" is no plan to carry out. What the choice, the chosen strategy and
+the fallback use is on one log and in one sum. Model calls: 0 or 1, and those of the strategies.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -13,11 +15,11 @@ import msgspec
 from detent.core.errors import PassFailed
 from detent.ports import Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.strategies.heuristics import chosen, tier_of
 from detent.strategies.plan_execute import PlanExecuteOptions, carry_through
 from detent.strategies.reflexion import ReflexionOptions, reflect
+from detent.strategies.showing import observed, part
 from detent.strategies.tree_of_thought import TreeOptions, explore
-from detent.strategies.wording import GIVEN_UP, observed, section
+from detent.strategies.wording import GIVEN_UP, section, trivial
 
 USUAL = "reactive"
 KINDS = {
@@ -27,11 +29,14 @@ KINDS = {
     "reflexion": "a text or result whose quality matters and that gains from revision",
 }
 FORM: dict[str, Any] = {"type": "object", "properties": {"strategy": {"enum": list(KINDS)}}, "required": ["strategy"]}
+SHOWN_GOAL = 4_000
+"""Of a long goal, so many characters are shown to the model that chooses."""
 FALLS_BACK = (*GIVEN_UP, "output_schema_failed", "malformed_plan")
 
 
 class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`classify`: whether a model may be asked which strategy fits; `fall_back`: whether ReAct takes over from one that came to no end.
+    """`classify`: whether the small model is asked which strategy fits (else ReAct it is); `fall_back`: whether ReAct takes over from one that
+    came to no end.
 
     The other three are the options of the strategies that may be chosen.
     """
@@ -49,11 +54,8 @@ class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
 async def adaptive(run: StrategyRun) -> Passed:
     """Choose, run what was chosen, fall back."""
     options = run.options(AdaptiveOptions)
-    name, why = chosen(run.goal, tools=len(run.tools), tier=tier_of(run.agent))
-    if not name and options.classify:
-        name, why = await _classified(run), "the model chose it"
-    name = name or USUAL
-    await run.switch(name, why or "nothing speaks for another")
+    name, why = await _chosen(run, ask=options.classify)
+    await run.switch(name, why)
     ways: dict[str, Callable[[], Awaitable[Passed]]] = {
         USUAL: lambda: run.kernel("main"),
         "plan-execute": lambda: carry_through(run, options.plan_execute),
@@ -64,16 +66,37 @@ async def adaptive(run: StrategyRun) -> Passed:
     if passed.status == "done" or name == USUAL or not options.fall_back or passed.reason not in FALLS_BACK:
         return passed
     await run.switch(USUAL, f"{name} ended with {passed.reason}: {passed.error}")
-    found = section("What the tools gave in an earlier attempt; do not ask for it again", await observed(run, passed.results))
+    found = section("What the tools gave in an earlier attempt; do not ask for it again", observed(run, passed.results, recalls=True))
     return await run.kernel("main", task=f"{run.goal}{found}", guards=("side_effect_once",))
 
 
-async def _classified(run: StrategyRun) -> str:
-    """Return the strategy that the model names, "" when it names none."""
+async def _chosen(run: StrategyRun, *, ask: bool) -> tuple[str, str]:
+    """Return which strategy the goal is worked on with, and why: what the model says, ReAct where it says nothing or is not asked."""
+    if run.profile.tier == "local":
+        return USUAL, "the model is small"
+    if trivial(run.goal):
+        return USUAL, "it is short"
+    if not ask:
+        return USUAL, "no model is to be asked"
+    left = run.budget_remaining
+
+    async def spare() -> bool:
+        return all(bound is None or bound > 1 for bound in (left.max_iterations, left.max_model_calls))
+
+    if not await run.effect("spare", spare):
+        return USUAL, "the budget has no call to spare for a choice"
     kinds = "\n".join(f"- {name}: {what}" for name, what in KINDS.items())
+    goal = part(run, run.goal, most=SHOWN_GOAL)
     try:
-        said = await run.ask("classify", f"Which way of working fits this goal best?\n{kinds}{section('Goal', run.goal)}", FORM)
-    except PassFailed:
-        return ""
-    named: Any = cast("dict[str, Any]", said).get("strategy") if isinstance(said, dict) else said
-    return named if isinstance(named, str) and named in KINDS else ""
+        said = await run.ask("classify", f"Which way of working fits this goal best?\n{kinds}{section('Goal', goal)}", FORM)
+    except PassFailed as failed:
+        return USUAL, f"the model gave no answer: {failed.passed.reason}"
+    name = named(said)
+    return (name, "the model chose it") if name else (USUAL, "the model named no strategy")
+
+
+def named(said: Any) -> str:
+    """Return the strategy that an answer is the name of, in whatever spelling, "" where it is anything else, such as a text about strategies."""
+    value: Any = cast("dict[str, Any]", said).get("strategy") if isinstance(said, dict) else said
+    plain = re.sub(r"[\W_]+", "-", value).strip("-").lower() if isinstance(value, str) else ""
+    return plain if plain in KINDS else ""

@@ -49,7 +49,7 @@ async def _reflect(run: StrategyRun, work: Work) -> str:
     """Return what is missing for the goal, "" when nothing is; a reflection that fails holds nothing up."""
     prompt = f"Is this enough to achieve the goal?{section('Goal', run.goal)}{section('What the steps gave', work.report())}\n\n{VERDICT}"
     try:
-        satisfied, remark = verdict(await run.ask("reflect", prompt, instructions=CRITIC))
+        satisfied, remark = verdict(await run.ask("reflect", prompt, instructions=CRITIC, **work.options.judge.said()))
     except PassFailed:
         return ""
     return "" if satisfied else remark or "it is not enough"

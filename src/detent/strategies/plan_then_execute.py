@@ -16,7 +16,8 @@ from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Passed, StrategyRun, read_json, strategy
 from detent.ports.options import check_fields
-from detent.strategies.wording import at_least, concluded, required, section, shown
+from detent.strategies.showing import Entry, gathered
+from detent.strategies.wording import at_least, concluded, required, section
 
 FORM: dict[str, Any] = {
     "type": "object",
@@ -45,13 +46,13 @@ async def plan_then_execute(run: StrategyRun) -> Passed:
     steps = await _steps(run, options)
     if len(steps) < 2:
         return await run.kernel("main")
-    gave: list[str] = []
+    gave: list[Entry] = []
     passes: list[Passed] = []
     results: list[Item] = []
     for number, step in enumerate(steps, 1):
         task = (
             f"Step {number} of {len(steps)} towards a goal. Do this step and no other, then say what came of it.\n\nStep:\n{step}"
-            f"{section('Goal', run.goal)}{section('What the steps before gave', chr(10).join(gave))}"
+            f"{section('Goal', run.goal)}{section('What the steps before gave', gathered(run, gave))}"
         )
         marks = ["done" if n < number else "now" if n == number else "later" for n in range(1, len(steps) + 1)]
         plan = "Your plan:\n" + "\n".join(f"{n}. {text} ({mark})" for n, (text, mark) in enumerate(zip(steps, marks, strict=True), 1))
@@ -60,12 +61,11 @@ async def plan_then_execute(run: StrategyRun) -> Passed:
         passed = await run.kernel(f"step-{number}", task=task, guidance=(plan,), guards=guards, limits=limits, output_schema={})
         passes.append(passed)
         results += passed.results
-        gave.append(
-            f"{number}. {step}: {shown(passed.output) if passed.status == 'done' else 'FAILED: ' + (passed.error or passed.reason)}"
-        )
+        came = passed.output if passed.status == "done" else f"FAILED: {passed.error or passed.reason}"
+        gave.append(Entry(title=f"{number}. {step}:", value=came))
     if all(passed.status == "failed" for passed in passes):
         return msgspec.structs.replace(passes[-1], results=tuple(results))
-    return await concluded(run, section("What the steps gave", "\n".join(gave)), results, rest="; say what failed")
+    return await concluded(run, section("What the steps gave", gathered(run, gave)), results, rest="; say what failed")
 
 
 async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:

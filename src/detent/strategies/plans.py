@@ -1,16 +1,19 @@
-"""A plan as data: steps, what each needs of others, and `{{step_id}}` as what a step gave: the whole value, never a preview."""
+"""A plan as data: steps, what each needs of others, and `{{step_id}}` as what a step gave.
+
+In the arguments of a call that is the whole value, never a preview; in a task, which is a prompt, what the prompt has room for (`told`).
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
 
 from detent.ports import MOST_NESTED, ToolSpec, nests_too_deep
-from detent.strategies.wording import shown
+from detent.strategies.showing import shown
 
 MOST_STEPS = 20
 FORM: dict[str, Any] = {
@@ -39,7 +42,8 @@ FORM: dict[str, Any] = {
 """The schema of a plan."""
 RULES = (
     "Kinds of steps: `tool` calls one tool with `tool` and `args`; `analysis` answers `task` by thinking alone; `work` does `task` with tools, "
-    "where what to call is not known yet. Write {{ID}} where a step needs what the earlier step ID gave (whole), {{ID.field}} for a part of it; "
+    "where what to call is not known yet. Write {{ID}} where a step needs what the earlier step ID gave (whole in `args`; in `task` as far as there is "
+    "room), {{ID.field}} for a part of it; "
     "list in `after` the steps that must come first for another reason. Steps that need nothing of each other run at the same time. "
     "Use as few steps as will do."
 )
@@ -147,6 +151,12 @@ def resolved(value: Any, done: Mapping[str, Any]) -> Any:
     if whole := _REFERENCE.fullmatch(value.strip()):
         return _value(whole, done)
     return _REFERENCE.sub(lambda found: shown(_value(found, done)), value)
+
+
+def told(task: str, done: Mapping[str, Any], show: Callable[[Any, str, int], str]) -> str:
+    """Return a task with its references replaced by what `show` makes of (value, id of the step, number of references). Raise `Unresolved`."""
+    count = len(_REFERENCE.findall(task))
+    return _REFERENCE.sub(lambda found: show(_value(found, done), found[1], count), task)
 
 
 def _value(found: re.Match[str], done: Mapping[str, Any]) -> Any:

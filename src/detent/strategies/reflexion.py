@@ -13,16 +13,17 @@ import msgspec
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Passed, StrategyRun, strategy
+from detent.ports import OwnModel, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, observed, section, shown, verdict
+from detent.strategies.showing import observed, part, room
+from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, section, verdict
 
 SAME = 0.8
 """Two critiques whose beginnings agree that far say the same thing: another round would change nothing."""
 
 
 class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`rounds` of critique and improvement at most; `turns` that one pass may take.
+    """`rounds` of critique and improvement at most; `turns` that one pass may take; `judge`: the model that criticises, instead of the small one.
 
     `block`: what a later pass may not do again. "tools": a tool that is not idempotent and had an effect is not called any more, whatever its
     arguments; "calls": only the same call is not made again, so that another recipient can still be served.
@@ -31,6 +32,7 @@ class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 3
     turns: int = 3
     block: Literal["tools", "calls"] = "tools"
+    judge: OwnModel = OwnModel()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -54,7 +56,7 @@ async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
                 break
             remark = f"There is no answer yet: {last.error or last.reason}."
         else:
-            satisfied, remark = await _critique(run, answer, results)
+            satisfied, remark = await _critique(run, options, answer, results)
             if satisfied or same(critique, remark):
                 break
         critique = remark
@@ -64,13 +66,13 @@ async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
     return msgspec.structs.replace(answer or last, results=tuple(results))
 
 
-async def _critique(run: StrategyRun, answer: Passed, results: list[Item]) -> tuple[bool, str]:
+async def _critique(run: StrategyRun, options: ReflexionOptions, answer: Passed, results: list[Item]) -> tuple[bool, str]:
     prompt = (
         f"Is this answer what was asked for: complete, correct, and backed by what the tools gave?\n\nAsked for:\n{run.goal}"
-        f"{section('Answer', shown(answer.output))}{section('What the tools gave', await observed(run, results))}\n\n{VERDICT}"
+        f"{section('Answer', part(run, answer.output, most=room(run)))}{section('What the tools gave', observed(run, results))}\n\n{VERDICT}"
     )
     try:
-        return verdict(await run.ask("critique", prompt, instructions=CRITIC))
+        return verdict(await run.ask("critique", prompt, instructions=CRITIC, **options.judge.said()))
     except PassFailed:
         return True, "[critique skipped]"
 
@@ -79,9 +81,10 @@ async def _improve(run: StrategyRun, options: ReflexionOptions, answer: Passed |
     effects = {spec.name for spec in run.tools if not (spec.read_only or spec.idempotent)}
     done = sorted({item.tool for item in results if item.ok and item.executed and item.tool in effects})
     meta: dict[str, Any] = {"blocked_tools": done} if done and options.block == "tools" else {}
+    draft = "" if answer is None else part(run, answer.output, most=room(run))
     task = (
-        f"{run.goal}{section('Your earlier answer', shown(answer.output) if answer is not None else '')}{section('What is wrong with it', critique)}"
-        f"{section('What the tools gave; do not ask for it again', await observed(run, results))}\n\n"
+        f"{run.goal}{section('Your earlier answer', draft)}{section('What is wrong with it', critique)}"
+        f"{section('What the tools gave; do not ask for it again', observed(run, results, recalls=True))}\n\n"
         "Give the whole answer again, with this put right."
     )
     limits = Budget(max_iterations=options.turns)

@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Budget
-from detent.ports import Passed, StrategyRun, strategy
+from detent.ports import OwnModel, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.strategies.heuristics import tier_of, trivial
 from detent.strategies.thoughts import SCORES, THOUGHTS, Thought, judge, label, propose, pruned, scores_of, texts_of
-from detent.strategies.wording import asking, at_least, section
+from detent.strategies.wording import asking, at_least, section, trivial
 
 DEPTH = {"local": 2}
 TURNS = {"local": 6, "mid": 8, "large": 10, "frontier": 12}
@@ -29,7 +28,7 @@ class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`breadth` thoughts from each one, `depth` levels (3; 2 for the tier `local`); `prune`: the score below which a thought is dropped.
 
     `max_explore_s`: how long exploring may take; `floor`: the share of every bound that is left for the work itself; `turns` of the last pass
-    (6 to 12 by tier). `skip_trivial`: a short goal is worked on at once.
+    (6 to 12 by tier). `skip_trivial`: a short goal is worked on at once. `judge`: the model that scores thoughts, instead of the small one.
     """
 
     breadth: int = 3
@@ -39,6 +38,7 @@ class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
     floor: float = 0.4
     turns: int | None = None
     skip_trivial: bool = True
+    judge: OwnModel = OwnModel()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -54,7 +54,7 @@ async def tree_of_thought(run: StrategyRun) -> Passed:
 
 async def explore(run: StrategyRun, options: TreeOptions) -> Passed:
     """Work with these options."""
-    tier = tier_of(run.agent)
+    tier = run.profile.tier
     best = Thought() if options.skip_trivial and trivial(run.goal) else await _best(run, options, options.depth or DEPTH.get(tier, 3))
     way = "\n".join(f"{i}. {text}" for i, text in enumerate(best.way, 1))
     task = f"{run.goal}{section('A way that looked best when several were compared; leave it where it proves wrong', way)}" if way else ""
@@ -97,14 +97,13 @@ async def _expanded(run: StrategyRun, options: TreeOptions, level: Sequence[Thou
     proposals = [(at, texts) for at, one in zip(level, grown, strict=True) if (texts := texts_of(one, options.breadth))]
     if not proposals:
         return []
-    scored = await run.parallel(*(asking(label("score", at), judge(run.goal, at, texts), SCORES, small=True) for at, texts in proposals))
+    how: dict[str, Any] = {"small": True, **options.judge.said()}
+    scored = await run.parallel(*(asking(label("score", at), judge(run.goal, at, texts), SCORES, **how) for at, texts in proposals))
     found: list[Thought] = []
     for (at, texts), one in zip(proposals, scored, strict=True):
         scores = scores_of(one)
         if len(scores) != len(texts):  # each on its own
-            single = [
-                asking(f"{label('score', at)}-{i}", judge(run.goal, at, [text]), SCORES, small=True) for i, text in enumerate(texts, 1)
-            ]
+            single = [asking(f"{label('score', at)}-{i}", judge(run.goal, at, [text]), SCORES, **how) for i, text in enumerate(texts, 1)]
             scores = [next(iter(scores_of(alone)), 0.0) for alone in await run.parallel(*single)]
         found += [Thought((*at.way, text), (*at.place, i), score) for i, (text, score) in enumerate(zip(texts, scores, strict=True), 1)]
     return found

@@ -1,4 +1,4 @@
-"""What strategies share in words: values as text, one model call as a branch, the answer of a critic, the answer of the run."""
+"""What strategies share in words: one model call as a branch, the answer of a critic, the answer of the run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.core.state import Item
 from detent.ports import Branch, Passed, StrategyRun
+from detent.strategies.showing import shown
 
 CRITIC = "You check work against what was asked for. You are exact and fair, and you make nothing up."
 VERDICT = (
@@ -25,26 +26,21 @@ GIVEN_UP = ("max_iterations", "no_progress", "failure_threshold")
 _VERDICT = re.compile(r"\W*(UNSATISFIED|SATISFIED)\b[:\s*]*(.*)", re.DOTALL)
 
 
-def shown(value: Any) -> str:
-    """Return a value as text: text as it is, the rest as JSON."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def trivial(goal: str) -> bool:
+    """Whether a goal is so short that no strategy can help it: at most 12 words and 80 characters."""
+    return len(goal) <= 80 and len(goal.split()) <= 12
 
 
-def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = False) -> Branch:
-    """Return the branch that is one model call without tools, for `run.parallel`."""
+def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, **options: Any) -> Branch:
+    """Return the branch that is one model call without tools, for `run.parallel`; `options` are other fields of a `Branch`."""
     limits = Budget(max_iterations=1)
-    return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, small=small, limits=limits)
+    return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, limits=limits, **options)
 
 
 def verdict(said: Any) -> tuple[bool, str]:
     """Return whether a critic is satisfied, and what it said; who says neither is not."""
     found = _VERDICT.match(shown(said))
     return (found[1] == "SATISFIED", found[2].strip()) if found else (False, shown(said).strip())
-
-
-async def observed(run: StrategyRun, results: Sequence[Item]) -> str:
-    """Return what the calls of earlier passes gave, whole, one a line; "" when none succeeded."""
-    return "\n".join([f"{item.tool}({shown(item.args)}) -> {shown(await run.full(item))}" for item in results if item.ok])
 
 
 def required(wanted: Mapping[str, int], results: Sequence[Item] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +11,11 @@ from detent.core.actions import ToolCall
 from detent.core.budget import Budget
 from detent.core.errors import PassFailed
 from detent.core.state import Item
-from detent.ports import Branch, Passed, StrategyRun, ToolSpec
+from detent.ports import Branch, OwnModel, Passed, StrategyRun, ToolSpec
 from detent.ports.options import check_fields
-from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved
-from detent.strategies.wording import asking, at_least, required, section, shown
+from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved, told
+from detent.strategies.showing import Entry, gathered, part, room
+from detent.strategies.wording import asking, at_least, required, section
 
 REPAIRS = 2
 """How often a plan that cannot be carried out is asked for again."""
@@ -23,12 +24,16 @@ UNTOUCHED = ("timeout", "handler_error", "not_executed")
 
 
 class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time."""
+    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time.
+
+    `judge`: the model that looks at what came of the steps, instead of the small one.
+    """
 
     refinements: int = 2
     turns: int = 3
     retries: int = 1
     parallel: int = 4
+    judge: OwnModel = OwnModel()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -47,6 +52,7 @@ class Work:
         self.results: list[Item] = []
         self.last: Passed | None = None
         self._tries: dict[str, int] = {}
+        self._calls: dict[str, str] = {}
         self._tools = {spec.name: spec for spec in tools if not spec.ends_turn}
 
     async def plan(self, label: str, prompt: str) -> Passed | None:
@@ -100,9 +106,13 @@ class Work:
             self._thought(step, one)
 
     def _branch(self, step: Step) -> Branch:
-        others = {name: self.done[name] for name in step.after}
-        context = section("What earlier steps gave", "\n".join(f"{name}: {shown(value)}" for name, value in others.items()))
-        task = f"{shown(resolved(step.task, self.done))}{context}{section('It is a step towards', self.run.goal)}"
+        works = step.kind == "work"
+
+        def show(value: Any, name: str, count: int) -> str:
+            return part(self.run, value, most=room(self.run) // count, key=self._key(name), recalls=works)
+
+        context = section("What earlier steps gave", self.report(step.after, recalls=works))
+        task = f"{told(step.task, self.done, show)}{context}{section('It is a step towards', self.run.goal)}"
         if step.kind == "analysis":
             return asking(f"step-{step.id}", task)
         again = ("side_effect_once",) if self._tries.get(step.id) else ()
@@ -110,7 +120,7 @@ class Work:
 
     async def _called(self, step: Step, item: Item) -> None:
         if item.error is None:
-            self.done[step.id] = await self.run.full(item)
+            self.done[step.id], self._calls[step.id] = await self.run.full(item), item.call_id
             return
         spec = self._tools[step.tool]
         harmless = item.error.code == "not_executed" or (item.error.code in UNTOUCHED and (spec.read_only or spec.idempotent))
@@ -128,15 +138,23 @@ class Work:
         if not again or self._tries[step.id] > self.options.retries:
             self.failed[step.id] = why
 
-    def report(self) -> str:
-        """Return what the completed steps gave, whole."""
-        return "\n".join(f"{name}: {shown(value)}" for name, value in self.done.items())
+    def report(self, names: Collection[str] | None = None, *, recalls: bool = False) -> str:
+        """Return what the completed steps (or those of `names`) gave, as `gathered`."""
+        done = [(name, self.done[name]) for name in (self.done if names is None else names)]
+        entries = [Entry(title=f"{name}:", value=value, key=self._key(name), result=name in self._calls) for name, value in done]
+        return gathered(self.run, entries, recalls=recalls)
+
+    def _key(self, name: str) -> str:
+        """Return under which key what a step gave is kept: the id of its call, or how plans refer to it."""
+        return self._calls.get(name, f"{{{{{name}}}}}")
 
     def problems(self) -> str:
         """Return which steps failed or could not be begun, and why; "" when all are done."""
         waiting = [f"{step.id}: not begun, it needs what failed" for step in self.todo if step.id not in self.failed]
         lacking = [f"required, and not done: {lacking}" for lacking in [self.lacking()] if lacking]
-        return "\n".join([*(f"{name}: {why}" for name, why in self.failed.items()), *waiting, *lacking])
+        most = self.run.profile.tool_result_max_chars
+        failed = [f"{name}: {part(self.run, why, most=most)}" for name, why in self.failed.items()]
+        return "\n".join([*failed, *waiting, *lacking])
 
     def lacking(self) -> str:
         """Return the tools that the agent requires and that no step has brought to success as often as they must, "" for none."""

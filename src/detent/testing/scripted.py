@@ -22,7 +22,8 @@ class ScriptedPlanner:
 
     An entry is a Plan, an action, a tuple (or list) of actions, or a function of the view that returns one of these; the function may
     be a coroutine function and may raise. Each run and scope has its own place in the script, which begins anew when an engine starts
-    or resumes the run (`begin_run`). After the last entry `plan` raises `PlannerFailed`.
+    or resumes the run (`begin_run`); an approval that the engine's own approver gives is no resume. After the last entry `plan` raises
+    `PlannerFailed`.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:

@@ -14,8 +14,9 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.core.events import Planned, ToolError
 from detent.core.state import Item
+from detent.expressions.previews import shown_result
 from detent.planners.model.planner import ModelPlanner
-from detent.planners.trimming import shown_result, shown_schema
+from detent.planners.trimming import shown_schema
 from detent.ports import ContextProfile, ResultCompression, View
 from planners.model.function_models import LOOK, Asked, a_view, calls
 

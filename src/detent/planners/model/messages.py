@@ -17,11 +17,12 @@ from detent.core import actions as a
 from detent.core.events import Planned
 from detent.core.history import Seq
 from detent.core.state import Item
+from detent.expressions.previews import shown_result
 from detent.planners.model import control_tools
 from detent.planners.model.attachments import content_of, is_attachment, split_result
 from detent.planners.model.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.model.typed_answers import writable
-from detent.planners.trimming import observed, shown_result
+from detent.planners.trimming import observed
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:

@@ -48,6 +48,11 @@ class ModelPlanner:
         self._limits: dict[tuple[str, str], int] = {}
         self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
 
+    @property
+    def asks_only_its_own(self) -> bool:
+        """Whether it was given a model, and asks no other; see `ports.asks_only_its_own`."""
+        return self._given is not None
+
     def begin_run(self, run_id: str) -> None:
         """Forget what was kept of a run: an engine starts it or takes it up again."""
         for kept in (self._heads, self._renderings, self._limits):

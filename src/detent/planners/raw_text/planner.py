@@ -75,6 +75,9 @@ class OnDevicePlanner:
     (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
     """
 
+    asks_only_its_own = True
+    """See `ports.asks_only_its_own`."""
+
     @checked_options
     def __init__(
         self,

@@ -30,6 +30,9 @@ from detent.ports import Plan, View
 class RulePlanner:
     """Plans by rules. Make one with `from_file` or `from_rules`; it may be shared by any number of runs and threads."""
 
+    asks_only_its_own = True
+    """See `ports.asks_only_its_own`."""
+
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
 

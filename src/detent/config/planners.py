@@ -30,6 +30,11 @@ class Planners:
         found = self._of(spec, check=check)
         return found if self.around is None else self.around(found)
 
+    def model_of(self, spec: AgentSpec) -> Planner:
+        """Return the planner that asks the model which `spec` names, whoever else plans here; raise `ConfigError` where it cannot be asked."""
+        found = self._model_of(spec, check=True)
+        return found if self.around is None else self.around(found)
+
     def needed(self, spec: AgentSpec) -> Planner:
         """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
         if not (spec.rules or spec.model) and self.own is None:
@@ -45,6 +50,9 @@ class Planners:
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
         if self.own is not None or not spec.model:
             return self.own or NoPlanner(spec)
+        return self._model_of(spec, check=check)
+
+    def _model_of(self, spec: AgentSpec, *, check: bool) -> Planner:
         if spec.planner not in self._models:
             self._models[spec.planner] = _raw_text_models() if spec.planner else _model_planner()
         if check:

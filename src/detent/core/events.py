@@ -171,7 +171,10 @@ class BudgetChanged(Event, frozen=True, kw_only=True):
 
 
 class PassStarted(Event, frozen=True, kw_only=True):
-    """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input."""
+    """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input.
+
+    `holds`: an answer does not end the pass by itself; it is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
+    """
 
     key: str
     kernel: str
@@ -179,6 +182,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
     digest: str = ""
     input: str = ""
     meta: dict[str, Any] = {}
+    holds: bool = False
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
@@ -351,6 +355,13 @@ class Reflected(Event, frozen=True, kw_only=True):
     """The run stalled and the planner is told so; the allowance grows (DESIGN 6)."""
 
     message: str
+
+
+class AnswerObjected(Event, frozen=True, kw_only=True):
+    """An answer that was held does not count, and the planner is told `why`; `by` is the verifier, hook or phase that objects."""
+
+    why: str
+    by: str = ""
 
 
 # Acting -----------------------------------------------------------------------------------------------------------------------
@@ -688,6 +699,7 @@ AnyEvent = (
     | Planned
     | PlanRejected
     | Reflected
+    | AnswerObjected
     | CallHealed
     | GuardBlocked
     | PolicyDecided

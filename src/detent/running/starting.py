@@ -167,6 +167,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))
     policy = runtime.parts.policy_of(spec)
+    runtime.verifiers.add(agent.verifiers())
+    runtime.verifiers.check(spec)
     runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)

@@ -1,0 +1,57 @@
+"""Verifying: whether an answer counts, asked before it ends the run (`Agent(verify=)`)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from detent.core.budget import NOTHING, Usage
+from detent.core.errors import ConfigError
+from detent.ports.planning import View
+
+
+class AnswerView(View, frozen=True, kw_only=True):
+    """What a verifier sees beside the answer: the planner's view, with the `results` of all passes of the run, and what the run has used."""
+
+    usage: Usage = NOTHING
+    running_s: float = 0.0
+
+
+Verifier = Callable[[Any, Any], Any]
+"""Takes an answer and the view (`AnswerView`), and returns what is wrong with the answer in words, "" or None when nothing is; may be a
+coroutine function. What it raises means that the answer could not be checked: the run fails."""
+
+
+class Stated:
+    """A verifier that can be written down: `entry` is what the log and an agent file call it."""
+
+    __slots__ = ("_check", "entry")
+
+    def __init__(self, entry: dict[str, Any], check: Verifier) -> None:
+        self.entry, self._check = entry, check
+
+    def __call__(self, answer: Any, view: Any) -> Any:
+        return self._check(answer, view)
+
+
+async def verify(verifier: Verifier, answer: Any, view: Any) -> str:
+    """Return what `verifier` says, "" where it has nothing against the answer. Raise `ConfigError` for one that says anything but words."""
+    said: Any = verifier(answer, view)
+    said = await said if inspect.isawaitable(said) else said
+    if said is not None and not isinstance(said, str):
+        raise ConfigError(
+            f'a verifier returned {type(said).__name__}; it must return what is wrong with the answer as a text, "" or None when nothing is'
+        )
+    return (said or "").strip()
+
+
+def verifier_name(entry: dict[str, Any]) -> str:
+    """Return what an entry of `Agent(verify=)` is called in the log: its `name`, else its kind, with the function or program that it names."""
+    if entry.get("name"):
+        return str(entry["name"])
+    kind = next(iter(entry))
+    said: Any = entry[kind]
+    if kind == "function":
+        return f"function {str(said).rpartition(':')[2]}"
+    return f"command {said[0]}" if kind == "command" else kind

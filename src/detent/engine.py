@@ -61,6 +61,7 @@ from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime
+from detent.running.verifying import Answers
 from detent.running.watcher import Watcher
 from detent.secrecy.redact import Redactor
 from detent.tools.mcp.settings import McpServer
@@ -202,7 +203,7 @@ class Engine:
             policy=house or TieredPolicy(),
             policy_of=governing(house),
             guards_of=partial(guards_for, named=self.guards.get),
-            verifier_of=self.verifiers.of,
+            answers=Answers(self.verifiers.of),
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,

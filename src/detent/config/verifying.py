@@ -13,7 +13,7 @@ import msgspec
 from detent.config.planners import Planners
 from detent.config.tables import check_json, take
 from detent.core.agent import AgentSpec
-from detent.core.errors import ConfigError, ToolFailed
+from detent.core.errors import ConfigError
 from detent.ports import Cancellation, Toolbox, ToolContext
 from detent.ports.verifying import AnswerView, Stated, Verifier
 
@@ -210,13 +210,13 @@ class Verifiers:
             raise ConfigError(
                 f"{where} runs in a sandbox or not at all: nobody approves it call by call. `detent doctor` shows what the sandbox needs here"
             )
+        run: Any = tool  # called as the function that it is: a check is no call of the agent, and has no approval, guard or policy
         says, timeout_s = entry.get("says", ""), entry.get("timeout_s", DEFAULT_TIMEOUT_S)
 
         async def check(answer: Any, view: AnswerView) -> str:
             left = view.budget_remaining.max_running_s
             limit = timeout_s if left is None else max(0.1, min(timeout_s, left))
             given = msgspec.json.encode({"answer": answer, "goal": view.goal, "run_id": view.run_id}).decode()
-            args = {"command": words[0], "args": list(words[1:]), "timeout_s": limit, "stdin": given}
             context = ToolContext(
                 run_id=view.run_id,
                 call_id=f"{view.scope}.{view.iteration}.verify",
@@ -225,10 +225,8 @@ class Verifiers:
                 idempotency_key="",
                 cancelled=Cancellation(),
             )
-            outcome = await tool.run(tool.check(args), context)
-            if outcome.kind != "ok":
-                raise ToolFailed(f"{where} could not be run: {outcome.message}", error_code=outcome.error_code or "handler_error")
-            return _objection(msgspec.json.decode(outcome.result), says, limit)
+            ended = await run(words[0], context=context, args=tuple(words[1:]), timeout_s=limit, stdin=given)
+            return _objection(ended, says, limit)
 
         return Stated(entry, check)
 

@@ -35,6 +35,7 @@ from detent.ports import (
 )
 from detent.ports.gates import Gate
 from detent.ports.outside import BoundReached, World, made
+from detent.ports.verifying import Answers
 
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
@@ -55,9 +56,8 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
-    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is; `judge(answer,
-    context)` asks the agent's verifiers the same, and records what they say; `conclude(context)` decides on an answer that a pass holds.
-    `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
+    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is; `answers` are
+    those who decide on it then. `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
     """
 
     journal: Journal
@@ -70,8 +70,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     compression: ResultCompression
     guard_named: Callable[[str], Guard]
     objection: Callable[[Any, Any], str]
-    judge: Callable[[Any, Any], Awaitable[str]]
-    conclude: Callable[[Any], Awaitable[None]]
+    answers: Answers
     heal: Callable[[Any, Any], CallHealed | None] | None
 
     @property

@@ -116,7 +116,7 @@ async def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *
         return "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed"
     answer, run = call.args.get("answer"), context.run
     objection = "" if isinstance(tool, MetaTool) else run.objection(FinalAnswer(content=answer), context)
-    objection = objection or ("" if answer is None else await run.judge(answer, context))
+    objection = objection or ("" if answer is None else await run.answers.judge(answer, context))
     return ("answer_refused", objection) if objection else None
 
 

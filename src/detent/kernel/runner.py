@@ -91,7 +91,7 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     try:
         await kernel.turn(context)
         if context.state.holds:
-            await context.run.conclude(context)
+            await context.run.answers.conclude(context)
     except BoundReached as reached_bound:
         bound = reached_bound.bound
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError
@@ -44,6 +44,17 @@ async def verify(verifier: Verifier, answer: Any, view: Any) -> str:
             f'a verifier returned {type(said).__name__}; it must return what is wrong with the answer as a text, "" or None when nothing is'
         )
     return (said or "").strip()
+
+
+class Answers(Protocol):
+    """Decides whether answers count. `judge` asks the agent's verifiers, and returns their objection, "" where there is none.
+
+    `conclude` decides on the answer that a pass holds at the end of a turn, and puts that on record. `context` is the pass's `KernelContext`.
+    """
+
+    async def judge(self, answer: Any, context: Any) -> str: ...
+
+    async def conclude(self, context: Any) -> None: ...
 
 
 def verifier_name(entry: dict[str, Any]) -> str:

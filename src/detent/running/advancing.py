@@ -53,7 +53,6 @@ from detent.ports import (
     noop_hooks,
 )
 from detent.ports.outside import BRANCH
-from detent.ports.verifying import Verifier
 from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
@@ -70,15 +69,15 @@ from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
-from detent.running.verifying import conclude, judge
+from detent.running.verifying import Answers
 from detent.running.watcher import LOST, Watcher
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine lends to the runs that it advances.
 
-    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's, `verifier_of` what
-    an entry of its `verify` stands for; it raises `ConfigError`. `affordable`
+    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's, `answers` what
+    decides whether answers count. `affordable`
     raises `ConfigError` where cost is bounded and a model has no price.
     """
 
@@ -87,7 +86,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     policy_of: Callable[[AgentSpec], Policy]
     guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
-    verifier_of: Callable[[AgentSpec, dict[str, Any]], Verifier]
+    answers: Answers
     kernel: Kernel
     kernels: Names[Kernel]
     strategies: Names[Strategy]
@@ -302,7 +301,7 @@ class Advancing:
             admission.refuse_control_in_reach(parts.store, parts.secrets, state.agent, tools)
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
             for entry in state.agent.verify:  # a check that cannot be made here is refused before anything is recorded
-                parts.verifier_of(state.agent, entry)
+                parts.answers.verifier_of(state.agent, entry)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # what ends it uses none of the code
@@ -368,7 +367,6 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     tools = held(tools, journal.state.levels)
     profile = make_profile(agent.profile)
     guards = kernel_of(agent, parts).guards
-    verifier_of = partial(parts.verifier_of, agent)
     return Run(
         journal=journal,
         world=world,
@@ -380,8 +378,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         compression=compression_for(profile),
         guard_named=partial(guard_named, agent, parts, tools),
         objection=objection,
-        judge=partial(judge, verifier_of),
-        conclude=partial(conclude, verifier_of),
+        answers=parts.answers,
         heal=heal if agent.healing else None,
     )
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from detent.core.actions import FinalAnswer, is_blank
+from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.core.codec import digest_of
 from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned
@@ -36,7 +37,7 @@ PRESENT = "present"
 MOST_CHARACTERS = 2000
 """So much of an objection is recorded, and told to the planner."""
 
-VerifierOf = Callable[[dict[str, Any]], Verifier]
+VerifierOf = Callable[[AgentSpec, dict[str, Any]], Verifier]
 
 
 def holds(kernel: Kernel, run: Run, task: str) -> bool:
@@ -50,10 +51,38 @@ def holds(kernel: Kernel, run: Run, task: str) -> bool:
 # Verdicts -----------------------------------------------------------------------------------------------------------------------
 
 
-async def judge(verifier_of: VerifierOf, answer: Any, context: KernelContext) -> str:
-    """Return what the first verifier that objects has against an answer, "" where none does. Raise `EffectFailed` where one cannot say it."""
-    by, why = await _objection(verifier_of, answer, context)
-    return f"This answer is not accepted ({by}): {why}" if why else ""
+class Answers:
+    """What decides on answers (`ports.verifying.Answers`), for all runs of an engine; `verifier_of` gives the verifier of an agent's entry."""
+
+    __slots__ = ("verifier_of",)
+
+    def __init__(self, verifier_of: VerifierOf) -> None:
+        self.verifier_of = verifier_of
+
+    async def judge(self, answer: Any, context: KernelContext) -> str:
+        """Return what the first verifier that objects has against an answer, "" where none does. Raise `EffectFailed` where one cannot say it."""
+        by, why = await _objection(self.verifier_of, answer, context)
+        return f"This answer is not accepted ({by}): {why}" if why else ""
+
+    async def conclude(self, context: KernelContext) -> None:
+        """Accept or refuse the answer that the turn would end with, if it has one; end the pass where none may follow it."""
+        state = context.state
+        if state.ended:
+            return
+        if state.answering:
+            by, why = await _decision(self.verifier_of, context)
+            if context.state.ended:
+                return
+            context.run.record(context.scope, AnswerObjected(why=why, by=by))
+        elif _refused_now(state):
+            by, why = "", state.steps[-1].text
+        else:
+            return
+        refused = _refused(context.state)
+        if refused > context.agent.max_corrections or _no_turn_left(context):
+            by = f" ({by})" if by else ""
+            error = f"{refused} answer{'s were' if refused > 1 else ' was'} refused, and none may follow; the last one{by}: {why}"
+            context.run.record(context.scope, PassFinished(status="failed", reason=REFUSED, error=error))
 
 
 async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContext) -> tuple[str, str]:
@@ -88,7 +117,7 @@ async def _asked(verifier_of: VerifierOf, entry: dict[str, Any], answer: Any, co
     """Ask one verifier; return its verdict, with what is to be hidden hidden in it."""
     view = _seen(context)
     try:
-        said = await verify(verifier_of(entry), fresh(answer), view)
+        said = await verify(verifier_of(context.agent, entry), fresh(answer), view)
     finally:
         if (close := getattr(view.models, "close", None)) is not None:
             close()
@@ -109,31 +138,19 @@ def _seen(context: KernelContext) -> AnswerView:
 # The end of a pass that holds its answer ----------------------------------------------------------------------------------------
 
 
-async def conclude(verifier_of: VerifierOf, context: KernelContext) -> None:
-    """Accept or refuse the answer that the turn would end with, if it has one; end the pass where none may follow it."""
+async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[str, str]:
+    """Return who has something against the answer that the pass holds, and what; where nobody has, or the hook aborts, end the pass."""
     state = context.state
-    if state.answering and not state.ended:
-        by, why = await _objection(verifier_of, state.output, context)
-        if not why and (hook := context.hooks.before.get(ANSWER)) is not None:
-            by, (kind, why) = "the answer hook", await decided(hook, f"before {ANSWER}", context)
-            if kind == "abort":
-                context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=why))
-                return
-            why = why or kind  # one that gives no reason refuses all the same
-        if not why:
-            settled = Settled(reason=state.answering, output=state.output)
-            context.run.record(context.scope, finished(honest(context.run.state, settled, only=None if answers_goal(context) else ())))
-            return
-        context.run.record(context.scope, AnswerObjected(why=why, by=by))
-    elif not state.ended and _refused_now(state):
-        by, why = "", state.steps[-1].text
-    else:
-        return
-    refused = _refused(context.state)
-    if refused > context.agent.max_corrections or _no_turn_left(context):
-        by = f" ({by})" if by else ""
-        error = f"{refused} answer{'s were' if refused > 1 else ' was'} refused, and none may follow; the last one{by}: {why}"
-        context.run.record(context.scope, PassFinished(status="failed", reason=REFUSED, error=error))
+    by, why = await _objection(verifier_of, state.output, context)
+    if not why and (hook := context.hooks.before.get(ANSWER)) is not None:
+        by, (kind, why) = "the answer hook", await decided(hook, f"before {ANSWER}", context)
+        if kind == "abort":
+            context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=why))
+        why = why or kind  # one that gives no reason refuses all the same
+    if not why:
+        settled = Settled(reason=state.answering, output=state.output)
+        context.run.record(context.scope, finished(honest(context.run.state, settled, only=None if answers_goal(context) else ())))
+    return by, why
 
 
 def _refused(state: KernelState) -> int:

@@ -305,9 +305,9 @@ def _files_among(words: Iterable[Any], place: Path) -> Iterator[Path]:
 
 
 def _workspace_of(table: Mapping[str, Any], home: Path) -> Path:
-    """Return where the commands of an agent file's checks start: in its workspace, which is the working directory where it names none."""
+    """Return where the commands of an agent file's checks are looked for: in the workspace that it names, else beside it."""
     said = table.get("workspace")
-    return home / Path(said).expanduser() if isinstance(said, str) and said else Path.cwd()
+    return home / Path(said).expanduser() if isinstance(said, str) and said else home
 
 
 def govern(*files: Path) -> None:

@@ -210,7 +210,8 @@ class Verifiers:
             raise ConfigError(
                 f"{where} runs in a sandbox or not at all: nobody approves it call by call. `detent doctor` shows what the sandbox needs here"
             )
-        run: Any = tool  # called as the function that it is: a check is no call of the agent, and has no approval, guard or policy
+        # called as the function that it is: a check is no call of the agent, and has no approval, guard or policy
+        run: Any = getattr(tool, "tool", tool)
         says, timeout_s = entry.get("says", ""), entry.get("timeout_s", DEFAULT_TIMEOUT_S)
 
         async def check(answer: Any, view: AnswerView) -> str:

@@ -289,6 +289,8 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             ended="",
             error="",
             output=None,
+            answering="",
+            refused=0,
             balance=None,
             turn_ok=0,
             turn_bad=0,
@@ -729,6 +731,7 @@ def _outcome(state: RunState, before: KernelState, call: CallState, item: Item, 
         observed=observed,
         turn_ok=before.turn_ok + (error is None),
         turn_bad=before.turn_bad + (error is not None),
+        refused=before.refused + (before.holds and error is not None and error.code == "answer_refused"),
         status="observing" if observed == len(calls) and before.status == "acting" else before.status,
     )
     if error is not None or call.ends_turn or call.provenance == "text":

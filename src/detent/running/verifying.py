@@ -20,7 +20,7 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.codec import digest_of
 from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned
 from detent.core.settle import REASONS, Settled
-from detent.core.state import Item, KernelState, RunState
+from detent.core.state import KernelState, RunState
 from detent.expressions.markup import clean
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run, fresh
@@ -74,11 +74,12 @@ class Answers:
             if context.state.ended:
                 return
             context.run.record(context.scope, AnswerObjected(why=why, by=by))
-        elif _refused_now(state):
-            by, why = "", state.steps[-1].text
+        elif state.refused and _refused_now(state):
+            last = state.steps[-1]
+            by, why = "", last.text or (last.error.message if last.error is not None else "")
         else:
             return
-        refused = _refused(context.state)
+        refused = context.state.refused
         if refused > context.agent.max_corrections or _no_turn_left(context):
             by = f" ({by})" if by else ""
             error = f"{refused} answer{'s were' if refused > 1 else ' was'} refused, and none may follow; the last one{by}: {why}"
@@ -153,21 +154,13 @@ async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[st
     return by, why
 
 
-def _refused(state: KernelState) -> int:
-    """Return how many answers of the pass were refused: those that were held, and calls that would have ended the turn."""
-    return state.refused + sum(_is_refused_call(item) for item in state.results)
-
-
 def _refused_now(state: KernelState) -> bool:
     """Whether the current turn had an answer that was refused: by a phase, before it ran, or before a crash."""
     plan = state.plan
     if plan is not None and isinstance(plan.actions[0], FinalAnswer) and plan.embedded is None:
         return not plan.refused and not state.answering
-    return any(call.item is not None and _is_refused_call(call.item) for call in state.calls.values())
-
-
-def _is_refused_call(item: Item) -> bool:
-    return item.error is not None and item.error.code == REFUSED
+    items = [call.item for call in state.calls.values() if call.item is not None]
+    return any(item.error is not None and item.error.code == REFUSED for item in items)
 
 
 def _no_turn_left(context: KernelContext) -> bool:

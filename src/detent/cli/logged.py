@@ -50,7 +50,7 @@ class Word:
         found: dict[str, Any] = {"agent_file": str(file) if file is not None else ""}
         for key in ("tool_imports", "verify_imports"):
             found[key] = self._imports(key, filed.get(key, ()))
-        self._need_commands(filed.get("verify_commands", ()))
+        self.need_commands(filed.get("verify_commands", ()))
         found["skills"] = self._skills(filed.get("skills", ()))
         found["workspace"] = self._workspace(filed.get("workspace", ""), file)
         sandbox = self._meta.get("sandbox")
@@ -85,17 +85,15 @@ class Word:
                 self._need_import(path)
         return said
 
-    def _need_commands(self, filed: Sequence[list[str]]) -> None:
-        """Raise `ConfigError` where the log would have a command check answers that no file which counts here names."""
+    def need_commands(self, filed: Sequence[list[str]]) -> None:
+        """Raise `ConfigError` where the log would have a command check answers that no agent file which counts here names."""
         for entry in self._agent.verify:
             words = [str(word) for word in entry.get("command", ())]
-            if not words or words in filed:
-                continue
-            what = f"{' '.join(words)}, whenever an answer is checked, as the log of {self._run} says"
-            if self._own:
-                raise ConfigError(f"{self._run}: its log would start {what}, and no agent file of the configuration here does")
-            demand = Demand(file=self._here / AGENT_FILE, key="verify.command", does="start", what=what)
-            self._trust.need(self._here, (demand,), logged=True)
+            if words and words not in filed:
+                raise ConfigError(
+                    f"{self._run}: its log has answers checked by the command {' '.join(words)!r}, and no agent file that counts here does; "
+                    "name its agent file with --agent, or resume it from the program that started it"
+                )
 
     def _need_import(self, path: str) -> None:
         file = imported_file(path, self._here)

@@ -218,6 +218,7 @@ class Session:
             meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
             self.engine.verifiers.add(agent.verifiers())
+            word.need_commands([list(entry["command"]) for entry in agent.spec().verify if "command" in entry])
         else:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))

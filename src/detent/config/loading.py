@@ -104,7 +104,7 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     skills: Sequence[str] = ()
     """Skills, or folders of skills, for the tool `activate_skill`, which the agent then has."""
     verify: Sequence[dict[str, Any]] = ()
-    """Checks of the answer before it counts, each a `[[verify]]` with one of the kinds of docs/guides/check-answers.md."""
+    """Checks of the answer before it counts, each one `[[verify]]` with one kind of check: `grounded = true`, `command = ["make", "test"]`, ..."""
     rules: str | list[dict[str, Any]] = ""
     """A rule file, or the entries themselves: the agent plans without a model."""
     workspace: str | None = None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError
+from detent.core.events import FAILED
 from detent.ports.planning import View
 
 
@@ -55,6 +56,23 @@ class Answers(Protocol):
     async def judge(self, answer: Any, context: Any) -> str: ...
 
     async def conclude(self, context: Any) -> None: ...
+
+
+def verdict_label(number: int, entry: dict[str, Any], answer_digest: str) -> str:
+    """Return the label under which a verdict is recorded: the number and name of its check, and the answer that it is about."""
+    return f"verify {number} {verifier_name(entry)} {answer_digest[:8]}"
+
+
+def verdict_told(label: str, value: Any) -> str | None:
+    """Return a recorded verdict in words; None for the value of another effect."""
+    parts = label.split(" ")
+    if parts[0] != "verify" or len(parts) < 4 or not isinstance(value, dict) or not {"accepted", FAILED} & value.keys():
+        return None
+    said: dict[str, Any] = value
+    outcome = (
+        "accepted" if said.get("accepted") else f"failed: {said[FAILED]}" if FAILED in said else f"objects: {said.get('objection', '')}"
+    )
+    return f"check {' '.join(parts[2:-1])}: {outcome}"
 
 
 def verifier_name(entry: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.think import think
 from detent.ports import Passed, Plan
 from detent.ports.outside import made
-from detent.ports.verifying import AnswerView, Verifier, verifier_name, verify
+from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
 from detent.running.endings import REFUSED, answers_goal, finished, honest, is_for, last_turn
 from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name
 
@@ -91,13 +91,12 @@ async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContex
     if not (context.state.holds and answers_goal(context)):
         return "", ""
     answer = clean(answer)
-    mark = digest_of(answer)[:8]
+    digest = digest_of(answer)
     for number, entry in enumerate(context.agent.verify, 1):
-        name = verifier_name(entry)
         usage = Usage(tool_calls=1) if "command" in entry else NOTHING
         make = partial(_asked, verifier_of, entry, answer, context)
-        if why := await _verdict(context, f"verify {number} {name} {mark}", make, usage):
-            return name, why
+        if why := await _verdict(context, verdict_label(number, entry, digest), make, usage):
+            return verifier_name(entry), why
     return "", ""
 
 

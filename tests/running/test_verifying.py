@@ -553,6 +553,25 @@ def test_what_is_no_verdict_is_no_consent() -> None:
     run_async(main)
 
 
+def test_a_judge_of_its_own_needs_a_key_and_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is paid for; who only submits the run needs neither key nor client."""
+    judged = Agent(name="a", verify=[{"rubric": "x", "model": "openai:no-such-model"}])
+
+    async def main() -> None:
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        engine = engine_for(Script([GOOD]))
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+            await engine.run(judged, "Count")
+        await engine.run(judged, "Count", run_id="r", turns=0)
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+            await engine.resume("r")
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        with pytest.raises(ConfigError, match="no price is known for its model 'openai:no-such-model'"):
+            await engine.run(judged, "Count", budget=Budget(max_cost_usd=1.0))
+
+    run_async(main)
+
+
 # Phases and hooks -------------------------------------------------------------------------------------------------------------
 
 

@@ -30,9 +30,9 @@ class Planners:
         found = self._of(spec, check=check)
         return found if self.around is None else self.around(found)
 
-    def model_of(self, spec: AgentSpec) -> Planner:
-        """Return the planner that asks the model which `spec` names, whoever else plans here; raise `ConfigError` where it cannot be asked."""
-        found = self._model_of(spec, check=True)
+    def model_of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return the planner that asks the model which `spec` names, whoever else plans here; raise `ConfigError` as `of`."""
+        found = self._model_of(spec, check=check)
         return found if self.around is None else self.around(found)
 
     def needed(self, spec: AgentSpec) -> Planner:

@@ -164,12 +164,12 @@ class Verifiers:
     def __contains__(self, name: str) -> bool:
         return name in self._functions
 
-    def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` for an agent with a check that cannot work here."""
+    def check(self, agent: AgentSpec, *, models: bool = True) -> None:
+        """Raise `ConfigError` for an agent with a check that cannot work here; `models`: also where a judge could not be asked from here."""
         for entry in agent.verify:
-            self.of(agent, entry)
+            self.of(agent, entry, models=models)
 
-    def of(self, agent: AgentSpec, entry: dict[str, Any]) -> Verifier:
+    def of(self, agent: AgentSpec, entry: dict[str, Any], *, models: bool = True) -> Verifier:
         """Return the verifier of an entry; raise `ConfigError` for one that cannot work here."""
         kind = next((kind for kind in KINDS if kind in entry), "")
         if kind == "function":
@@ -177,7 +177,7 @@ class Verifiers:
         if kind == "command":
             return self._command(entry, entry[kind])
         if kind == "rubric":
-            return self._rubric(entry[kind], agent, entry.get("model", ""))
+            return self._rubric(entry[kind], agent, entry.get("model", ""), check=models)
         if kind:
             return _plain(kind, entry)
         raise ConfigError(f"agent {agent.name!r}: verify: {entry!r} is no check that this version knows; it may be of a later one")
@@ -189,7 +189,7 @@ class Verifiers:
             )
         return self._functions[name]
 
-    def _rubric(self, wanted: str, agent: AgentSpec, model: str) -> Verifier:
+    def _rubric(self, wanted: str, agent: AgentSpec, model: str, *, check: bool) -> Verifier:
         from detent.planners.verdicts import rubric
 
         if not model and (agent.rules or not agent.model) and (agent.rules or self._planners.own is None):
@@ -197,7 +197,7 @@ class Verifiers:
                 f'agent {agent.name!r}: verify: a rubric needs a model to judge by it; give the entry model = "provider:name"'
             )
         named = msgspec.structs.replace(agent, model=model, small_model="", planner="", rules=(), model_settings={}) if model else agent
-        planner = self._planners.model_of(named) if model else self._planners.of(agent)
+        planner = self._planners.model_of(named, check=check) if model else self._planners.of(agent, check=check)
         return rubric(wanted, planner, agent, model=model)
 
     def _command(self, entry: dict[str, Any], words: Sequence[str]) -> Verifier:

@@ -137,7 +137,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.AnswerObjected(why=why):
             state = _with_item(state, scope, Item(kind="note", text=f"This answer is not accepted: {why}"))
             before = _pass(state, scope)
-            return _with(state, replace(before, answering="", output=None, refused=before.refused + 1))
+            return _with(state, replace(before, answering="", output=None, refused=before.refused + bool(before.answering)))
         case e.NoteWritten(text=text):
             state = _note(state, scope, text)
             return _acted(state, scope) if event.author == "control" else state

@@ -44,6 +44,7 @@ from detent.ports.tools import (
     ToolSpec,
     as_given,
 )
+from detent.ports.verifying import AnswerView, Verifier
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "UNREADABLE",
     "Abort",
     "Answer",
+    "AnswerView",
     "Backlog",
     "Balance",
     "Block",
@@ -102,6 +104,7 @@ __all__ = [
     "Toolbox",
     "Tries",
     "Verdict",
+    "Verifier",
     "View",
     "Wakes",
     "WorkerHost",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError
@@ -66,9 +66,9 @@ def verdict_label(number: int, entry: dict[str, Any], answer_digest: str) -> str
 def verdict_told(label: str, value: Any) -> str | None:
     """Return a recorded verdict in words; None for the value of another effect."""
     parts = label.split(" ")
-    if parts[0] != "verify" or len(parts) < 4 or not isinstance(value, dict) or not {"accepted", FAILED} & value.keys():
+    said: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if parts[0] != "verify" or len(parts) < 4 or not {"accepted", FAILED} & said.keys():
         return None
-    said: dict[str, Any] = value
     outcome = (
         "accepted" if said.get("accepted") else f"failed: {said[FAILED]}" if FAILED in said else f"objects: {said.get('objection', '')}"
     )

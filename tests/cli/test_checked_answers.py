@@ -10,6 +10,7 @@ import pytest
 from detent.cli.main import run
 from detent.core.errors import ToolFailed
 from detent.tools.workspace import files
+from detent.tools.workspace import sandbox as boxes
 from detent.tools.workspace.confine import Workspace
 
 AGENT = """\
@@ -59,6 +60,18 @@ def test_another_process_resumes_it_from_its_log(place: Path, capsys: pytest.Cap
     sys.modules.pop(next(name for name in sys.modules if name.startswith("detent_file_checks_")))
     assert run(["resume", "last", "--store", "sqlite:///r.db"]) == 0
     assert "7, source: the report" in capsys.readouterr().out
+
+
+def test_a_command_checks_without_being_a_tool_of_the_agent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workspace gets the tool that runs it, and the agent does not; another process resumes it, too."""
+    if boxes.probe().why:
+        pytest.skip("there is no sandbox here")
+    (place / "check.py").write_text("import json, sys\nsys.exit('no source' if 'source' not in json.load(sys.stdin)['answer'] else 0)\n")
+    (place / "agent.toml").write_text(AGENT.replace('function = "./checks.py:cites"', 'command = ["python3", "check.py"]'))
+    assert run(["run", "Count", "--store", "sqlite:///r.db"]) == 0
+    assert "answer not accepted (command python3): the check failed (code 1): no source" in capsys.readouterr().err
+    assert run(["submit", "Count", "--store", "sqlite:///r.db"]) == 0
+    assert run(["resume", "last", "--store", "sqlite:///r.db"]) == 0
 
 
 def test_trust_lists_what_checks_import_and_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.state import KernelState, transition
@@ -240,6 +240,21 @@ def test_steps_towards_the_goal_are_not_held_to_the_checks_of_its_answer() -> No
     run_async(main)
 
 
+def test_the_calls_of_all_passes_count_for_an_answer() -> None:
+    """The pass that answers has made none of them itself."""
+    scenario = SCENARIOS["plan-then-execute"]
+    entries = [{"calls_required": {"population": 2, "send": 1}}, {"require_tool_used": ["send"]}]
+
+    async def main() -> None:
+        engine = engine_of(scenario, model=Model(scenario.answers), world=World(), store=RamStore())
+        agent = agent_of(scenario)
+        made = Agent(**{name: getattr(agent, name) for name in agent.__struct_fields__} | {"verify": entries})
+        result = await engine.run(made, scenario.goal, run_id="r")
+        assert (result.status, result.usage.model_calls) == ("completed", scenario.calls)
+
+    run_async(main)
+
+
 # Crashes, failures, bounds --------------------------------------------------------------------------------------------------------
 
 
@@ -462,9 +477,24 @@ def test_a_command_checks_in_the_sandbox_and_counts_as_a_call(tmp_path: Path) ->
     assert done.result.output == GOOD.content and done.result.usage.tool_calls == 2 and done.result.tool_calls == ()
     assert "no source in 7" in done.all(e.AnswerObjected)[0].why and (tmp_path / "asked").read_text() == "go"
     assert "exec" not in [spec.name for view in done.views for spec in view.tools]
-    (tmp_path / "asked").unlink()
-    again = ran([said("7"), GOOD], agent={"verify": [entry]}, budget=Budget(max_tool_calls=1), **sandboxed(tmp_path))
-    assert again.why == ("stopped", "budget_exhausted") and again.state.dimension == "tool_calls"
+
+
+@pytest.mark.parametrize("wrap_up", [False, True])
+def test_a_command_is_not_started_past_the_bound_of_calls(wrap_up: bool, tmp_path: Path) -> None:
+    """Neither is an answer accepted for that, nor does the last turn begin with the answer of the one before."""
+    seen: list[Any] = []
+
+    async def looking(state: KernelState, context: KernelContext) -> KernelState:
+        seen.append((state.iteration, state.answering))
+        return state
+
+    entries = [{"command": ["touch", "first"]}, {"command": ["touch", "second"]}]
+    agent = {"verify": entries, "wrap_up": wrap_up}
+    kernel = make_kernel((think, act, looking))
+    done = ran([GOOD, Thought(content="hm")], agent=agent, budget=Budget(max_tool_calls=1), kernel=kernel, **sandboxed(tmp_path))
+    assert done.why == ("stopped", "budget_exhausted") and done.state.dimension == "tool_calls"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first"]
+    assert seen[: 1 + wrap_up] == [(1, "final_answer"), (2, "")][: 1 + wrap_up]
 
 
 def test_a_command_that_ends_too_late_or_is_not_there(tmp_path: Path) -> None:
@@ -514,8 +544,8 @@ def test_a_model_judges_by_a_rubric_and_its_calls_count() -> None:
     planner = Judged([steering, GOOD], [verdict("it names no source"), verdict()])
 
     async def main() -> None:
-        async with engine_for(planner) as engine:
-            agent = Agent(name="a", instructions="Be kind.", verify=[{"rubric": "It names its source."}])
+        async with engine_for(planner, Desk().look) as engine:
+            agent = Agent(name="a", instructions="Be kind.", tools=["look"], verify=[{"rubric": "It names its source."}])
             result = await engine.run(agent, "Count", run_id="r")
             assert (result.output, result.usage.model_calls, result.usage.input_tokens) == (GOOD.content, 2, 60)
             events = [r.event for r in await engine.records("r")]
@@ -533,8 +563,8 @@ def test_a_verdict_counts_against_the_bound_of_model_calls() -> None:
     """The bound of the run ends it, and no answer counts without its verdict."""
 
     async def main() -> None:
-        async with engine_for(Judged([said("7"), GOOD], [verdict("no source"), verdict()])) as engine:
-            agent = Agent(name="a", verify=[{"rubric": "x"}], budget=Budget(max_model_calls=1))
+        async with engine_for(Judged([GOOD], [verdict(), verdict()])) as engine:
+            agent = Agent(name="a", verify=[{"rubric": "x"}, {"rubric": "y"}], budget=Budget(max_model_calls=1))
             result = await engine.run(agent, "Count", run_id="r")
             assert (result.status, result.reason, result.state.dimension) == ("stopped", "budget_exhausted", "model_calls")
             assert (await engine.replay("r")).identical
@@ -593,6 +623,22 @@ def test_a_phase_behind_act_sees_the_answer_before_it_counts_and_may_object() ->
     assert "This answer is not accepted: no source" in [item.text for item in done.views[1].transcript]
     stubborn = ran([said("7")] * 9, kernel=kernel)
     assert stubborn.why == ("failed", "answer_refused") and len(stubborn.views) == 3
+
+
+def test_a_phase_that_objects_without_an_answer_gets_no_further_turns() -> None:
+    """The share of a pass grows by corrections, and by nothing else."""
+
+    async def nag(state: KernelState, context: KernelContext) -> KernelState:
+        context.record(e.AnswerObjected(why="nag", by="nag"))
+        return context.state
+
+    async def two_turns(run: Any) -> Any:
+        return await run.kernel("main", limits=Budget(max_iterations=2))
+
+    kernel = make_kernel((think, act, nag))
+    script = [call(n=n) for n in range(9)]
+    done = ran(script, *Desk().all, kernel=kernel, agent={"strategy": "two"}, strategies={"two": two_turns})
+    assert done.why == ("stopped", "max_iterations") and len(done.views) == 2
 
 
 def test_a_phase_may_still_note_what_it_saw() -> None:

@@ -238,4 +238,4 @@ def _objection(ended: Mapping[str, Any], says: str, limit: float) -> str:
         return ""
     printed = "\n".join(text.strip() for text in (ended["stdout"], ended["stderr"]) if text.strip())[-SHOWN:]
     how = f"it did not end within {limit:g} s" if ended["timed_out"] else ended.get("killed_for") or f"code {ended['code']}"
-    return "\n".join(part for part in (says or f"the check failed ({how})", printed) if part)
+    return ": ".join(part for part in (says or f"the check failed ({how})", printed) if part)

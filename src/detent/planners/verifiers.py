@@ -177,7 +177,7 @@ def expression(source: str, *, says: str = "") -> Verifier:
         except ExpressionFailed as error:
             return says or str(error)
         if not isinstance(holds, bool):
-            raise ConfigError(f"{compiled_source.where}: expression {source!r} is {type(holds).__name__}; it must be true or false")
+            raise TypeError(f"the expression {source!r} is {type(holds).__name__}; it must be true or false")
         return "" if holds else says or f"this does not hold: {source}"
 
     return Stated({"expression": source, **({"says": says} if says else {})}, check)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import ConfigError
 from detent.core.events import FAILED
 from detent.ports.planning import View
 
@@ -37,13 +36,12 @@ class Stated:
 
 
 async def verify(verifier: Verifier, answer: Any, view: Any) -> str:
-    """Return what `verifier` says, "" where it has nothing against the answer. Raise `ConfigError` for one that says anything but words."""
+    """Return what `verifier` says, "" where it has nothing against the answer. Raise `TypeError` for one that says anything but words."""
     said: Any = verifier(answer, view)
     said = await said if inspect.isawaitable(said) else said
     if said is not None and not isinstance(said, str):
-        raise ConfigError(
-            f'a verifier returned {type(said).__name__}; it must return what is wrong with the answer as a text, "" or None when nothing is'
-        )
+        said = type(said).__name__
+        raise TypeError(f'it returned {said}; a verifier returns what is wrong with the answer as a text, "" or None when nothing is')
     return (said or "").strip()
 
 

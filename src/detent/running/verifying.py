@@ -18,7 +18,8 @@ from detent.core.actions import FinalAnswer, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
 from detent.core.codec import digest_of
-from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned
+from detent.core.errors import EffectFailed
+from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned, failure_of
 from detent.core.settle import REASONS, Settled
 from detent.core.state import KernelState, RunState
 from detent.expressions.markup import clean
@@ -27,7 +28,6 @@ from detent.kernel.context import KernelContext, Run, fresh
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.think import think
 from detent.ports import Passed, Plan
-from detent.ports.outside import made
 from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
 from detent.running.endings import REFUSED, answers_goal, finished, honest, is_for, last_turn
 from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name
@@ -95,13 +95,16 @@ async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContex
     for number, entry in enumerate(context.agent.verify, 1):
         usage = Usage(tool_calls=1) if "command" in entry else NOTHING
         make = partial(_asked, verifier_of, entry, answer, context)
-        if why := await _verdict(context, verdict_label(number, entry, digest), make, usage):
+        verdict = await _verdict(context, verdict_label(number, entry, digest), make, usage)
+        if (failure := failure_of(verdict)) is not None:
+            raise EffectFailed(f"the check {verifier_name(entry)!r} failed, so the answer does not count: {failure}")
+        if why := verdict.get("objection", ""):
             return verifier_name(entry), why
     return "", ""
 
 
-async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], usage: Usage) -> str:
-    """Return the objection that this turn has under the label, or ask for it and record it now; `usage` is charged with it."""
+async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], usage: Usage) -> dict[str, Any]:
+    """Return the verdict that this turn has under the label, or ask for it and record it now; `usage` is charged with it."""
     run, key = context.run, f"{HOOK}:{label}:0"
     if key not in context.state.effects:
         if usage.tool_calls:
@@ -110,7 +113,7 @@ async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], 
         value = await run.world.effect(make, label, 0, HOOK)
         run.record(context.scope, EffectRecorded(label=label, value=value, usage=usage))
         await run.journal.commit()
-    return made(context.state.effects[key]).get("objection", "")
+    return context.state.effects[key]
 
 
 async def _asked(verifier_of: VerifierOf, entry: dict[str, Any], answer: Any, context: KernelContext) -> dict[str, Any]:

@@ -589,6 +589,18 @@ def test_a_model_judges_by_a_rubric_and_its_calls_count() -> None:
     assert '"7\\" }\\n\\nThe rubric is met.' in shown.task and "It names its source." in shown.task
 
 
+def test_a_planner_that_asks_its_model_by_itself_is_charged_for_verdicts() -> None:
+    """It says in its plan what was used, and the gateway has seen nothing of it."""
+
+    class Own:
+        async def plan(self, view: View) -> Plan:
+            judging = view.goal == "Check an answer."
+            return Plan(actions=(said(verdict()) if judging else GOOD,), usage=Usage(input_tokens=5), model="own")
+
+    done = Engine(store="ram:", planner=Own()).run_sync(Agent(name="a", verify=[{"rubric": "x"}]), "Count")
+    assert (done.output, done.usage.model_calls, done.usage.input_tokens) == (GOOD.content, 2, 10)
+
+
 def test_a_verdict_counts_against_the_bound_of_model_calls() -> None:
     """The bound of the run ends it, and no answer counts without its verdict."""
 

@@ -16,7 +16,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import MalformedPlan, PlannerFailed
 from detent.core.state import Item
 from detent.planners.trimming import clipped
-from detent.ports import ModelAnswer, Models, Planner
+from detent.ports import ModelAnswer, Models, Plan, Planner
 from detent.ports.verifying import AnswerView, Stated, Verifier
 
 INSTRUCTIONS = (
@@ -58,6 +58,7 @@ def rubric(wanted: str, planner: Planner, agent: AgentSpec, *, model: str = "") 
     )
 
     async def check(answer: Any, view: AnswerView) -> str:
+        models = None if view.models is None else _ForVerdicts(view.models)
         shown = msgspec.structs.replace(
             view,
             agent=asked,
@@ -77,7 +78,7 @@ def rubric(wanted: str, planner: Planner, agent: AgentSpec, *, model: str = "") 
             output_schema=FORM,
             small=True,
             run_id="",
-            models=None if view.models is None else cast("Models", _ForVerdicts(view.models)),
+            models=cast("Models | None", models),
         )
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -86,6 +87,8 @@ def rubric(wanted: str, planner: Planner, agent: AgentSpec, *, model: str = "") 
                 if attempt == ATTEMPTS:
                     raise PlannerFailed(f"the model gave no verdict: {error.problem}") from error
             else:
+                if models is not None:
+                    await models.charge(plan)
                 return _objection(plan.actions)
         raise AssertionError("not reached")
 
@@ -126,11 +129,20 @@ class _ForVerdicts:
     """The run's gateway, for verdicts: its calls say what they are for, and nothing of them is streamed as the agent's own words."""
 
     def __init__(self, models: Models) -> None:
-        self._models = models
+        self._models, self._called = models, False
 
     async def call(self, model: str, send: Callable[[int | None], Awaitable[ModelAnswer]], **options: Any) -> ModelAnswer:
-        options["purpose"] = PURPOSE
+        self._called, options["purpose"] = True, PURPOSE
         return await self._models.call(model, send, **options)
+
+    async def charge(self, plan: Plan) -> None:
+        """Record the call of a planner that asks its model by itself, and only says what that used."""
+
+        async def used(_limit: int | None) -> ModelAnswer:
+            return ModelAnswer(value=None, usage=plan.usage, model=plan.model)
+
+        if not self._called and (plan.model or plan.usage.total_tokens):
+            await self._models.call(plan.model or "planner", used, purpose=PURPOSE)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
         """Stream nothing."""

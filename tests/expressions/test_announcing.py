@@ -21,6 +21,7 @@ from detent.expressions.markup import without_tags
         "Let's start by listing the files.",
         'I will now search the web for "Paris" and then summarise it.',
         "**Now I'll call the weather tool.**",
+        "I'll use the weather tool to find out.",
         "Great. Next, I will fetch the page:\n",
     ],
 )
@@ -44,6 +45,7 @@ def test_a_text_that_says_only_what_comes_next_announces(text: str) -> None:
         "Paris has 2 million people. Let me know if I should search more.",
         "I will be there at 5.",
         "We will use PostgreSQL because it is durable.",
+        "I will use PostgreSQL.",
         "I will need your approval.",
         "I will now search for " + "the file and " * 40 + "the rest.",
     ],

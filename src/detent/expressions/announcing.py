@@ -12,12 +12,13 @@ _LEAD_WORDS = (
     "ok(?:ay)?|sure|great|alright|all right|certainly|of course|absolutely|got it|understood|thanks|hold on|one moment|first|next|then|now"
 )
 _LEADS = rf"(?:(?:{_LEAD_WORDS})\b[\s,.!:;\u2013\u2014-]*)*"
-_BE = r"['\u2019]m going to|['\u2019]re going to| am going to| are going to"
-_WILL = rf"(?:i|we)(?:['\u2019]ll| will| shall|{_BE}| need to| have to| must)|let me|let['\u2019]s|let us"
+_BE = r"['\u2019]m going to| am going to"
+_WILL = rf"i(?:['\u2019]ll| will| shall|{_BE}| need to| have to| must)|let me|let['\u2019]s|let us"
 _SOON = r"(?: (?:now|first|next|then|also|just|quickly|start by|begin by|go ahead and|try to|proceed to))*,?"
 _WORK = (
-    "search|look|check|find|fetch|get|read|open|load|list|query|call|run|use|invoke|try|start|begin|proceed|continue|go ahead|inspect|examine|"
-    "analy[sz]e|review|gather|collect|retrieve|compute|calculate|browse|scan|explore|investigate|verify|test|execute|write|create|update|edit|do"
+    "search|look|check|find|fetch|get|read|open|load|list|query|call|run|invoke|try|start|begin|proceed|continue|go ahead|inspect|examine|"
+    "analy[sz]e|review|gather|collect|retrieve|compute|calculate|browse|scan|explore|investigate|verify|test|execute|write|create|update|edit|do|"
+    "use (?:the|a|an) [\\w`'. -]{1,40}(?:tool|function|command)"
 )
 _END = r"(?:[.!\u2026:]+|$)"
 _WAIT = r"(?:please wait|one moment(?: please)?|just a (?:moment|second)|this (?:may|might|will) take a (?:moment|while))?"

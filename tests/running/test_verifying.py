@@ -707,6 +707,22 @@ def test_the_answer_hook_refuses_aborts_and_is_asked_once() -> None:
     assert stopped.why == ("stopped", "policy_stopped") and stopped.result.error == "not today"
 
 
+@pytest.mark.parametrize("strategy", SCENARIOS)
+def test_the_answer_hook_sees_the_answers_to_the_goal_and_no_step(strategy: str) -> None:
+    """A critique or a step is nothing that a user would be told; a hook that refused it would break the strategy."""
+    scenario = SCENARIOS[strategy]
+    seen: list[Any] = []
+
+    async def main() -> None:
+        hooks = KernelHooks(before={"answer": lambda state: seen.append(state.output)})
+        engine = engine_of(scenario, model=Model(scenario.answers), world=World(), store=RamStore(), hooks=hooks)
+        result = await engine.run(agent_of(scenario), scenario.goal, run_id="r")
+        assert (result.status, seen[-1], result.usage.model_calls) == ("completed", scenario.output, scenario.calls)
+        assert len(seen) == (2 if strategy == "reflexion" else 1) and (await engine.replay("r")).identical
+
+    run_async(main)
+
+
 def test_an_answer_hook_that_fails_lets_nothing_through() -> None:
     """As the one before `act`."""
 

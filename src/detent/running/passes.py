@@ -188,7 +188,7 @@ class StrategyPasses:
 
     async def presented(self, returned: Any) -> Any:
         """Return what the strategy has returned, or, where that is an answer that no pass has had checked, what comes of checking it."""
-        if json_problem(returned, escaping=True) or not unchecked(self._run.state, returned):
+        if json_problem(returned, escaping=True) or not unchecked(self._run, returned):
             return returned
         output = returned.output if isinstance(returned, Passed) else returned
         branch = Branch(label="verify", guards=("side_effect_once",))

@@ -21,7 +21,7 @@ from detent.core.codec import digest_of
 from detent.core.errors import EffectFailed
 from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned, failure_of
 from detent.core.settle import REASONS, Settled
-from detent.core.state import KernelState, RunState
+from detent.core.state import KernelState
 from detent.expressions.markup import clean
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run, fresh
@@ -41,11 +41,13 @@ VerifierOf = Callable[[AgentSpec, dict[str, Any]], Verifier]
 
 
 def holds(kernel: Kernel, run: Run, task: str) -> bool:
-    """Whether somebody is to see the answers of a pass before they count: a phase behind `act`, a hook, or the agent's verifiers."""
-    state = run.state
-    last = phase_name(kernel.phases[-1]) if kernel.phases else "act"
-    seen = last not in ("think", "act") or ANSWER in run.hooks.before
-    return seen or (bool(state.agent.verify) and is_for(task or state.goal, state.goal))
+    """Whether somebody is to see the answers of a pass before they count: a phase behind `act`, or, of the run's goal, a hook or a verifier."""
+    last, goal = phase_name(kernel.phases[-1]) if kernel.phases else "act", run.state.goal
+    return last not in ("think", "act") or (_checked(run) and is_for(task or goal, goal))
+
+
+def _checked(run: Run) -> bool:
+    return bool(run.state.agent.verify) or ANSWER in run.hooks.before
 
 
 # Verdicts -----------------------------------------------------------------------------------------------------------------------
@@ -145,7 +147,8 @@ async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[st
     """Return who has something against the answer that the pass holds, and what; where nobody has, or the hook aborts, end the pass."""
     state = context.state
     by, why = await _objection(verifier_of, state.output, context)
-    if not why and (hook := context.hooks.before.get(ANSWER)) is not None:
+    hook = context.hooks.before.get(ANSWER) if answers_goal(context) else None
+    if not why and hook is not None:
         by, (kind, why) = "the answer hook", await decided(hook, f"before {ANSWER}", context)
         if kind == "abort":
             context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=why))
@@ -173,13 +176,13 @@ def _no_turn_left(context: KernelContext) -> bool:
 # An answer that no pass gave ----------------------------------------------------------------------------------------------------
 
 
-def unchecked(run: RunState, returned: Any) -> bool:
+def unchecked(run: Run, returned: Any) -> bool:
     """Whether what a strategy returned is an answer that no pass has had checked."""
-    output = returned.output if isinstance(returned, Passed) else returned
-    if not run.agent.verify or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
+    output, state = returned.output if isinstance(returned, Passed) else returned, run.state
+    if not _checked(run) or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
         return False
-    answers = [known for known in run.passes.values() if known.status == "done" and known.holds and known.kernel_type != PRESENT]
-    answers = [known for known in answers if is_for(known.steps[0].text, run.goal)]
+    answers = [known for known in state.passes.values() if known.status == "done" and known.holds and known.kernel_type != PRESENT]
+    answers = [known for known in answers if is_for(known.steps[0].text, state.goal)]
     return not any(known.output == output for known in answers)
 
 

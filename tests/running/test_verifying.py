@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from amounts import stride
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
@@ -25,7 +27,7 @@ from detent.strategies import BUILT_IN
 from detent.testing.faults import Crash, CrashingStore
 from detent.tools.done import done_tool
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, records_of, run_async
-from strategies.scenarios import SCENARIOS, Model, World, agent_of, engine_of
+from strategies.scenarios import SCENARIOS, Model, Scenario, World, agent_of, engine_of
 
 
 class Cites:
@@ -164,29 +166,49 @@ def test_a_rule_planner_a_model_and_an_on_device_model_are_held_to_the_same() ->
     assert "name the source" in asked.said(1)
 
 
+def final(answer: Any, view: Any) -> str:
+    """Want an answer that says it is checked."""
+    return "" if str(answer).endswith("checked") else "say that it is checked"
+
+
+class Corrected(Model):
+    """Answers as its scenario says, and puts right what is objected to."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario.answers)
+        self.right = f"{scenario.output}, checked"
+
+    async def plan(self, view: View) -> Plan:
+        if any("say that it is checked" in item.text for item in view.transcript):
+            return Plan(actions=(said(self.right),), usage=Usage(input_tokens=1), model="m")
+        return await super().plan(view)
+
+
 @pytest.mark.parametrize("strategy", SCENARIOS)
-def test_the_answer_of_every_strategy_is_checked_and_corrected(strategy: str) -> None:
-    """Whichever pass gave it. A strategy whose last pass works on a step, or that answers from code, is checked at its end."""
+def test_the_answer_of_every_strategy_is_checked_and_corrected_whenever_the_worker_dies(strategy: str) -> None:
+    """Whichever pass gave it, without a crash and with one before or after some append; the log replays."""
     scenario = SCENARIOS[strategy]
-    seen: list[Any] = []
+    agent = agent_of(scenario)
+    made = Agent(**{name: getattr(agent, name) for name in agent.__struct_fields__} | {"verify": [final]})
 
-    def final(answer: Any, view: Any) -> str:
-        seen.append(answer)
-        return "" if str(answer).endswith("checked") else "say that it is checked"
-
-    class Corrected(Model):
-        async def plan(self, view: View) -> Plan:
-            if any("say that it is checked" in item.text for item in view.transcript):
-                return Plan(actions=(said(f"{scenario.output}, checked"),), usage=Usage(input_tokens=1), model="m")
-            return await super().plan(view)
+    async def crashed(at: int, when: Any) -> bool:
+        inner, world = RamStore(), World()
+        store = CrashingStore(inner, at=at, when=when, operations=("append",))
+        with contextlib.suppress(Crash):
+            await engine_of(scenario, model=Corrected(scenario), world=world, store=store).run(made, scenario.goal, run_id="r")
+        engine = engine_of(scenario, model=Corrected(scenario), world=world, store=inner, verifiers={"final": final})
+        await inner.release("r")
+        begun = await inner.read("r")
+        result = await (engine.resume("r") if begun else engine.run(made, scenario.goal, run_id="r"))
+        assert (result.status, result.output) == ("completed", f"{scenario.output}, checked"), (at, when, result.error)
+        assert len(world.sent) <= 1 and (await engine.replay("r")).identical, (at, when)
+        return store.crashed
 
     async def main() -> None:
-        agent = agent_of(scenario)
-        engine = engine_of(scenario, model=Corrected(scenario.answers), world=World(), store=RamStore())
-        made = Agent(**{name: getattr(agent, name) for name in agent.__struct_fields__} | {"verify": [final]})
-        result = await engine.run(made, scenario.goal, run_id="r")
-        assert (result.status, result.output) == ("completed", f"{scenario.output}, checked"), result.error
-        assert seen and (await engine.replay("r")).identical
+        assert not await crashed(1000, "before")
+        for at in range(1, 60, stride(7)):
+            if not any([await crashed(at, "before"), await crashed(at, "after")]):
+                break
 
     run_async(main)
 

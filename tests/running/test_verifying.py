@@ -393,6 +393,31 @@ def test_a_run_that_was_refused_is_corrected_when_it_is_opened_again() -> None:
     run_async(main)
 
 
+def test_a_fork_from_any_record_is_checked_as_its_run_was() -> None:
+    """Of a run that was refused in the end, too; and the checks may be others."""
+
+    class Pure:
+        async def plan(self, view: View) -> Plan:
+            return Plan(actions=(GOOD if view.iteration > 3 else said("7"),))
+
+    async def main() -> None:
+        async with engine_for(Pure()) as engine:
+            parent = await engine.run(Agent(name="w", verify=[Cites()]), "go", run_id="r")
+            assert parent.reason == "answer_refused"
+            kinds = [type(record.event) for record in await engine.records("r")]
+            for at in range(2, len(kinds) + 1):
+                child = await engine.fork("r", at=at, child_id=f"at-{at}", edits={"max_corrections": 3})
+                over = kinds[at - 1] is e.PassFinished  # the pass has ended, and no person has opened the run again
+                assert (child.status, child.output) == (("failed", None) if over else ("completed", GOOD.content)), (at, child.error)
+                assert (await engine.replay(child.run_id)).identical, at
+            easy = await engine.fork("r", at=2, child_id="easy", edits={"verify": [{"answer_is_integer": True}]})
+            assert (easy.output, easy.iterations) == ("7", 1)
+            with pytest.raises(ConfigError, match="the edit of the agent: verify 1"):
+                await engine.fork("r", at=2, edits={"verify": [{"grounded": False}]})
+
+    run_async(main)
+
+
 def test_a_verifier_gets_copies() -> None:
     """What it writes to an answer or a view reaches nobody."""
 

@@ -12,6 +12,7 @@ import pytest
 from amounts import stride
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, Usage, View, tool
 from detent.core import events as e
+from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.state import KernelState, transition
 from detent.kernel.act import act
@@ -21,6 +22,7 @@ from detent.kernel.think import think
 from detent.planners.verifiers import all_verifiers, answer_is_integer, answer_matches, grounded
 from detent.ports import Abort, KernelHooks, MetaTool, ModelAnswer, Skip, ToolSpec
 from detent.ports.tools import Answer
+from detent.ports.verifying import AnswerView, verify
 from detent.running.phase_hooks import HOOK
 from detent.stores.ram import RamStore
 from detent.strategies import BUILT_IN
@@ -243,6 +245,9 @@ def test_an_answer_that_a_strategy_makes_itself_is_checked_in_a_pass_of_its_own(
         assert (await engine_for(Script([]), store=place, **options).replay("r")).identical
         accepted = await engine_for(Script([]), **options).run(Agent(name="a", strategy="computed", verify=[answer_is_integer()]), "Count")
         assert (accepted.output, accepted.usage.model_calls, accepted.iterations) == ("7", 0, 1)
+        hooks = KernelHooks(before={"answer": lambda state: Skip("name the source") if state.output == "7" else None})
+        hooked = await engine_for(Script([GOOD]), hooks=hooks, **options).run(Agent(name="a", strategy="computed"), "Count")
+        assert hooked.output == GOOD.content
 
     run_async(main)
 
@@ -334,14 +339,15 @@ def test_an_answer_that_could_not_be_checked_does_not_count(verdict: Any, why: s
         return now[0]
 
     async def main() -> None:
-        async with engine_for(Script([GOOD, GOOD])) as engine:
+        async with engine_for(Script([GOOD] * 3)) as engine:
             failed = await engine.run(Agent(name="w", verify=[checked]), "go", run_id="r")
             assert (failed.status, failed.reason) == ("failed", "kernel_error") and why in str(failed.error)
             assert "the check 'function checked' failed" in str(failed.error)
             assert (await engine.replay("r")).identical
             now[0] = ""
-            again = await engine.reopen("r", by="ann")
-            assert (again.status, again.output) == ("completed", GOOD.content)
+            end = len(await engine.records("r"))
+            for again in (await engine.fork("r", at=end), await engine.reopen("r", by="ann")):
+                assert (again.status, again.output) == ("completed", GOOD.content)
 
     run_async(main)
 
@@ -410,6 +416,8 @@ def test_a_fork_from_any_record_is_checked_as_its_run_was() -> None:
                 over = kinds[at - 1] is e.PassFinished  # the pass has ended, and no person has opened the run again
                 assert (child.status, child.output) == (("failed", None) if over else ("completed", GOOD.content)), (at, child.error)
                 assert (await engine.replay(child.run_id)).identical, at
+            still = await engine.fork("r", at=len(kinds) - 2, child_id="still", resume=False)
+            assert still.state.passes["main"].refused == 0  # what was used before is not counted in a fork, and this is set off against it
             easy = await engine.fork("r", at=2, child_id="easy", edits={"verify": [{"answer_is_integer": True}]})
             assert (easy.output, easy.iterations) == ("7", 1)
             with pytest.raises(ConfigError, match="the edit of the agent: verify 1"):
@@ -648,6 +656,26 @@ def test_a_planner_that_asks_its_model_by_itself_is_charged_for_verdicts() -> No
     assert (done.output, done.usage.model_calls, done.usage.input_tokens) == (GOOD.content, 2, 10)
 
 
+@pytest.mark.parametrize(("model", "kept"), [("", True), ("test:judge", True), ("other:judge", False)])
+def test_a_judge_at_another_provider_gets_none_of_the_agents_settings(model: str, kept: bool) -> None:
+    """An address, or the name of a key, is for the agent's provider and no other."""
+    from detent.planners.verdicts import rubric
+
+    settings = {"base_url": "http://127.0.0.1:1/v1"}
+    asked: list[View] = []
+
+    class Keeps:
+        async def plan(self, view: View) -> Plan:
+            asked.append(view)
+            return Plan(actions=(said(verdict()),))
+
+    seen = AnswerView(goal="g", agent=AgentSpec(name="a"), iteration=1, variables={}, transcript=(), results=(), tools=())
+    agent = AgentSpec(name="a", model="test:m", small_model="test:s", model_settings=settings)
+    assert asyncio.run(verify(rubric("x", Keeps(), agent, model=model), "7", seen)) == ""
+    assert (asked[0].agent.model_settings == settings) == kept and asked[0].agent.model == (model or "test:m")
+    assert asked[0].agent.small_model == ("" if model else "test:s")
+
+
 def test_a_verdict_counts_against_the_bound_of_model_calls() -> None:
     """The bound of the run ends it, and no answer counts without its verdict."""
 
@@ -760,9 +788,12 @@ def test_the_answer_hook_sees_the_answers_to_the_goal_and_no_step(strategy: str)
     scenario = SCENARIOS[strategy]
     seen: list[Any] = []
 
+    async def look_on(state: KernelState, context: KernelContext) -> KernelState:
+        return state  # for it, the answers of all passes are held
+
     async def main() -> None:
-        hooks = KernelHooks(before={"answer": lambda state: seen.append(state.output)})
-        engine = engine_of(scenario, model=Model(scenario.answers), world=World(), store=RamStore(), hooks=hooks)
+        hooks, kernel = KernelHooks(before={"answer": lambda state: seen.append(state.output)}), make_kernel((think, act, look_on))
+        engine = engine_of(scenario, model=Model(scenario.answers), world=World(), store=RamStore(), hooks=hooks, kernel=kernel)
         result = await engine.run(agent_of(scenario), scenario.goal, run_id="r")
         assert (result.status, seen[-1], result.usage.model_calls) == ("completed", scenario.output, scenario.calls)
         assert len(seen) == (2 if strategy == "reflexion" else 1) and (await engine.replay("r")).identical

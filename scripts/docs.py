@@ -77,6 +77,7 @@ def type_of(kind: Any) -> str:
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
         "tuple[dict[str, Any], ...]": "list of tables",
         "Sequence[dict[str, str]]": "list of tables",
+        "Sequence[dict[str, Any]]": "list of tables",
     }
     said = said.removesuffix(" | None")
     if said.startswith("Literal["):

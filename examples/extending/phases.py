@@ -7,7 +7,7 @@ It prints:
 
     the planner was told: you are in turn 1
     the planner was told: you are in turn 2
-    diary: turn 1: look
+    diary: turn 2: seen
     turns with calls: 1
     completed: seen
 """
@@ -31,8 +31,8 @@ async def clock_in(state, context):
 
 
 async def second_thoughts(state, context):
-    """Between: the calls are planned and nothing is done yet. An answer ends the pass in think, and no phase follows."""
-    called = ", ".join(call.tool for call in state.calls.values())
+    """Between: the calls are planned and nothing is done yet. An answer counts when the last phase has seen it: `output` is the answer here."""
+    called = state.output if state.answering else ", ".join(call.tool for call in state.calls.values())
     return transition(state, scratchpad={**state.scratchpad, "diary": f"turn {state.iteration}: {called}"})
 
 

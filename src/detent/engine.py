@@ -26,6 +26,7 @@ from detent.config.groups import Bounds, Models
 from detent.config.names import Names, check_parts, plugged
 from detent.config.planners import Planners
 from detent.config.state_directory import state_directory, state_home
+from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
 from detent.expressions.grants import check_grants
@@ -55,10 +56,12 @@ from detent.ports import (
     noop_hooks,
 )
 from detent.ports.options import check_is, check_table, checked, checked_options
+from detent.ports.verifying import Verifier
 from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime
+from detent.running.verifying import Answers
 from detent.running.watcher import Watcher
 from detent.secrecy.redact import Redactor
 from detent.tools.mcp.settings import McpServer
@@ -97,7 +100,7 @@ class Engine:
     it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there.
     `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a run needs them, and closed
     with the engine. `ceiling`: the highest number of iterations that a budget may ask for. `kernel`: what runs have whose agent names
-    none; `kernels`, `strategies`, `guards`: more of them, by the names that agents use. `secrets`: where credentials are kept; a run that
+    none; `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use. `secrets`: where credentials are kept; a run that
     is started without a host is given all of them. `capabilities`: what agents may rely on. `models`: how models are asked
     (`detent.config.groups`); `model_prices`: prices by "provider:name" that go before the price list. `bounds`: what holds for every run.
     `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named. `scheduler`: when
@@ -125,6 +128,7 @@ class Engine:
         kernels: Mapping[str, Kernel] | None = None,
         strategies: Mapping[str, Strategy] | None = None,
         guards: Mapping[str, Guard] | None = None,
+        verifiers: Mapping[str, Verifier] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         grants: Sequence[dict[str, Any]] = (),
@@ -178,12 +182,16 @@ class Engine:
         check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
         self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
+        planners = Planners(planner)
+        self.verifiers = Verifiers(planners, self.tools)
+        self.verifiers.add(verifiers or {})
         self.runtime = Runtime(
             store=self.store,
             owns_store=isinstance(store, str),
             tools=self.tools,
             servers=self.servers,
-            planners=Planners(planner),
+            planners=planners,
+            verifiers=self.verifiers,
             approver=approver,
             ceiling=ceiling,
             budget=self.budget,
@@ -195,6 +203,7 @@ class Engine:
             policy=house or TieredPolicy(),
             policy_of=governing(house),
             guards_of=partial(guards_for, named=self.guards.get),
+            answers=Answers(self.verifiers.of),
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,

@@ -43,7 +43,20 @@ MADE_BY_DETENT = {
         "Resolution",
         "RunHead",
     ),
-    *("RunState", "ToolOutcome", "View", "Result", "Receipt", "Diff", "Parting", "Upgrade", "Upgraded", "Usage", "CapabilityView"),
+    *(
+        "RunState",
+        "ToolOutcome",
+        "View",
+        "AnswerView",
+        "Result",
+        "Receipt",
+        "Diff",
+        "Parting",
+        "Upgrade",
+        "Upgraded",
+        "Usage",
+        "CapabilityView",
+    ),
 }
 """Data that the kernel makes for others to read, on every call: nobody gives options with it."""
 CHECKED_ON_USE = {

@@ -66,6 +66,19 @@ def test_a_tenant_does_not_say_what_its_policy_is_within() -> None:
     asyncio.run(main())
 
 
+def test_a_tenants_fork_has_no_program_started_to_check_its_answers(tmp_path: Path) -> None:
+    """It edits the agent of its fork: a command would check the answers, and nobody is asked about that."""
+
+    async def main() -> None:
+        async with engine_with([], workspace=tmp_path) as engine:
+            run = await engine.run(Agent(name="w"), "go", host=ACME, turns=0)
+            with pytest.raises(ConfigError, match="only the operator may add commands"):
+                await engine.fork(run.run_id, host=ACME, edits={"verify": [{"command": ["touch", "made"]}]})
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
 # What a tenant may learn -------------------------------------------------------------------------------------------------------------------
 
 DONE = [FinalAnswer(content="done")] * 4

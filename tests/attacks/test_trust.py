@@ -86,7 +86,7 @@ class Clone:
         planner = ScriptedPlanner([ToolCall(tool="wipe", args={"name": "x"}), FinalAnswer(content="done")])
 
         async def main() -> str:
-            async with Engine(store=STORE, planner=planner, tools=[wipe], approver="caller") as engine:
+            async with Engine(store=STORE, planner=planner, tools=[wipe], approver="caller", workspace=self.home) as engine:
                 agent = Agent(name="clerk", tools=["wipe"], **said)
                 return (await engine.run(agent, "Wipe")).run_id
 
@@ -223,6 +223,24 @@ def test_a_worker_takes_no_imports_from_logs(clone: Clone, monkeypatch: pytest.M
     code, said = clone.detent("worker", "--until-idle")
     assert not clone.executed, said
     assert code == 2 and run_id in said and "imports are not taken from logs" in said, said
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_a_logs_commands_count_only_where_an_agent_file_here_names_them(
+    worker: bool, clone: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forged log has its answers checked by a program; the directory is trusted, and --trust is given."""
+    (clone.home / "detent.toml").unlink()
+    checked = ["sh", "-c", "touch executed"]
+    rules = 'rules = [{name = "a", answer = "done"}]\n'
+    (clone.home / "agent.toml").write_text(f'name = "clerk"\n{rules}[[verify]]\ncommand = ["make", "test"]\n')
+    run_id = clone.waiting(verify=[{"command": checked}])
+    monkeypatch.setenv("DETENT_TRUST", str(clone.home))
+    for words in (["worker", "--until-idle"],) if worker else (["resume", run_id], ["resume", run_id, "--agent", "agent.toml"]):
+        clone.detent("deny", run_id, "main.1.0", "--no-resume")
+        code, said = clone.detent(*words, "--trust")
+        assert code == 2 and "touch executed" in said and "no agent file that counts here" in said, said
+        assert not (clone.home / "executed").exists()
 
 
 def test_a_log_names_a_file_that_the_trust_is_not_bound_to(clone: Clone) -> None:

@@ -254,6 +254,9 @@ def fill(path: Path) -> None:
 def test_a_full_disk_suspends_before_the_effect(desk: Desk, small_disk: Path, store: str) -> None:
     """Exit 5 and no further effect; what was recorded is kept, and with room again the run goes on where it was."""
     desk.steps("note", "pause", "second", "answer")
+    long = "two" * 2000  # more than what is left of a page that the log has begun
+    rules = desk.home / "rules.yaml"
+    rules.write_text(rules.read_text().replace("text: two", f"text: {long}"))
     process = desk.start_and_wait_for_the_tool("run", "Go", "--store", store)
     filler = small_disk / "filler"
     fill(filler)
@@ -265,7 +268,7 @@ def test_a_full_disk_suspends_before_the_effect(desk: Desk, small_disk: Path, st
     filler.unlink()
     (desk.home / "begun").unlink()
     again = desk.detent("resume", "last", "--store", store)
-    assert (again.code, desk.notes) == (0, ["one", "two"]), again
+    assert (again.code, desk.notes) == (0, ["one", long]), again
     assert desk.detent("verify", "last", "--store", store).code == 0
 
 

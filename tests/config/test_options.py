@@ -104,9 +104,8 @@ def test_what_is_recorded_has_tuples() -> None:
 
 def test_the_recorded_agent_is_written_as_ever() -> None:
     """The order of the keys and what is left out stay, so that equal runs keep equal digests."""
-    assert (
-        msgspec.json.encode(Agent(name="a", healing=True, tools=["t"]).spec()) == b'{"name":"a","tools":["t"],"budget":{},"healing":true}'
-    )
+    written = b'{"name":"a","tools":["t"],"budget":{},"plain_answers":true,"healing":true}'
+    assert msgspec.json.encode(Agent(name="a", healing=True, tools=["t"]).spec()) == written
 
 
 # Documentation ----------------------------------------------------------------------------------------------------------------

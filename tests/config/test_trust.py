@@ -89,6 +89,9 @@ def test_a_configuration_asks_for_what_it_would_have_done(tmp_path: Path) -> Non
         ('policy = "p.toml"', ["policy"]),
         ('workspace = "/"', ["workspace"]),
         ('sandbox = "off"', ["sandbox"]),
+        ('[[verify]]\ngrounded = true\n[[verify]]\nrubric = "It is polite."', []),
+        ('[[verify]]\nfunction = "./checks.py:cites"\n[[verify]]\ncommand = ["make", "test"]', ["verify.function", "verify.command"]),
+        ("verify = [3]", []),
         ('model_settings.base_url = "http://127.0.0.1:8080/v1"', []),
         ('model_settings.base_url = "https://gw.example.com/v1"', ["model_settings.base_url"]),
         ('model_settings = { base_url = "http://127.0.0.1:8080/v1", api_key_env = "K" }', ["model_settings.base_url"]),
@@ -106,14 +109,15 @@ def test_the_digest_covers_what_files_name(tmp_path: Path) -> None:
     """Configuration, agents, rules, policies, tool files, modules below import roots, scripts of servers; nothing else of the directory."""
     written = {
         "detent.toml": 'policy = "p.toml"\nimport_roots = ["src"]\n[mcp.x]\ncommand = "python"\nargs = ["server.py"]\n',
-        "agent.toml": 'name = "a"\ntools = ["./t.py:a"]\nrules = "r.yaml"\n',
-        **dict.fromkeys(("p.toml", "src/pkg/m.py", "server.py", "t.py", "r.yaml"), ""),
+        "agent.toml": 'name = "a"\ntools = ["./t.py:a"]\nrules = "r.yaml"\n'
+        '[[verify]]\nfunction = "./v.py:f"\n[[verify]]\ncommand = ["python", "check.py"]\n',
+        **dict.fromkeys(("check.py", "v.py", "p.toml", "src/pkg/m.py", "server.py", "t.py", "r.yaml"), ""),
         **dict.fromkeys(("pyproject.toml", "notes.txt", "other.py"), ""),
     }
     for name, text in written.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    bound = ["agent.toml", "detent.toml", "p.toml", "r.yaml", "server.py", "src/pkg/m.py", "t.py"]
+    bound = ["agent.toml", "check.py", "detent.toml", "p.toml", "r.yaml", "server.py", "src/pkg/m.py", "t.py", "v.py"]
     assert sorted(listing(tmp_path).files) == bound
     for name, text in written.items():
         before = listing(tmp_path).digest

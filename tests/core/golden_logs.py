@@ -358,6 +358,31 @@ def answering() -> Log:
     return log.add(e.AnswerRefused(kind="reply", code="not_asked", reason="the run is stopped"), e.RunReopened(by="ann", via=via))
 
 
+def objected() -> Log:
+    """A run whose pass holds its answers: one is objected to, a command is charged, and the next one counts."""
+    log = Log("20260101-000008-answer-hhhhhh")
+    verify = ({"command": ["make", "test"]},)
+    log.add(
+        e.RunStarted(goal="g", agent=AgentSpec(name="a", verify=verify, max_corrections=1, plain_answers=True), budget=DEFAULT),
+        e.PassStarted(key="main", kernel="react", holds=True),
+    )
+    turn(log).add(
+        planned(FinalAnswer(content="it works"), text="it works"),
+        e.EffectRecorded(label="verify 1 command make 0a", value={"accepted": False, "objection": "code 2"}, usage=Usage(tool_calls=1)),
+        e.AnswerObjected(why="code 2", by="command make"),
+    )
+    turn(log).add(
+        planned(ToolCall(tool="done", args={"answer": "it does"})), begun("main.2.0", tool="done", side_effect="none", ends_turn=True)
+    )
+    log.add(
+        ended("main.2.0", {"status": "done", "answer": "it does"}),
+        e.EffectRecorded(label="verify 1 command make 0b", value={"accepted": True}, usage=Usage(tool_calls=1)),
+        e.PassFinished(status="done", reason="done_tool", output="it does"),
+        e.RunFinished(status="completed", reason="done_tool", output="it does"),
+    )
+    return log
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
@@ -367,6 +392,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "metered": metered,
     "accounted": accounted,
     "answering": answering,
+    "objected": objected,
 }
 
 

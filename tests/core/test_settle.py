@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     **{
         reason: (lambda reason=reason: done_with(reason), "why", "")
         for reason in (
+            "answer_refused",
             "model_refused",
             "context_overflow",
             "output_schema_failed",
@@ -102,7 +103,8 @@ def test_the_table_of_reasons_is_that_of_the_design() -> None:
     by_status = {status: {r for r, s in REASONS.items() if s == status} for status in ("completed", "failed", "stopped")}
     assert by_status["completed"] == {"final_answer", "done_tool"}
     assert by_status["failed"] == {
-        "fatal_tool_error", "policy_denied", "malformed_plan", "model_refused", "context_overflow", "output_schema_failed", "missing_required_tool",
+        "fatal_tool_error", "policy_denied", "malformed_plan", "answer_refused", "model_refused",
+        "context_overflow", "output_schema_failed", "missing_required_tool",
         "planner_error", "kernel_error",
     }  # fmt: skip
 

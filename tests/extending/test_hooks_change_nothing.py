@@ -154,7 +154,7 @@ def test_what_a_phase_changed_is_kept_after_its_hook() -> None:
     kernel = make_kernel(phases=(think, act, count))
     hooks = KernelHooks(after={"count": lambda state: None})
     done = ran([call("put", n=1), call("look"), END], *Desk().all, kernel=kernel, hooks=hooks)
-    assert done.main.meta["turns"] == 2 and done.views[1].guidance == ("counted",)
+    assert done.main.meta["turns"] == 3 and done.views[1].guidance == ("counted",)
 
 
 def test_an_outcome_that_a_person_settles_is_an_observation() -> None:

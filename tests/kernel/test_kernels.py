@@ -38,7 +38,7 @@ def probe(name: str, seen: list[Any]) -> Any:
 
 
 def test_phases_run_left_to_right_before_between_and_after_the_default_two() -> None:
-    """S1-3: any number of phases, every turn, in order; a turn that is settled stops early."""
+    """S1-3: any number of phases, every turn, in order; an answer counts when the last of them has seen it."""
     seen: list[Any] = []
 
     async def thinks(state: KernelState, context: KernelContext) -> KernelState:
@@ -51,7 +51,7 @@ def test_phases_run_left_to_right_before_between_and_after_the_default_two() -> 
 
     phases = (probe("a", seen), thinks, probe("b", seen), probe("c", seen), acts, probe("d", seen))
     done = ran([call(n=1), END], *Desk().all, kernel=make_kernel(phases=phases), replays=False)
-    assert seen == [*((p, 1) for p in ("a", "think", "b", "c", "act", "d")), ("a", 2), ("think", 2)]
+    assert seen == [*((p, 1) for p in ("a", "think", "b", "c", "act", "d")), *((p, 2) for p in ("a", "think", "b", "c", "act", "d"))]
     assert done.why == ("completed", "final_answer")
 
 
@@ -64,7 +64,7 @@ def test_a_phase_sees_what_the_phases_before_it_did() -> None:
         return state
 
     ran([call(n=1), END], *Desk().all, kernel=make_kernel(phases=(look_at, think, look_at, act, look_at)), replays=False)
-    assert seen == [(False, 0), (True, 0), (True, 1), (False, 1)]
+    assert seen == [(False, 0), (True, 0), (True, 1), (False, 1), (True, 1), (True, 1)]
 
 
 def test_a_kernel_without_an_act_phase_fails_and_says_so_instead_of_spinning() -> None:
@@ -163,6 +163,7 @@ FACT_CHANGES: dict[str, Any] = {
     "progressed": True, "polled": True, "phases_done": frozenset({7}), "effects": {"x": 1}, "failed_turns": 5, "since_progress": 5, "reflections": 5,
     "seen": Map[str, bool]().put("x", True), "recalled": True, "metered": True, "wrapping_up": True, "bound": Exhausted("iterations", 1, 1),
     "balance": e.TenantBalance(tenant="x", window="day", since="2026-01-01", limits=Budget()), "balance_at": Usage(iterations=9),
+    "holds": True, "refused": 5, "answering": "done_tool",
 }  # fmt: skip
 
 

@@ -48,7 +48,9 @@ class Word:
         self.check_key()
         file, filed = self._agent_file()
         found: dict[str, Any] = {"agent_file": str(file) if file is not None else ""}
-        found["tool_imports"] = self._imports(filed.get("tool_imports", ()))
+        for key in ("tool_imports", "verify_imports"):
+            found[key] = self._imports(key, filed.get(key, ()))
+        self.need_commands(filed.get("verify_commands", ()))
         found["skills"] = self._skills(filed.get("skills", ()))
         found["workspace"] = self._workspace(filed.get("workspace", ""), file)
         sandbox = self._meta.get("sandbox")
@@ -74,14 +76,24 @@ class Word:
             return file, recorded(file)
         return file, {}
 
-    def _imports(self, filed: Sequence[str]) -> Sequence[str]:
+    def _imports(self, key: str, filed: Sequence[str]) -> Sequence[str]:
         if self._own:
             return filed
-        said = [str(path) for path in self._meta.get("tool_imports", ())]
+        said = [str(path) for path in self._meta.get(key, ())]
         for path in said:
             if path not in filed and path not in (self._config.tools or ()):
                 self._need_import(path)
         return said
+
+    def need_commands(self, filed: Sequence[list[str]]) -> None:
+        """Raise `ConfigError` where the log would have a command check answers that no agent file which counts here names."""
+        for entry in self._agent.verify:
+            words = [str(word) for word in entry.get("command", ())]
+            if words and words not in filed:
+                raise ConfigError(
+                    f"{self._run}: its log has answers checked by the command {' '.join(words)!r}, and no agent file that counts here does; "
+                    "name its agent file with --agent, or resume it from the program that started it"
+                )
 
     def _need_import(self, path: str) -> None:
         file = imported_file(path, self._here)

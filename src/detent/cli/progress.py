@@ -78,6 +78,9 @@ class Progress:
                 self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(error, WIDTH)}", "yellow")
             case e.AnswerRefused(code=code, reason=reason):
                 self._line(f"{iteration or '':>4}  answer refused ({clean(event.kind)}, {code}): {shortened(reason, WIDTH)}", "yellow")
+            case e.AnswerObjected(by=by, why=why):
+                self._silence()
+                self._line(f"{iteration:>4}  answer not accepted ({clean(by) or 'a phase'}): {shortened(why, WIDTH)}", "yellow")
             case e.Reflected():
                 self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
             case e.ToolFinished(call=call) | e.ToolReconciled(call=call):

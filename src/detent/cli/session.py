@@ -31,16 +31,18 @@ from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
 from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
-from detent.config.imports import add_import_roots, load_skills, load_tool
+from detent.config.imports import add_import_roots, load_object, load_skills, load_tool
 from detent.config.loading import find_config, is_operators, load_agent, load_config, operators_config, recorded
 from detent.config.mcp_tables import load_servers
 from detent.config.trust import Trust
+from detent.config.verifying import names_in_workspace
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunNotFound, Suspended, UnknownName
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
+from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
 from detent.stores.passwords import without_password
@@ -215,15 +217,22 @@ class Session:
                 raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
             meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
+            self.engine.verifiers.add(agent.verifiers())
+            word.need_commands([list(entry["command"]) for entry in agent.spec().verify if "command" in entry])
         else:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))
             add_import_roots(self.config.import_roots or ())
             self._register(load_tool(path, f"run {state.run_id!r}") for path in meta["tool_imports"])
+            self.engine.verifiers.add(
+                {path: Stated({"function": path}, load_object(path, f"run {state.run_id!r}")) for path in meta["verify_imports"]}
+            )
             if meta["skills"] and "activate_skill" not in self.engine.tools:
                 self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
-        self._add_workspace(state.agent.tools, root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox"))
+        self._add_workspace(
+            names_in_workspace(state.agent.tools, state.agent.verify), root, f"run {state.run_id!r} works in", sandbox=meta.get("sandbox")
+        )
         if any(name not in self.engine.tools for name in state.agent.tools):
             file = Path(meta.get("agent_file", ""))
             self._add_servers(allowed_servers(load_servers(file), self.config) if file.is_file() else {}, root)
@@ -288,7 +297,12 @@ class Session:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         except ConfigError as error:
             raise ConfigError(f"{path}: tools: {error}") from None
-        self._add_workspace(agent.tool_names(), root, f"{path}: agent {agent.name!r} works in", sandbox=agent.meta.get("sandbox"))
+        self._add_workspace(
+            names_in_workspace(agent.tool_names(), agent.spec().verify),
+            root,
+            f"{path}: agent {agent.name!r} works in",
+            sandbox=agent.meta.get("sandbox"),
+        )
         self._add_servers(agent.mcp, root)
         for name in agent.tool_names():
             with contextlib.suppress(UnknownName):  # said below, with everything that is there

@@ -20,6 +20,7 @@ from detent.core.budget import FIELDS
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.ports.verifying import verdict_told
 from detent.running.receipts import Receipt, receipt_of, who
 from detent.running.titles import title_of
 
@@ -279,6 +280,10 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
             return f"cancel requested{f' by {who(event.by, event.via)}' if event.by else ''}" + (f": {event.why}" if event.why else "")
         case e.ScheduleSet():
             return f"sleeps until {event.due:%Y-%m-%d %H:%M:%S} UTC"
+        case e.AnswerObjected():
+            return f"answer not accepted by {event.by or 'a phase'}: {event.why}"
+        case e.EffectRecorded() if (said := verdict_told(event.label, event.value)) is not None:
+            return said
         case e.Reflected():
             return f"reflection: {event.message}"
         case e.NoteWritten():

@@ -115,7 +115,9 @@ class Crew:
     async def hand(self, run_id: str) -> Hand:
         """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
         state = await self._first.engine.load(run_id)
-        key = repr([state.agent.meta.get(name) for name in ("tool_imports", "skills", "workspace", "sandbox", "agent_file")])
+        key = repr(
+            [state.agent.meta.get(name) for name in ("tool_imports", "verify_imports", "skills", "workspace", "sandbox", "agent_file")]
+        )
         async with self._making:
             session = self._sessions.get(key) or await self._make(key)
         session.equip(state, own=True)

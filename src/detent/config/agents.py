@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from detent.config.profile import sized
+from detent.config.verifying import entries_of
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.ports.options import check_fields, check_is
+from detent.ports.verifying import Verifier
 from detent.tools.mcp.settings import McpServer
 
 
@@ -54,6 +56,9 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
                 raise ConfigError(f"agent {self.name!r}: tools has {item!r}; give names, or functions made with @tool")
         _check_raw_text(self)
         check_ending(self)
+        entries_of(self.verify, f"agent {self.name!r}")
+        if self.max_corrections < 0:
+            raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.model_settings or self.actions:
             from detent.planners.model.control_tools import offered
             from detent.planners.settings import read_settings
@@ -73,6 +78,10 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         """Return the names of the listed tools, each once."""
         return tuple(dict.fromkeys(t if isinstance(t, str) else t.name for t in self.tools))
 
+    def verifiers(self) -> dict[str, Verifier]:
+        """Return the functions that `verify` names, by the names that the log has for them."""
+        return entries_of(self.verify, f"agent {self.name!r}")[1]
+
     def _policy(self) -> dict[str, Any]:
         if not self.policy:
             return {}
@@ -85,6 +94,8 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
         said["healing"] = bool(self.model) if self.healing is None else self.healing
+        said["plain_answers"] = self.plain_answers is not False
+        said["verify"] = tuple(entries_of(self.verify, f"agent {self.name!r}")[0])
         return AgentSpec(**said)
 
 

@@ -184,6 +184,7 @@ def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dema
         if not (home / Path(place)).resolve().is_relative_to(home):
             yield Demand(file=file, key="skills", does="read", what=f"instructions, and the files beside them, in {place}")
     yield from _own_policy(file, table.get("policy"))
+    yield from _checks(file, table.get("verify"))
     yield from _servers(file, table.get("mcp"))
     yield from _opened(file, "", {"root": table.get("workspace"), "sandbox": table.get("sandbox")}, home)
     settings = _table(table.get("model_settings"))
@@ -198,6 +199,15 @@ def _own_policy(file: Path, said: Any) -> Iterator[Demand]:
     if said:
         what = f"the rules in {said}" if isinstance(said, str) else "rules of its own"
         yield Demand(file=file, key="policy", does="decide", what=f"which calls may happen: {what}")
+
+
+def _checks(file: Path, said: Any) -> Iterator[Demand]:
+    for check in _tables(said):
+        if isinstance(check.get("function"), str):
+            yield Demand(file=file, key="verify.function", does="import", what=check["function"])
+        if words := _texts(check.get("command")):
+            what = f"{' '.join(words)}, in the sandbox, whenever an answer is checked"
+            yield Demand(file=file, key="verify.command", does="start", what=what)
 
 
 def _servers(file: Path, said: Any) -> Iterator[Demand]:
@@ -274,15 +284,30 @@ def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
     for server in _table(table.get("mcp")).values():
         said = _table(server)
         place = home / Path(str(said.get("cwd") or ".")).expanduser()
-        for word in (said.get("command"), *_texts(said.get("args"))):
-            if isinstance(word, str) and word and "\0" not in word and len(word) < 1000 and (place / word).is_file():
-                yield place / word
+        yield from _files_among((said.get("command"), *_texts(said.get("args"))), place)
+    for check in _tables(table.get("verify")):
+        if isinstance(path := check.get("function"), str) and (path := path.rpartition(":")[0]).endswith(".py"):
+            yield home / Path(path).expanduser()
+        yield from _files_among(_texts(check.get("command")), _workspace_of(table, home))
     for root in _texts(table.get("import_roots")):
         below = (path for path in (home / Path(root).expanduser()).rglob("*") if path.suffix in (".py", ".so", ".pyd"))
         found = list(islice(below, MOST_FILES + 1))
         if len(found) > MOST_FILES:
             raise ConfigError(f"import_roots: more than {MOST_FILES} modules lie in {clean(root)}; name the directory of your own")
         yield from sorted(found)
+
+
+def _files_among(words: Iterable[Any], place: Path) -> Iterator[Path]:
+    """Yield the files that words of a command line name, seen from the directory in which it starts."""
+    for word in words:
+        if isinstance(word, str) and word and "\0" not in word and len(word) < 1000 and (place / word).is_file():
+            yield place / word
+
+
+def _workspace_of(table: Mapping[str, Any], home: Path) -> Path:
+    """Return where the commands of an agent file's checks are looked for: in the workspace that it names, else beside it."""
+    said = table.get("workspace")
+    return home / Path(said).expanduser() if isinstance(said, str) and said else home
 
 
 def govern(*files: Path) -> None:
@@ -341,6 +366,10 @@ def _table_in(file: Path) -> dict[str, Any]:
 
 def _table(said: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+def _tables(said: Any) -> list[dict[str, Any]]:
+    return [_table(one) for one in cast("list[Any]", said)] if isinstance(said, list) else []
 
 
 def _texts(said: Any) -> list[str]:

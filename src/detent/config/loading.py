@@ -16,7 +16,7 @@ from detent.config.agents import Agent, ProgramOptions
 from detent.config.demands import govern
 from detent.config.engines import OPERATORS_KEYS, Config
 from detent.config.environment import check_budget
-from detent.config.imports import absolute_import, load_skills, load_tool
+from detent.config.imports import absolute_import, load_object, load_skills, load_tool
 from detent.config.mcp_tables import take_servers
 from detent.config.model_tables import take_models, take_tenants
 from detent.config.names import Names
@@ -25,6 +25,7 @@ from detent.config.state_directory import OPERATORS_FILE, state_directory
 from detent.config.tables import check_json, read_toml, take
 from detent.core.errors import ConfigError
 from detent.expressions.grants import check_grants
+from detent.ports.verifying import Stated
 from detent.secrecy.redact import Redactor
 
 CONFIG_FILE = "detent.toml"
@@ -102,6 +103,8 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The tools that are offered: names, or import paths: `module:attribute` or `./file.py:attribute`. Nothing else is offered."""
     skills: Sequence[str] = ()
     """Skills, or folders of skills, for the tool `activate_skill`, which the agent then has."""
+    verify: Sequence[dict[str, Any]] = ()
+    """Checks of the answer before it counts, each one `[[verify]]` with one kind of check: `grounded = true`, `command = ["make", "test"]`, ..."""
     rules: str | list[dict[str, Any]] = ""
     """A rule file, or the entries themselves: the agent plans without a model."""
     workspace: str | None = None
@@ -112,7 +115,7 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`; next to a policy of the engine it only tightens."""
 
 
-RECORDED = ("agent_file", "workspace", "sandbox", "skills", "tool_imports")
+RECORDED = ("agent_file", "workspace", "sandbox", "skills", "tool_imports", "verify_imports")
 """What `meta` of an agent records for a later process that takes a run of it on."""
 
 
@@ -159,6 +162,7 @@ def load_agent(path: str | Path) -> Agent:
     taken: dict[str, Any] = {name: getattr(said, name) for name in Agent.__struct_fields__}
     same: dict[str, Any] = {name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in taken.items()}
     same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
+    same["verify"] = [_verifier(entry, home, f"{where}: verify {number}") for number, entry in enumerate(said.verify, 1)]
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
     check_guards(said.guards, where, named=Names("guard", GUARDS).get)
     same["rules"] = _rules(said.rules, home, where)
@@ -171,10 +175,14 @@ def load_agent(path: str | Path) -> Agent:
 
 
 def recorded(path: str | Path) -> dict[str, Any]:
-    """Return the name of an agent file's agent and what `meta` records of it (`RECORDED`); nothing is imported. Raise `ConfigError`."""
+    """Return the name of an agent file's agent, the commands of its checks, and what `meta` records of it (`RECORDED`).
+
+    Nothing is imported. Raise `ConfigError`.
+    """
     file = Path(path)
     said = take({"name": "", **read_toml(file, "agent file")}, AgentFile, str(path))
-    return {"name": said.name, **_recorded(said, file)}
+    commands = [list(entry["command"]) for entry in said.verify if isinstance(entry.get("command"), list)]
+    return {"name": said.name, "verify_commands": commands, **_recorded(said, file)}
 
 
 def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
@@ -182,6 +190,8 @@ def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"agent_file": str(file.resolve())}
     if imports := [absolute_import(entry, home) for entry in said.tools if ":" in entry]:
         found["tool_imports"] = imports
+    if checks := [absolute_import(path, home) for path in (str(entry.get("function", "")) for entry in said.verify) if ":" in path]:
+        found["verify_imports"] = checks
     if said.skills:
         found["skills"] = [str((home / place).resolve()) for place in said.skills]
     if said.workspace is not None:
@@ -189,6 +199,17 @@ def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
     if said.sandbox is not None:
         found["sandbox"] = said.sandbox
     return found
+
+
+def _verifier(entry: dict[str, Any], home: Path, where: str) -> Any:
+    """Return an entry of `verify`, its function imported."""
+    path = entry.get("function")
+    if not isinstance(path, str) or ":" not in path:
+        return entry
+    found = load_object(absolute_import(path, home), where)
+    if not callable(found):
+        raise ConfigError(f"{where}: {path!r} is a {type(found).__name__}, not a function of (answer, view)")
+    return Stated({**entry, "function": absolute_import(path, home)}, cast("Any", found))
 
 
 def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dict[str, Any]]:

@@ -26,6 +26,11 @@ class Planners:
         found = self._of(spec, check=check)
         return found if self.around is None else self.around(found)
 
+    def model_of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return the planner that asks the model which `spec` names, whoever else plans here; raise `ConfigError` as `of`."""
+        found = self._model_of(spec, check=check)
+        return found if self.around is None else self.around(found)
+
     def needed(self, spec: AgentSpec) -> Planner:
         """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
         if not (spec.rules or spec.model) and self.own is None:
@@ -40,7 +45,7 @@ class Planners:
         That is the planner of the engine, unless it asks its own model alone; then the model is asked by its name.
         """
         own = self.own
-        found = own if own is not None and not asks_only_its_own(own) else self._by_name(spec, check=check)
+        found = own if own is not None and not asks_only_its_own(own) else self._model_of(spec, check=check)
         return found if self.around is None else self.around(found)
 
     def _of(self, spec: AgentSpec, *, check: bool) -> Planner:
@@ -50,9 +55,9 @@ class Planners:
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
         if self.own is not None or not spec.model:
             return self.own or NoPlanner(spec)
-        return self._by_name(spec, check=check)
+        return self._model_of(spec, check=check)
 
-    def _by_name(self, spec: AgentSpec, *, check: bool) -> Planner:
+    def _model_of(self, spec: AgentSpec, *, check: bool) -> Planner:
         if spec.planner not in self._models:
             self._models[spec.planner] = _raw_text_models() if spec.planner else _model_planner()
         if check:

@@ -93,6 +93,12 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often which tool must have succeeded before an answer counts."""
     deliverables: Sequence[dict[str, str]] = ()
     """What the work is to produce: `{file = "report.md"}`, `{section = "Risks"}`."""
+    verify: Sequence[Any] = ()
+    """Checks of the answer before it counts: `{grounded = true}`, `{expression = "size(answer) < 500"}`, `{command = ["make", "test"]}`, ..."""
+    max_corrections: int = 2
+    """How often an answer that `verify` refuses may be corrected; after that the run fails as `answer_refused`."""
+    plain_answers: bool | None = None
+    """Whether an answer that only announces work ("I will now search ...") or is only markup is refused once; on unless false."""
     healing: bool | None = None
     """Whether calls that are written differently from what tools declare are repaired before they are checked; without it, for agents with a model."""
     output_schema: dict[str, Any] | None = None
@@ -108,6 +114,8 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     rules: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] = {}
     healing: bool = False
+    verify: Sequence[dict[str, Any]] = ()
+    plain_answers: bool = False
     budget: Budget = Budget()  # not the object above: a default is left out of the JSON, and the log has always had the budget of an agent
 
     def __post_init__(self) -> None:

@@ -174,6 +174,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
     """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input.
 
     `model`, `planner` and `settings` are those that the strategy gave this pass alone.
+    `holds`: an answer does not end the pass by itself; it is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
     """
 
     key: str
@@ -185,6 +186,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
     model: str = ""
     planner: str = ""
     settings: dict[str, Any] = {}
+    holds: bool = False
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
@@ -357,6 +359,13 @@ class Reflected(Event, frozen=True, kw_only=True):
     """The run stalled and the planner is told so; the allowance grows (DESIGN 6)."""
 
     message: str
+
+
+class AnswerObjected(Event, frozen=True, kw_only=True):
+    """An answer that was held does not count, and the planner is told `why`; `by` is the verifier, hook or phase that objects."""
+
+    why: str
+    by: str = ""
 
 
 # Acting -----------------------------------------------------------------------------------------------------------------------
@@ -694,6 +703,7 @@ AnyEvent = (
     | Planned
     | PlanRejected
     | Reflected
+    | AnswerObjected
     | CallHealed
     | GuardBlocked
     | PolicyDecided

@@ -134,6 +134,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             state = _with_item(state, scope, Item(kind="note", text=message))
             before = _pass(state, scope)
             return _with(state, replace(before, reflections=before.reflections + 1, guidance=(message,)))
+        case e.AnswerObjected(why=why):
+            state = _with_item(state, scope, Item(kind="note", text=f"This answer is not accepted: {why}"))
+            before = _pass(state, scope)
+            return _with(state, replace(before, answering="", output=None, refused=before.refused + bool(before.answering)))
         case e.NoteWritten(text=text):
             state = _note(state, scope, text)
             return _acted(state, scope) if event.author == "control" else state
@@ -285,6 +289,8 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
             ended="",
             error="",
             output=None,
+            answering="",
+            refused=0,
             balance=None,
             turn_ok=0,
             turn_bad=0,
@@ -397,7 +403,14 @@ def _use(state: RunState, scope: str, usage: Usage) -> RunState:
 
 
 def _end(state: RunState, scope: str, reason: str, *, output: Any = None, error: str = "") -> RunState:
-    return _with(state, replace(_pass(state, scope), ended=reason, output=output, error=error))
+    before = _pass(state, scope)
+    return _with(state, replace(before, **_ended(before, reason, output=output, error=error)))
+
+
+def _ended(state: KernelState, reason: str, *, output: Any = None, error: str = "") -> dict[str, Any]:
+    """Return how the pass ends; an answer of one that holds answers is kept until it is accepted."""
+    held = state.holds and reason in ("final_answer", "done_tool")
+    return {"answering" if held else "ended": reason, "output": output, "error": error}
 
 
 def _with_item(state: RunState, scope: str, item: Item) -> RunState:
@@ -427,6 +440,7 @@ def _pass_started(state: RunState, event: e.PassStarted) -> RunState:
         limits=event.limits if event.limits != UNBOUNDED else UNBOUNDED,
         digest=event.digest,
         meta=event.meta,
+        holds=event.holds,
     )
     return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
 
@@ -455,6 +469,8 @@ def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetim
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
         plan=None,
+        answering="",
+        output=None,
         calls={},
         observed=0,
         acted=False,
@@ -484,11 +500,13 @@ def _state_changed(state: RunState, scope: str, event: e.StateChanged) -> RunSta
 
 def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
     state = _use(state, scope, event.usage)
-    key = f"{event.phase}:{event.label}:{event.occurrence}"
+    key, calls = f"{event.phase}:{event.label}:{event.occurrence}", max(0, event.usage.tool_calls)
+    state = replace(state, usage=_counted(state.usage, calls=calls)) if calls else state
     if scope not in state.passes:
         return replace(state, effects=state.effects.put(key, event.value))
     before = state.passes[scope]
-    return _with(state, replace(before, effects={**before.effects, key: event.value}))
+    usage = _counted(before.usage, calls=calls) if calls else before.usage
+    return _with(state, replace(before, usage=usage, effects={**before.effects, key: event.value}))
 
 
 _DROPPED = e.ToolError(code="not_run", message="not run: a control action came with it, and control actions win")
@@ -713,10 +731,11 @@ def _outcome(state: RunState, before: KernelState, call: CallState, item: Item, 
         observed=observed,
         turn_ok=before.turn_ok + (error is None),
         turn_bad=before.turn_bad + (error is not None),
+        refused=before.refused + (before.holds and error is not None and error.code == "answer_refused"),
         status="observing" if observed == len(calls) and before.status == "acting" else before.status,
     )
     if error is not None or call.ends_turn or call.provenance == "text":
-        now = replace(now, **_ending(state, call, item, fatal=fatal))
+        now = replace(now, **_ending(state, now, call, item, fatal=fatal))
     return replace(state, usage=whole, calls_of=calls_of, passes={**state.passes, before.scope: now})
 
 
@@ -726,17 +745,17 @@ def fingerprint(call: CallState, item: Item) -> str:
     return sha256(b" ".join((call.tool.encode(), call.digest.encode(), shown))).hexdigest()[:24]
 
 
-def _ending(state: RunState, call: CallState, item: Item, *, fatal: bool) -> dict[str, Any]:
+def _ending(state: RunState, before: KernelState, call: CallState, item: Item, *, fatal: bool) -> dict[str, Any]:
     """Return how the outcome ends the pass, if it does."""
     if item.error is not None:
         if fatal:
-            return {"ended": "fatal_tool_error", "error": item.error.message, "output": None}
+            return _ended(before, "fatal_tool_error", error=item.error.message)
         if item.error.code == "policy_denied" and state.agent.on_deny == "fail":
-            return {"ended": "policy_denied", "error": item.error.message, "output": None}
+            return _ended(before, "policy_denied", error=item.error.message)
     elif call.ends_turn:
-        return {"ended": "done_tool", "output": answer_in(item.content), "error": ""}
+        return _ended(before, "done_tool", output=answer_in(item.content))
     elif call.provenance == "text":
-        return {"ended": "final_answer", "output": item.content, "error": ""}
+        return _ended(before, "final_answer", output=item.content)
     return {}
 
 

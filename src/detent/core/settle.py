@@ -35,6 +35,7 @@ REASONS: dict[str, Outcome] = {
     "fatal_tool_error": "failed",
     "policy_denied": "failed",
     "malformed_plan": "failed",
+    "answer_refused": "failed",
     "model_refused": "failed",
     "context_overflow": "failed",
     "output_schema_failed": "failed",
@@ -147,6 +148,8 @@ def reached(
         bound = tenants(exhausted(balance.limits, charged(run, state, balance, used), only=only), balance)
     if bound is not None or not turn_over or state.limits is UNBOUNDED:
         return bound
+    if state.refused:  # turns that correct an answer are the run's, not the strategy's share of them
+        mine = msgspec.structs.replace(mine, iterations=mine.iterations - state.refused)
     bound = exhausted(state.limits, mine, only=only)
     return bound and msgspec.structs.replace(bound, of="pass")
 

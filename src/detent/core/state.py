@@ -168,11 +168,14 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     bound: Exhausted | None = None
     balance: TenantBalance | None = None
     balance_at: Usage = NOTHING
+    holds: bool = False
+    refused: int = 0
     compacted: int = 0
     summary: str = ""
     partial: str = ""
     # the current turn
     plan: Planned | None = None
+    answering: str = ""
     calls: dict[str, CallState] = {}
     observed: int = 0
     acted: bool = False

@@ -73,6 +73,14 @@ def _once(text: str) -> str:
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], bare).strip()
 
 
+_TAGS = (r"<!--.*?-->|</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>|^[ \t]*(?:```|~~~)[\w+-]*[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def without_tags(text: str) -> str:
+    """Return a text without tags, comments and the lines of code fences: nothing to be seen is left of what is markup alone."""
+    return _compiled(*_TAGS).sub("", text) if "<" in text or "```" in text or "~~~" in text else text
+
+
 def _without_blocks(text: str) -> str:
     """Take out blocks from tag to tag. One that is never closed ends with the text, where it is thinking, or a call that begins with data."""
     if (opened := _compiled(*_OPEN).search(text)) is None:

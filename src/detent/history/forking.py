@@ -129,6 +129,8 @@ async def begin(
     plain = checked_edits(edits or {}, there.agent)
     if host is not None and "policy" in plain:
         plain["policy"] = narrowed(there.agent.policy, plain["policy"], there.agent.name)
+    if host is not None:
+        _refuse_commands(plain.get("verify", ()), there.agent)
     budget = checked(msgspec.convert(plain.get("budget", {}), Budget), ceiling=runtime.ceiling)
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
@@ -177,6 +179,13 @@ async def _write(parts: Parts, forked: Forked, bare: RunState, reserved: Sequenc
 
 
 # Where ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_commands(entries: Sequence[Mapping[str, Any]], agent: AgentSpec) -> None:
+    """Raise `ConfigError` where a tenant would have a program started that the run's agent does not start: nobody approves checks."""
+    for entry in entries:
+        if "command" in entry and entry not in agent.verify:
+            raise ConfigError(f"the edit of 'verify' starts {entry['command']!r}; only the operator may add commands to an agent's checks")
 
 
 async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:

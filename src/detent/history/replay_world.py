@@ -70,6 +70,7 @@ class ReplayWorld:
             return expected.value
         if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
             raise DetentError(expected.error)  # as the one that ended it then
+        self._bound_reached(expected)
         if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
             raise Interrupted
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
@@ -124,18 +125,26 @@ class ReplayWorld:
                 )
             case e.PlanRejected(problem=problem, raw=raw, usage=usage):
                 raise MalformedPlan(problem, raw=raw, usage=usage)
-            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
-                raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
             case e.PassFinished(reason=reason, error=error):
-                later = (record.event for record in journal.records[journal.cursor :])
-                end = next((event for event in later if isinstance(event, e.RunFinished)), None)
-                if reason == "budget_exhausted" and end is not None and end.dimension:  # a bound of the run, which ends with its passes
-                    raise BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), error)
+                self._bound_reached(expected)
                 raise PlannerFailed(error, reason=reason)
             case e.CancelRequested() | e.TurnStarted():
                 raise Interrupted
             case _:
                 raise journal.diverged("a call of the planner")
+
+    def _bound_reached(self, expected: e.AnyEvent) -> None:
+        """Raise `BoundReached` where the log goes on with what a bound has ended."""
+        match expected:
+            case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
+                raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
+            case e.PassFinished(reason="budget_exhausted", error=error):
+                later = (record.event for record in self._journal.records[self._journal.cursor :])
+                end = next((event for event in later if isinstance(event, e.RunFinished)), None)
+                if end is not None and end.dimension:  # a bound of the run, which ends with its passes
+                    raise BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), error)
+            case _:
+                return
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
         """What the log holds is redacted already; calls that a strategy makes are not, and are taken as they stand there."""

@@ -128,7 +128,9 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     except LogEnded:
         pass
     except Divergence as error:
-        if isinstance(journal.next, e.EffectRecorded) and (missing := missing_hooks(records[journal.cursor :], parts.hooks)):
+        if isinstance(journal.next, (e.EffectRecorded, e.PassStarted)) and (
+            missing := missing_hooks(records[journal.cursor :], parts.hooks)
+        ):
             raise ConfigError(
                 f"run {run_id!r} had hooks of phases that are not here ({', '.join(missing)}), and record {error.sequence} holds what one of "
                 "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from detent.core import events as e
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Exhausted, Usage, remaining
 from detent.core.errors import UnrecordedChange
-from detent.core.events import AnyEvent, CallHealed, ContextCompacted, EffectRecorded, MemoryProposed, MemoryRecalled, NoteWritten, Planned
+from detent.core.events import AnyEvent, CallHealed, EffectRecorded, Planned
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
 from detent.kernel.journal import Journal
@@ -34,8 +35,9 @@ from detent.ports import (
 )
 from detent.ports.gates import Gate
 from detent.ports.outside import BoundReached, World, made
+from detent.ports.verifying import Answers
 
-PHASE_EVENTS = (NoteWritten, ContextCompacted, MemoryRecalled, MemoryProposed, EffectRecorded)
+PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
 
 
@@ -54,8 +56,8 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
-    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is;
-    `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
+    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is; `answers` are
+    those who decide on it then. `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
     """
 
     journal: Journal
@@ -68,6 +70,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     compression: ResultCompression
     guard_named: Callable[[str], Guard]
     objection: Callable[[Any, Any], str]
+    answers: Answers
     heal: Callable[[Any, Any], CallHealed | None] | None
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
 from detent.kernel.context import KernelContext
+from detent.ports.clocks import due_at
 
 
 async def control(action: Any, context: KernelContext) -> None:
@@ -27,7 +27,7 @@ async def control(action: Any, context: KernelContext) -> None:
             else:
                 _tell(context, f"There is no open goal {wanted!r} to complete.")
         case Schedule(at=at, delay_s=delay):
-            due = _due(at, delay, context)
+            due = due_at(at, delay, run.updated_at)
             if due is None:
                 _tell(
                     context,
@@ -45,17 +45,3 @@ async def control(action: Any, context: KernelContext) -> None:
 def _tell(context: KernelContext, text: str) -> None:
     """Answer a control action with a note; the turn's action is then carried out."""
     context.run.record(context.scope, e.NoteWritten(text=text, author="control"))
-
-
-def _due(at: str, delay_s: float | None, context: KernelContext) -> datetime | None:
-    """Return the time a schedule means, from recorded time alone; None when it means none."""
-    now = context.run.state.updated_at
-    if now is None:
-        return None
-    try:
-        if delay_s is not None:
-            return now + timedelta(seconds=delay_s) if delay_s >= 0 else None
-        due = datetime.fromisoformat(at)
-    except (ValueError, OverflowError):
-        return None
-    return due if due.tzinfo is not None else due.replace(tzinfo=now.tzinfo)

@@ -24,7 +24,7 @@ from detent.kernel.controls import control
 from detent.kernel.deciding import decide, refuse
 from detent.kernel.meta_tools import answer
 from detent.ports import MetaTool, Tool, ToolOutcome, ToolSpec
-from detent.ports.outside import BoundReached, Interrupted
+from detent.ports.outside import BoundReached, Interrupted, error_in, finished
 
 RETRY_CODES = ("timeout", "handler_error")
 
@@ -78,7 +78,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         if state.ended or call.status in ("asked", "in_doubt"):
             break
         call = state.calls[call_id]
-        refusal = _refusal(call, tool, context, over=over)
+        refusal = await _refusal(call, tool, context, over=over)
         if refusal is not None or tool is None:
             code, why = refusal or ("tool_not_found", f"there is no tool {call.tool!r} here any more")
             over = over or code in ("batch_failed", "answer_refused")
@@ -104,7 +104,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         await _run_group(together, context, digests)
 
 
-def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *, over: bool) -> tuple[str, str] | None:
+async def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *, over: bool) -> tuple[str, str] | None:
     """Return the code and the reason for which a decided call is not run; None where it is. `over`: a call before it ended the turn."""
     if over:
         return "not_run", "not run: the call before it ended the turn"
@@ -114,7 +114,9 @@ def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *, over
         return None
     if any(c.item is not None and not c.item.ok for c in context.state.calls.values()):
         return "batch_failed", f"{call.tool} is not run: an earlier call of this batch failed"
-    objection = "" if isinstance(tool, MetaTool) else context.run.objection(FinalAnswer(content=call.args.get("answer")), context)
+    answer, run = call.args.get("answer"), context.run
+    objection = "" if isinstance(tool, MetaTool) else run.objection(FinalAnswer(content=answer), context)
+    objection = objection or ("" if answer is None else await run.answers.judge(answer, context))
     return ("answer_refused", objection) if objection else None
 
 
@@ -235,7 +237,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
         if world.cancelled:
             break
         world.proceed()
-        _start(call, spec, context, digest or known.digest, _error(outcome), untold=bool(digest))
+        _start(call, spec, context, digest or known.digest, error_in(outcome), untold=bool(digest))
         digest, known = "", context.state.calls[call.call_id]
     if spec.read_only and outcome.kind == "in_doubt":
         outcome = msgspec.structs.replace(outcome, kind="failed", error_code=outcome.error_code or "in_doubt")
@@ -263,26 +265,6 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
     except Conflict:
         await context.run.journal.late_outcome(event)
         raise
-
-
-def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
-    """Return the record of an outcome that is known."""
-    ok = outcome.kind == "ok"
-    return e.ToolFinished(
-        call=call_id,
-        digest=digest,
-        trust=trust,
-        result=msgspec.Raw(outcome.result) if ok else e.NO_RESULT,
-        error=None if ok else _error(outcome),
-        artifact=outcome.artifact if ok else None,
-        fatal=outcome.kind == "fatal",
-        source=outcome.source,
-        latency_ms=round(outcome.latency_ms, 3),
-    )
-
-
-def _error(outcome: ToolOutcome) -> e.ToolError:
-    return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
 
 
 def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:

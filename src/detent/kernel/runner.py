@@ -16,7 +16,7 @@ from detent.core.state import CLOSED, KernelState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
 from detent.kernel.kernel import Kernel
-from detent.ports.outside import BRANCH, BoundReached, Interrupted
+from detent.ports.outside import BRANCH, BoundReached, Interrupted, Turns
 
 log = logging.getLogger("detent")
 
@@ -28,22 +28,6 @@ REFLECTION = (
 )
 
 WRAP_UP = "This is your last turn: {option} is {limit:g} and it is used up. Answer now with what you have; say honestly what is missing."
-
-
-class Turns:
-    """How many more turns may be begun; shared by the passes of a run. None: as many as it takes."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, left: int | None = None) -> None:
-        self.left = left
-
-    def take(self) -> bool:
-        """Take one; return whether there was one."""
-        if self.left is None:
-            return True
-        self.left -= 1
-        return self.left >= 0
 
 
 async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Verdict:
@@ -106,6 +90,8 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     """One turn; what a phase raises ends the pass as `kernel_error` and never escapes (row S0-2)."""
     try:
         await kernel.turn(context)
+        if context.state.holds:
+            await context.run.answers.conclude(context)
     except BoundReached as reached_bound:
         bound = reached_bound.bound
         return Settled(reason="budget_exhausted", error=str(reached_bound), bound=bound)

@@ -1,34 +1,47 @@
-"""Checks of a final answer before it is believed (row K126): what a small model most often gets wrong, found without a model.
+"""Checks of an answer that need no model (rows K126): what a model most often gets wrong, and what an agent's author demands.
 
-A verifier takes the answer and the view and returns what is wrong with it, "" when nothing is; it may be a coroutine function. It should
-be a function of these two alone, so that a resumed run decides the same.
+Each is a verifier (`ports.verifying`) that can be written down: `Agent(verify=[grounded()])` and `verify = [{grounded = true}]` are the same.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from detent.core.budget import Usage
 from detent.core.errors import ConfigError
 from detent.core.state import Item
+from detent.expressions.compiled import ExpressionFailed, Names, compile_expression, evaluate
+from detent.expressions.json_schema import UnusableSchema, check_schema, misfit
 from detent.expressions.patterns import BadPattern, compiled
-from detent.ports import View
+from detent.ports import UNREADABLE, View, read_json
+from detent.ports.verifying import AnswerView, Stated, Verifier, verify
 
-Verifier = Callable[[Any, View], str | Awaitable[str]]
+__all__ = [
+    "Verifier",
+    "all_verifiers",
+    "answer_equals_tool_result",
+    "answer_is_integer",
+    "answer_matches",
+    "calls_required",
+    "expression",
+    "grounded",
+    "require_tool_used",
+    "schema",
+    "verify",
+]
+
+USAGE = (*(field for field in Usage.__struct_fields__ if field != "estimated"), "total_tokens", "running_s")
+NAMES = Names(variables=("answer", "results", "usage", "goal", "variables"), members={"usage": USAGE}, open=("variables",))
+"""What an expression may name. `results`: of each call its `tool`, `args`, `ok`, `result` and `error`."""
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[,_'\u202f\u00a0 ]\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _SEPARATOR = r"[,_'\u202f\u00a0 ]"
 _INTEGER = re.compile(r"[-+]?\d+")
-
-
-async def verify(verifier: Verifier, answer: Any, view: View) -> str:
-    """Return what `verifier` says."""
-    said = verifier(answer, view)
-    return await said if inspect.isawaitable(said) else said
 
 
 def grounded() -> Verifier:
@@ -47,7 +60,7 @@ def grounded() -> Verifier:
         strange = [said for said, readings in numbers.items() if not any(reading <= known for reading in readings)]
         return f"these numbers occur in no observation: {', '.join(strange[:5])}" if strange else ""
 
-    return check
+    return Stated({"grounded": True}, check)
 
 
 def require_tool_used(*tools: str) -> Verifier:
@@ -60,7 +73,7 @@ def require_tool_used(*tools: str) -> Verifier:
             return f"it was given without using {', '.join(missing)}; use it first"
         return "" if tools or used else "it was given without using any tool; use one first"
 
-    return check
+    return Stated({"require_tool_used": list(tools)}, check)
 
 
 def answer_equals_tool_result(tool: str) -> Verifier:
@@ -75,7 +88,7 @@ def answer_equals_tool_result(tool: str) -> Verifier:
             return ""
         return f"it must be exactly the last result of {tool}"
 
-    return check
+    return Stated({"answer_equals_tool_result": tool}, check)
 
 
 def answer_is_integer() -> Verifier:
@@ -87,7 +100,7 @@ def answer_is_integer() -> Verifier:
             "" if fits or (isinstance(answer, str) and _INTEGER.fullmatch(answer.strip())) else "it must be a whole number and nothing else"
         )
 
-    return check
+    return Stated({"answer_is_integer": True}, check)
 
 
 def answer_matches(pattern: str) -> Verifier:
@@ -100,7 +113,7 @@ def answer_matches(pattern: str) -> Verifier:
     def check(answer: Any, _view: View) -> str:
         return "" if matching.fullmatch(_text(answer).strip()) else f"it must match {pattern}"
 
-    return check
+    return Stated({"answer_matches": pattern}, check)
 
 
 def all_verifiers(*verifiers: Verifier) -> Verifier:
@@ -110,7 +123,69 @@ def all_verifiers(*verifiers: Verifier) -> Verifier:
         said = [await verify(verifier, answer, view) for verifier in verifiers]
         return "; ".join(problem for problem in said if problem)
 
-    return check
+    return Stated({"all": list(verifiers)}, check)
+
+
+def calls_required(calls: Mapping[str, int]) -> Verifier:
+    """Each of these tools must have succeeded so often in the run, in whichever pass. Raises `ConfigError` for a number below 1."""
+    for tool, count in calls.items():
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"calls_required: {tool} = {count!r}; give a whole number, at least 1")
+
+    def check(_answer: Any, view: View) -> str:
+        done = Counter(item.tool for item in view.results if item.ok and item.executed)
+        missing = [f"{tool} ({count - done[tool]} more)" for tool, count in calls.items() if done[tool] < count]
+        return f"it needs calls that were not made, or did not succeed: {', '.join(missing)}" if missing else ""
+
+    return Stated({"calls_required": dict(calls)}, check)
+
+
+def schema(wanted: dict[str, Any]) -> Verifier:
+    """The answer, or the JSON that its text is, must satisfy this JSON Schema. Raises `ConfigError` for one that is none."""
+    try:
+        check_schema(wanted)
+    except UnusableSchema as error:
+        raise ConfigError(f"schema {error}") from error
+
+    def check(answer: Any, _view: View) -> str:
+        problem = misfit(answer, wanted)
+        if not problem or not isinstance(answer, str):
+            return problem
+        try:
+            return misfit(read_json(answer), wanted)
+        except UNREADABLE:
+            return problem
+
+    return Stated({"schema": wanted}, check)
+
+
+def expression(source: str, *, says: str = "") -> Verifier:
+    """This CEL expression over `answer`, `results`, `usage`, `goal` and `variables` must be true; `says` is what the planner is told if not.
+
+    Raises `ConfigError` for one that is none, or names what is not there.
+    """
+    compiled_source = compile_expression(source, where="verify", names=NAMES)
+
+    async def check(answer: Any, view: AnswerView) -> str:
+        known: dict[str, Any] = {"answer": answer, "goal": view.goal, "variables": view.variables}
+        if "results" in compiled_source.reads:
+            known["results"] = [await _shown(item, view) for item in view.results]
+        if "usage" in compiled_source.reads:
+            known["usage"] = {name: view.running_s if name == "running_s" else getattr(view.usage, name) or 0 for name in USAGE}
+        try:
+            holds = evaluate(compiled_source, lambda name, _members: known[name])
+        except ExpressionFailed as error:
+            return says or str(error)
+        if not isinstance(holds, bool):
+            raise TypeError(f"the expression {source!r} is {type(holds).__name__}; it must be true or false")
+        return "" if holds else says or f"this does not hold: {source}"
+
+    return Stated({"expression": source, **({"says": says} if says else {})}, check)
+
+
+async def _shown(item: Item, view: View) -> dict[str, Any]:
+    error = "" if item.error is None else item.error.code
+    return {"tool": item.tool, "args": item.args, "ok": item.ok, "result": await _whole(item, view) if item.ok else None, "error": error}
 
 
 async def _whole(item: Item, view: View) -> Any:

@@ -54,6 +54,7 @@ from detent.ports.tools import (
     ToolSpec,
     as_given,
 )
+from detent.ports.verifying import AnswerView, Verifier
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "UNREADABLE",
     "Abort",
     "Answer",
+    "AnswerView",
     "Backlog",
     "Balance",
     "Block",
@@ -114,6 +116,7 @@ __all__ = [
     "Toolbox",
     "Tries",
     "Verdict",
+    "Verifier",
     "View",
     "Wakes",
     "WorkerHost",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 
@@ -12,6 +12,19 @@ class Clock(Protocol):
     def now(self) -> datetime: ...
 
     def monotonic(self) -> float: ...
+
+
+def due_at(at: str, delay_s: float | None, now: datetime | None) -> datetime | None:
+    """Return the time that a schedule means, seen from `now`: ISO 8601, or so many seconds later; None when it means none."""
+    if now is None:
+        return None
+    try:
+        if delay_s is not None:
+            return now + timedelta(seconds=delay_s) if delay_s >= 0 else None
+        due = datetime.fromisoformat(at)
+    except (ValueError, OverflowError):
+        return None
+    return due if due.tzinfo is not None else due.replace(tzinfo=now.tzinfo)
 
 
 class Ids(Protocol):

@@ -48,7 +48,7 @@ def _nothing(*_: Any) -> None:
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """What a hook before a phase answers to leave the phase out; the calls that `act` would have run are refused for this reason."""
+    """What a hook before a phase answers to leave the phase out; calls that `act` would have run, or the answer, are refused for this reason."""
 
     reason: str
 
@@ -74,9 +74,10 @@ class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is the `KernelState` after the record. A hook is a plain or a coroutine function.
 
-    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel). What they decide stands in the log: a
+    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel); `before` may also have `answer`, which is asked
+    about an answer to the goal before it counts (`state.output`). What they decide stands in the log: a
     resumed turn or a replay does not ask again. They see copies: arguments can be refused and never changed. Where the hook before `act`
-    fails, the calls are refused.
+    fails, the calls are refused, and where the one before `answer` does, the answer.
     """
 
     on_thought: Callable[..., Any] = _nothing

@@ -10,9 +10,11 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
+import msgspec
+
+from detent.core import events as e
 from detent.core.budget import Exhausted
 from detent.core.errors import EffectFailed
-from detent.core.events import failure_of
 from detent.core.state import CallState, Item
 from detent.ports.planning import Models, Plan, View
 from detent.ports.tools import Cancellation, Tool, ToolOutcome, ToolSpec
@@ -35,13 +37,50 @@ class Interrupted(Exception):
 
 def made(value: Any) -> Any:
     """Return the value of an effect; raise `EffectFailed` where it could not be made."""
-    if (failure := failure_of(value)) is not None:
+    if (failure := e.failure_of(value)) is not None:
         raise EffectFailed(failure)
     return value
 
 
+def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
+    """Return the record of an outcome that is known."""
+    ok = outcome.kind == "ok"
+    return e.ToolFinished(
+        call=call_id,
+        digest=digest,
+        trust=trust,
+        result=msgspec.Raw(outcome.result) if ok else e.NO_RESULT,
+        error=None if ok else error_in(outcome),
+        artifact=outcome.artifact if ok else None,
+        fatal=outcome.kind == "fatal",
+        source=outcome.source,
+        latency_ms=round(outcome.latency_ms, 3),
+    )
+
+
+def error_in(outcome: ToolOutcome) -> e.ToolError:
+    """Return the error of an outcome that is none of success."""
+    return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
+
+
 Begin = Callable[[], Awaitable[None]]
 """What runs a call to its end."""
+
+
+class Turns:
+    """How many more turns may be begun; shared by the passes of a run. None: as many as it takes."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int | None = None) -> None:
+        self.left = left
+
+    def take(self) -> bool:
+        """Take one; return whether there was one."""
+        if self.left is None:
+            return True
+        self.left -= 1
+        return self.left >= 0
 
 
 class World(Protocol):

@@ -129,8 +129,9 @@ def refuse_control_in_reach(store: EventStore, secrets: SecretSource | None, age
 
 
 def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounded: str) -> None:
-    """Raise `ConfigError` when a model that the agent's planner may ask has no known price; `bounded` says whose cost is bounded."""
-    for model, provider in models_asked(planner, spec):
+    """Raise `ConfigError` when a model that the agent's planner or a check may ask has no known price; `bounded` says whose cost is bounded."""
+    judges = tuple((str(entry["model"]), "") for entry in spec.verify if entry.get("model"))
+    for model, provider in (*models_asked(planner, spec), *judges):
         if not prices.knows(model, provider):
             install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
             raise ConfigError(

@@ -69,14 +69,16 @@ from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
+from detent.running.verifying import Answers
 from detent.running.watcher import LOST, Watcher
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine lends to the runs that it advances.
 
-    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's. `affordable`
-    raises `ConfigError` where cost is bounded and a model has no price; `planner_of_pass` too, and returns who plans a pass with a model of its own.
+    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's, `answers` what
+    decides whether answers count. `affordable` raises `ConfigError` where cost is bounded and a model has no price; `planner_of_pass` too, and
+    returns who plans a pass with a model of its own.
     """
 
     store: EventStore
@@ -84,6 +86,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     policy_of: Callable[[AgentSpec], Policy]
     guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
+    answers: Answers
     kernel: Kernel
     kernels: Names[Kernel]
     strategies: Names[Strategy]
@@ -306,6 +309,8 @@ class Advancing:
         if not self.control.cancelled:
             admission.refuse_control_in_reach(parts.store, parts.secrets, state.agent, tools)
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+            for entry in state.agent.verify:  # a check that cannot be made here is refused before anything is recorded
+                parts.answers.verifier_of(state.agent, entry)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # what ends it uses none of the code
@@ -382,6 +387,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         compression=compression_for(profile),
         guard_named=partial(guard_named, agent, parts, tools),
         objection=objection,
+        answers=parts.answers,
         heal=heal if agent.healing else None,
     )
 

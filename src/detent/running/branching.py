@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from detent.config.profile import sized
+from detent.config.verifying import entries_of
 from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
@@ -107,6 +108,7 @@ def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelS
         balance=None,
         balance_at=NOTHING,
         metered=False,
+        refused=0,
         wrapping_up=False,
         acted=known.acted and not _waits(known, state),
     )
@@ -117,6 +119,7 @@ def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelS
             ended="",
             error="",
             output=None,
+            answering="",
             turn_ok=0,
             turn_bad=0,
             rejected=0,
@@ -178,6 +181,8 @@ def checked_edits(edits: Mapping[str, Any], agent: AgentSpec) -> dict[str, Any]:
             raise ConfigError(f"the edit of 'budget' does not fit: {error}") from error
     if isinstance(plain.get("profile"), dict):
         plain["profile"] = sized(plain["profile"], str(plain.get("model", agent.model)))
+    if "verify" in plain:
+        plain["verify"] = entries_of(plain["verify"], "the edit of the agent")[0]
     try:
         edited_agent(agent, plain)
     except msgspec.ValidationError as error:

@@ -12,8 +12,8 @@ from detent.core.settle import Settled, finish
 from detent.expressions.markup import clean
 from detent.kernel.context import Run
 from detent.kernel.kernel import Kernel
-from detent.kernel.runner import Turns
 from detent.ports import Passed, Strategy, json_problem
+from detent.ports.outside import Turns
 from detent.running.endings import honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
 
@@ -49,7 +49,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
     """Run the strategy from its top; return what its end means for the run."""
     try:
-        returned = await strategy(passes)
+        returned = await passes.presented(await strategy(passes))
         passes.all_asked_for("the end of the strategy")
     except PassFailed as failed:
         return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))

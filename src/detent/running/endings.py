@@ -15,9 +15,11 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.actions import Abstain, FinalAnswer, is_blank
+from detent.core.events import PassFinished
 from detent.core.settle import REASONS, Settled
 from detent.core.state import Item, KernelState, RunState
-from detent.expressions.markup import clean
+from detent.expressions.announcing import announces
+from detent.expressions.markup import clean, without_tags
 from detent.kernel.context import KernelContext
 
 REFUSED = "answer_refused"
@@ -115,7 +117,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 def answers_goal(context: KernelContext) -> bool:
     """Whether what the pass answers is the run's goal itself, alone or with what was found out so far below it, not a step towards it."""
-    task, goal = context.input.task, context.run.state.goal
+    return is_for(context.input.task, context.run.state.goal)
+
+
+def is_for(task: str, goal: str) -> bool:
+    """Whether a task is the goal itself; see `answers_goal`."""
     return task == goal or task.startswith(f"{goal}\n")
 
 
@@ -135,13 +141,13 @@ def objection(action: Any, context: KernelContext) -> str:
     run, state, agent = context.run.state, context.state, context.agent
     if not isinstance(action, (FinalAnswer, Abstain)):
         return ""
-    blank = isinstance(action, FinalAnswer) and isinstance(action.content, str) and is_blank(clean(action.content))
-    if not blank and (not (agent.required_tools or agent.deliverables) or not answers_goal(context)):
+    said = _said_badly(action.content, context) if isinstance(action, FinalAnswer) and isinstance(action.content, str) else ""
+    if not said and (not (agent.required_tools or agent.deliverables) or not answers_goal(context)):
         return ""
-    if state.wrapping_up or _last_turn(run, state) or refusals((state,)):
+    if state.wrapping_up or last_turn(run, state) or refusals((state,)):
         return ""
-    if blank:
-        return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
+    if said:
+        return said
     missing = {tool: count for tool, count in missing_tools(run).items() if tool in context.tools}
     if isinstance(action, Abstain):
         tried = {item.tool for item in work(run)}
@@ -154,12 +160,27 @@ def objection(action: Any, context: KernelContext) -> str:
     return f"This answer is not accepted yet: {'; '.join(said)}. An answer that rests on less is not accepted." if said else ""
 
 
+def _said_badly(answer: str, context: KernelContext) -> str:
+    """Return what is wrong with the words of an answer, whatever it is about; "" where nothing is."""
+    text = clean(answer)
+    if is_blank(text) or (context.agent.plain_answers and is_blank(without_tags(text))):
+        return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
+    if context.agent.plain_answers and any(not spec.ends_turn for spec in context.shown(context.state)) and announces(text):
+        return (
+            "This answer is not accepted: it only announces what comes next. Do that now, with a call of a tool; answer when you have what "
+            "was asked for, or say plainly what is missing."
+        )
+    return ""
+
+
 def _can_make(deliverable: dict[str, str], context: KernelContext) -> bool:
     return "section" in deliverable or any(not tool.spec.read_only for tool in context.tools.values())
 
 
-def _last_turn(run: RunState, state: KernelState) -> bool:
-    bounds = ((run.budget.max_iterations, run.usage.iterations), (state.limits.max_iterations, state.usage.iterations))
+def last_turn(run: RunState, state: KernelState) -> bool:
+    """Whether no turn may follow the current one; those that correct an answer do not count against the share of the pass."""
+    mine = state.usage.iterations - state.refused
+    bounds = ((run.budget.max_iterations, run.usage.iterations), (state.limits.max_iterations, mine))
     return any(most is not None and used >= most for most, used in bounds)
 
 
@@ -187,4 +208,22 @@ def honest(run: RunState, settled: Settled, *, only: Sequence[str] | None = None
         return msgspec.structs.replace(settled, reason="missing_required_tool", output=None, error=error)
     return msgspec.structs.replace(
         settled, reason="abstained", output=None, error=f"two answers rested on no successful call (missing: {', '.join(missing)})"
+    )
+
+
+def finished(settled: Settled) -> PassFinished:
+    """Return the end of a pass that does not end the run; a blank answer is no answer."""
+    output = settled.output
+    done = REASONS[settled.reason] == "completed" and not is_blank(output)
+    reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
+    error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
+    bound = settled.bound
+    return PassFinished(
+        status="done" if done else "failed",
+        reason=reason,
+        output=output if done else None,
+        error=error,
+        dimension=bound.dimension if bound else "",
+        limit=bound.limit if bound else None,
+        used=bound.used if bound else None,
     )

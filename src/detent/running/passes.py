@@ -23,26 +23,27 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import AskUser, FinalAnswer, ToolCall, is_blank
+from detent.core.actions import AskUser, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
-from detent.core.settle import REASONS, Settled, Wait
+from detent.core.settle import Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, make_kernel
-from detent.kernel.runner import Turns, run_kernel
+from detent.kernel.runner import run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
-from detent.ports.outside import BRANCH, Interrupted, made
-from detent.running.endings import answers_goal, honest
+from detent.ports.outside import BRANCH, Interrupted, Turns, made
+from detent.running.endings import answers_goal, finished, honest
 from detent.running.live import refuse_inside_effect
 from detent.running.pass_context import Pass, make_context, refuse_unusable, shared
 from detent.running.phase_hooks import hooked
 from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
+from detent.running.verifying import holds, presenting, unchecked
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -198,8 +199,16 @@ class StrategyPasses:
             raise min(raised, key=_lightness)
         return tuple([one for one in ended if isinstance(one, Passed)])
 
-    async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None) -> Passed:
-        run, kernel = self._run, self._chosen(branch)
+    async def presented(self, returned: Any) -> Any:
+        """Return what the strategy has returned, or, where that is an answer that no pass has had checked, what comes of checking it."""
+        if json_problem(returned, escaping=True) or not unchecked(self._run, returned):
+            return returned
+        output = returned.output if isinstance(returned, Passed) else returned
+        branch = Branch(label="verify", guards=("side_effect_once",))
+        return await self._pass(branch, self._scope(branch.label), kernel=presenting(output))
+
+    async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None, *, kernel: Kernel | None = None) -> Passed:
+        run, kernel = self._run, kernel or self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
         elif self._bound and (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
@@ -222,7 +231,7 @@ class StrategyPasses:
             end_pass(run, scope, verdict)
             raise Ends(verdict)
         if context.state.status not in CLOSED:
-            run.record(scope, _finished(verdict))
+            run.record(scope, finished(verdict))
         return passed(run.state, scope, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
@@ -236,20 +245,19 @@ class StrategyPasses:
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")
         digest = self._digest(branch, kernel)
-        self._run.record(
-            scope,
-            e.PassStarted(
-                key=scope,
-                kernel=kernel.name,
-                limits=limits,
-                digest=digest,
-                input=branch.task,
-                meta=dict(branch.meta),
-                model=branch.model,
-                planner=branch.planner,
-                settings=dict(branch.settings),
-            ),
+        began = e.PassStarted(
+            key=scope,
+            kernel=kernel.name,
+            limits=limits,
+            digest=digest,
+            input=branch.task,
+            meta=dict(branch.meta),
+            model=branch.model,
+            planner=branch.planner,
+            settings=dict(branch.settings),
+            holds=not (branch.calls or branch.question) and holds(kernel, self._run, branch.task),
         )
+        self._run.record(scope, began)
 
     def all_asked_for(self, now: str) -> None:
         """Raise `Divergence` where the log has a pass that the strategy has not asked for before `now`: it has another label, or is left out."""
@@ -370,24 +378,6 @@ def _lightness(raised: BaseException) -> int:
             return 5 + WAITING.index(status)
         case _:
             return 2
-
-
-def _finished(settled: Settled) -> e.PassFinished:
-    """Return the end of a pass that does not end the run; a blank answer is no answer."""
-    output = settled.output
-    done = REASONS[settled.reason] == "completed" and not is_blank(output)
-    reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"
-    error = "" if done else settled.error or ("the answer is empty" if reason == "planner_error" else "")
-    bound = settled.bound
-    return e.PassFinished(
-        status="done" if done else "failed",
-        reason=reason,
-        output=output if done else None,
-        error=error,
-        dimension=bound.dimension if bound else "",
-        limit=bound.limit if bound else None,
-        used=bound.used if bound else None,
-    )
 
 
 def passed(run: RunState, scope: str, label: str) -> Passed:

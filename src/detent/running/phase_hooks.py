@@ -30,6 +30,12 @@ HOOK = -1
 """Stands for the phase where a hook decided something: it belongs to none."""
 
 
+ANSWER = "answer"
+"""What a hook may stand before beside the phases: an answer is about to count. Every kernel has that step."""
+CLOSING = ("before act", f"before {ANSWER}")
+"""The hooks whose failure lets nothing through."""
+
+
 def phase_name(phase: Phase) -> str:
     """Return what a phase is called: its function's name."""
     return getattr(phase, "__name__", type(phase).__name__)
@@ -47,7 +53,7 @@ def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
     """Raise `UnknownName` for a hook of a phase that no kernel has."""
     names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
     for name in (*hooks.before, *hooks.after):
-        if name not in names:
+        if name not in names and not (name == ANSWER and name in hooks.before and name not in hooks.after):
             raise UnknownName("phase", name, names)
 
 
@@ -64,7 +70,7 @@ def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) ->
 
     async def wrapped(state: KernelState, context: KernelContext) -> KernelState:
         if before is not None:
-            kind, reason = await _decided(before, f"before {name}", context)
+            kind, reason = await decided(before, f"before {name}", context)
             if kind and name == "act":
                 give_up(context, reason, "hook_refused")
             if kind:
@@ -72,7 +78,7 @@ def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) ->
         returned = await phase(context.state, context)
         if after is None or context.state.ended or not isinstance(returned, KernelState):  # pyright: ignore[reportUnnecessaryIsInstance]
             return returned
-        kind, reason = await _decided(after, f"after {name}", context)
+        kind, reason = await decided(after, f"after {name}", context)
         if kind == "abort":
             return _stopped(reason, context)
         return msgspec.structs.replace(context.state, **{field: getattr(returned, field) for field in OWNED})
@@ -81,8 +87,8 @@ def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) ->
     return wrapped
 
 
-async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[str, str]:
-    """Return what the hook decided in this turn: ("", ""), ("skip", reason) or ("abort", reason)."""
+async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[str, str]:
+    """Return what the hook decided in this turn: ("", ""), ("skip", reason) or ("abort", reason); one of `CLOSING` that fails skips."""
 
     async def ask() -> list[str]:
         answer: Any = None
@@ -90,7 +96,7 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
             answer = await answer_of(hook, _copied(context.state))
         except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
             log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
-            return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label == "before act" else ["", ""]
+            return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label in CLOSING else ["", ""]
         kind = "skip" if isinstance(answer, Skip) and label.startswith("before") else "abort" if isinstance(answer, Abort) else ""
         return [kind, await context.run.world.scrub(answer.reason) if kind else ""]
 
@@ -138,7 +144,13 @@ def _copied(state: KernelState) -> KernelState:
     calls = {i: msgspec.structs.replace(call, args=_copy(call.args)) for i, call in state.calls.items()}
     plan: Any = None if state.plan is None else decode_event(encode_event(state.plan))
     return msgspec.structs.replace(
-        state, calls=calls, plan=plan, meta=_copy(state.meta), scratchpad=dict(state.scratchpad), memory=tuple(_copy(state.memory))
+        state,
+        calls=calls,
+        plan=plan,
+        output=_copy(state.output),
+        meta=_copy(state.meta),
+        scratchpad=dict(state.scratchpad),
+        memory=tuple(_copy(state.memory)),
     )
 
 

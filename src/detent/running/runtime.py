@@ -17,6 +17,7 @@ import msgspec
 from detent.config.adapters import fan_out, one_of
 from detent.config.groups import Bounds
 from detent.config.planners import Planners
+from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.errors import RunBusy, RunNotFound, UnknownName
@@ -81,6 +82,7 @@ class Runtime:
         tools: Registry,
         servers: Servers,
         planners: Planners,
+        verifiers: Verifiers,
         approver: Literal["caller"] | Approver | None,
         ceiling: int,
         budget: Budget,
@@ -95,6 +97,7 @@ class Runtime:
         """`shared` is what `Parts` has beside what is said here."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
+        self.verifiers = verifiers
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids = bounds.goal_words_in_ids
         self.parts = Parts(
@@ -286,6 +289,7 @@ class Runtime:
                 raise UnknownName("tool", name, known)
         self.parts.policy_of(spec)
         self.parts.guards_of(spec, (), {})
+        self.verifiers.check(spec)
         self.planners.of(spec)
 
     def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:

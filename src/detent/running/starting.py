@@ -97,6 +97,7 @@ async def run(
         attachments=started.attachments,
         output_schema=started.output_schema,
     )
+    runtime.verifiers.check(spec, models=turns != 0)
     runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
     admission.checked_run_id(run_id and run_id.partition("@")[0])
     tools = tools_of(RunState(run_id=run_id or "", agent=spec), runtime.parts)
@@ -169,6 +170,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))
     policy = runtime.parts.policy_of(spec)
+    runtime.verifiers.add(agent.verifiers())
     runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)

@@ -1,0 +1,241 @@
+"""`Agent(verify=)` and `[[verify]]`: what an entry may say, and the verifier that it stands for.
+
+An entry is one table with one kind of check (`KINDS`) and its options. Functions are known by name; the log never holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from detent.config.planners import Planners
+from detent.config.tables import check_json, take
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError
+from detent.ports import Cancellation, Toolbox, ToolContext
+from detent.ports.verifying import AnswerView, Stated, Verifier
+
+EXEC = "exec"
+"""The workspace tool that runs the command of a check, in its sandbox."""
+DEFAULT_TIMEOUT_S = 60.0
+SHOWN = 1500
+"""So much of a command's output, its end, is told to the planner."""
+_OPTIONS = {"expression": ("says",), "function": (), "command": ("says", "timeout_s"), "rubric": ("model",)}
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of `verify`: exactly one kind of check, and its options."""
+
+    grounded: bool = False
+    """Every number of the answer occurs in an observation, the goal, a reply or the variables."""
+    require_tool_used: Sequence[str] | None = None
+    """Each of these tools was used successfully; an empty list: some tool was."""
+    answer_equals_tool_result: str = ""
+    """The answer is the latest result of this tool."""
+    answer_is_integer: bool = False
+    """The answer is a whole number and nothing else."""
+    answer_matches: str = ""
+    """The whole answer matches this regular expression."""
+    calls_required: dict[str, int] = {}
+    """How often which tool must have succeeded in the run: `{search = 2}`."""
+    schema: dict[str, Any] = {}
+    """JSON Schema of the answer, or of the JSON that its text is."""
+    expression: str = ""
+    """A CEL expression over `answer`, `results`, `usage`, `goal` and `variables` that must be true."""
+    function: str = ""
+    """A function of the answer and the view, as `module:function` or `./file.py:function`; it returns what is wrong, or nothing."""
+    command: Sequence[str] = ()
+    """A program with its arguments, run in the sandbox of the workspace; it gets the answer as JSON on its input, and objects with a code other than 0."""
+    rubric: str = ""
+    """What a model is asked to check, in words."""
+    says: str = ""
+    """What the planner is told where an expression does not hold, or a command objects."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long the command may take."""
+    model: str = ""
+    """Who judges by the rubric, as `provider:name`; without it the agent's small model, or its model."""
+    name: str = ""
+    """What the check is called in the log."""
+
+
+KINDS = ("grounded", "require_tool_used", "answer_equals_tool_result", "answer_is_integer", "answer_matches", "calls_required",
+         "schema", "expression", "function", "command", "rubric")  # fmt: skip
+
+
+def entries_of(said: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], dict[str, Verifier]]:
+    """Return `verify` as data, and the functions in it by name. Raise `ConfigError` naming the entry that is wrong."""
+    if isinstance(said, (str, Mapping)) or callable(said):
+        raise ConfigError(f"{where}: verify must be a list of checks, not {type(said).__name__}; write verify=[...]")
+    entries: list[dict[str, Any]] = []
+    functions: dict[str, Verifier] = {}
+    for number, one in enumerate(said, 1):
+        place = f"{where}: verify {number}"
+        for entry in _written(one, place, functions):
+            _check(entry, place)
+            entries.append(entry)
+    return entries, functions
+
+
+def _written(one: Any, place: str, functions: dict[str, Verifier]) -> list[dict[str, Any]]:
+    """Return what was said as tables, of which `all_verifiers` are several; functions go to `functions`."""
+    if isinstance(one, Stated) and "all" in one.entry:
+        return [entry for inner in one.entry["all"] for entry in _written(inner, place, functions)]
+    return [_table(one, place, functions)]
+
+
+def _table(one: Any, place: str, functions: dict[str, Verifier]) -> dict[str, Any]:
+    if isinstance(one, Stated):
+        if "function" in one.entry:
+            functions[one.entry["function"]] = one
+        return dict(one.entry)
+    if isinstance(one, Mapping):
+        table: dict[str, Any] = dict(cast("Mapping[str, Any]", one))
+        if callable(function := table.get("function")):
+            table["function"] = _named(function, place)
+            functions[table["function"]] = function
+        return table
+    if callable(one):
+        name = _named(one, place)
+        functions[name] = cast("Verifier", one)
+        return {"function": name}
+    raise ConfigError(f"{place}: {one!r} is no check; give a function of (answer, view), or a table with one of {', '.join(KINDS)}")
+
+
+def _named(function: Callable[..., Any], place: str) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    if not name.isidentifier():
+        raise ConfigError(f"{place}: the log calls a function by its name, and this one is {name}; write a `def`")
+    return name
+
+
+def _check(entry: Mapping[str, Any], place: str) -> None:
+    """Raise `ConfigError` for an entry that is not one check with options of its own."""
+    take(entry, Check, place)
+    check_json(dict(entry), place)
+    said = [kind for kind in KINDS if kind in entry]
+    if len(said) != 1:
+        what = f"it says {' and '.join(said)}" if said else "it says no check"
+        raise ConfigError(f"{place}: {what}; give exactly one of {', '.join(KINDS)}")
+    kind = said[0]
+    if entry[kind] in ("", False, {}, ()) or (entry[kind] == [] and kind != "require_tool_used"):
+        raise ConfigError(f"{place}: {kind} is {entry[kind]!r}, which checks nothing; leave the entry out")
+    for option in ("says", "timeout_s", "model"):
+        if option in entry and option not in _OPTIONS.get(kind, ()):
+            takers = ", ".join(taker for taker, options in _OPTIONS.items() if option in options)
+            raise ConfigError(f"{place}: {option} has no effect beside {kind}; it is an option of {takers}")
+    if entry.get("timeout_s", DEFAULT_TIMEOUT_S) <= 0:
+        raise ConfigError(f"{place}: timeout_s is {entry['timeout_s']}; give seconds above 0")
+
+
+def _plain(kind: str, entry: Mapping[str, Any]) -> Verifier:
+    """Return the verifier of an entry that needs nothing of the engine; raise `ConfigError`."""
+    from detent.planners import verifiers
+
+    make = getattr(verifiers, kind)
+    said = entry[kind]
+    if said is True:
+        return make()
+    if kind == "require_tool_used":
+        return make(*said)
+    return make(said, says=entry.get("says", "")) if kind == "expression" else make(said)
+
+
+def names_in_workspace(tools: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tools that an agent's work needs: those that it lists, and the one that runs the commands of its checks."""
+    return [*tools, *([EXEC] if EXEC not in tools and any("command" in entry for entry in entries) else [])]
+
+
+class Verifiers:
+    """What the entries of agents stand for, in one engine: `functions` are those that programs and agent files gave, by name."""
+
+    def __init__(self, planners: Planners, tools: Toolbox) -> None:
+        self._planners, self._tools = planners, tools
+        self._functions: dict[str, Verifier] = {}
+
+    def add(self, functions: Mapping[str, Verifier]) -> None:
+        """Make functions known; raise `ConfigError` where another one has the name already."""
+        for name, function in functions.items():
+            known = self._functions.setdefault(name, function)
+            if known is not function and not (isinstance(known, Stated) and isinstance(function, Stated)):
+                raise ConfigError(f"verify: another function is called {name!r} in this engine; give one of them another name")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    def check(self, agent: AgentSpec, *, models: bool = True) -> None:
+        """Raise `ConfigError` for an agent with a check that cannot work here; `models`: also where a judge could not be asked from here."""
+        for entry in agent.verify:
+            self.of(agent, entry, models=models)
+
+    def of(self, agent: AgentSpec, entry: dict[str, Any], *, models: bool = True) -> Verifier:
+        """Return the verifier of an entry; raise `ConfigError` for one that cannot work here."""
+        kind = next((kind for kind in KINDS if kind in entry), "")
+        if kind == "function":
+            return self._function(entry[kind], agent)
+        if kind == "command":
+            return self._command(entry, entry[kind])
+        if kind == "rubric":
+            return self._rubric(entry[kind], agent, entry.get("model", ""), check=models)
+        if kind:
+            return _plain(kind, entry)
+        raise ConfigError(f"agent {agent.name!r}: verify: {entry!r} is no check that this version knows; it may be of a later one")
+
+    def _function(self, name: str, agent: AgentSpec) -> Verifier:
+        if name not in self._functions:
+            raise ConfigError(
+                f"agent {agent.name!r}: verify: the function {name!r} is not here; give it again with Engine(verifiers={{...}}), or name the agent's file"
+            )
+        return self._functions[name]
+
+    def _rubric(self, wanted: str, agent: AgentSpec, model: str, *, check: bool) -> Verifier:
+        from detent.planners.verdicts import rubric
+
+        if not model and (agent.rules or not agent.model) and (agent.rules or self._planners.own is None):
+            raise ConfigError(
+                f'agent {agent.name!r}: verify: a rubric needs a model to judge by it; give the entry model = "provider:name"'
+            )
+        named = msgspec.structs.replace(agent, model=model, small_model="", planner="", rules=(), model_settings={}) if model else agent
+        planner = self._planners.model_of(named, check=check) if model else self._planners.of(agent, check=check)
+        return rubric(wanted, planner, agent, model=model)
+
+    def _command(self, entry: dict[str, Any], words: Sequence[str]) -> Verifier:
+        """Return the verifier that runs a command with the workspace's tool; raise `ConfigError` where there is none, or no sandbox."""
+        where = f"verify: command {words[0]!r}"
+        if EXEC not in self._tools.names():
+            raise ConfigError(f"{where} needs a workspace to run in; give Engine(workspace=...), or `workspace` in the agent file")
+        tool = self._tools.get(EXEC)
+        if not tool.spec.sandboxed:
+            raise ConfigError(
+                f"{where} runs in a sandbox or not at all: nobody approves it call by call. `detent doctor` shows what the sandbox needs here"
+            )
+        # called as the function that it is: a check is no call of the agent, and has no approval, guard or policy
+        run: Any = getattr(tool, "tool", tool)
+        says, timeout_s = entry.get("says", ""), entry.get("timeout_s", DEFAULT_TIMEOUT_S)
+
+        async def check(answer: Any, view: AnswerView) -> str:
+            left = view.budget_remaining.max_running_s
+            limit = timeout_s if left is None else max(0.1, min(timeout_s, left))
+            given = msgspec.json.encode({"answer": answer, "goal": view.goal, "run_id": view.run_id}).decode()
+            context = ToolContext(
+                run_id=view.run_id,
+                call_id=f"{view.scope}.{view.iteration}.verify",
+                tool=tool.spec,
+                host=view.host,
+                idempotency_key="",
+                cancelled=Cancellation(),
+            )
+            ended = await run(words[0], context=context, args=tuple(words[1:]), timeout_s=limit, stdin=given)
+            return _objection(ended, says, limit)
+
+        return Stated(entry, check)
+
+
+def _objection(ended: Mapping[str, Any], says: str, limit: float) -> str:
+    """Return what a command has against an answer, "" where it ended with code 0."""
+    if ended["success"]:
+        return ""
+    printed = "\n".join(text.strip() for text in (ended["stdout"], ended["stderr"]) if text.strip())[-SHOWN:]
+    how = f"it did not end within {limit:g} s" if ended["timed_out"] else ended.get("killed_for") or f"code {ended['code']}"
+    return ": ".join(part for part in (says or f"the check failed ({how})", printed) if part)

@@ -1,0 +1,198 @@
+"""Whether an answer counts: the agent's verifiers, the `answer` hook, and the end of a pass that holds its answer (`PassStarted.holds`).
+
+Theory of operation. Where somebody is to see an answer before it counts, the pass holds it: the answer does not end the turn, phases behind
+`act` see it (`state.answering`, `state.output`), and when they are through, `conclude` asks each verifier and then the hook. What each says is an
+`EffectRecorded` of the turn: it is asked once, and whoever resumes or replays the turn finds its verdict. The first objection is an
+`AnswerObjected`: the planner is told, and has another turn. A call that would end the turn (`done`) is judged before it runs (`judge`).
+
+A verdict that was not recorded because the worker died is asked for again, as every effect: verifiers decide, they do not act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from detent.core.actions import FinalAnswer, is_blank
+from detent.core.agent import AgentSpec
+from detent.core.budget import NOTHING, Usage
+from detent.core.codec import digest_of
+from detent.core.errors import EffectFailed
+from detent.core.events import AnswerObjected, EffectRecorded, PassFinished, Planned, failure_of
+from detent.core.settle import REASONS, Settled
+from detent.core.state import KernelState
+from detent.expressions.markup import clean
+from detent.kernel.act import act
+from detent.kernel.context import KernelContext, Run, fresh
+from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.think import think
+from detent.ports import Passed, Plan
+from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
+from detent.running.endings import REFUSED, answers_goal, finished, honest, is_for, last_turn
+from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name
+
+PRESENT = "present"
+"""The kernel of a pass that only has an answer checked."""
+MOST_CHARACTERS = 2000
+"""So much of an objection is recorded, and told to the planner."""
+
+VerifierOf = Callable[[AgentSpec, dict[str, Any]], Verifier]
+
+
+def holds(kernel: Kernel, run: Run, task: str) -> bool:
+    """Whether somebody is to see the answers of a pass before they count: a phase behind `act`, or, of the run's goal, a hook or a verifier."""
+    last, goal = phase_name(kernel.phases[-1]) if kernel.phases else "act", run.state.goal
+    return last not in ("think", "act") or (_checked(run) and is_for(task or goal, goal))
+
+
+def _checked(run: Run) -> bool:
+    return bool(run.state.agent.verify) or ANSWER in run.hooks.before
+
+
+# Verdicts -----------------------------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """What decides on answers (`ports.verifying.Answers`), for all runs of an engine; `verifier_of` gives the verifier of an agent's entry."""
+
+    __slots__ = ("verifier_of",)
+
+    def __init__(self, verifier_of: VerifierOf) -> None:
+        self.verifier_of = verifier_of
+
+    async def judge(self, answer: Any, context: KernelContext) -> str:
+        """Return what the first verifier that objects has against an answer, "" where none does. Raise `EffectFailed` where one cannot say it."""
+        by, why = await _objection(self.verifier_of, answer, context)
+        return f"This answer is not accepted ({by}): {why}" if why else ""
+
+    async def conclude(self, context: KernelContext) -> None:
+        """Accept or refuse the answer that the turn would end with, if it has one; end the pass where none may follow it."""
+        state = context.state
+        if state.ended:
+            return
+        if state.answering:
+            by, why = await _decision(self.verifier_of, context)
+            if context.state.ended:
+                return
+            context.run.record(context.scope, AnswerObjected(why=why, by=by))
+        elif state.refused and _refused_now(state):
+            last = state.steps[-1]
+            by, why = "", last.text or (last.error.message if last.error is not None else "")
+        else:
+            return
+        refused = context.state.refused
+        if refused > context.agent.max_corrections or _no_turn_left(context):
+            by = f" ({by})" if by else ""
+            error = f"{refused} answer{'s were' if refused > 1 else ' was'} refused, and none may follow; the last one{by}: {why}"
+            context.run.record(context.scope, PassFinished(status="failed", reason=REFUSED, error=error))
+
+
+async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContext) -> tuple[str, str]:
+    """Return which verifier objects, and why; ("", "") where none does."""
+    if not (context.state.holds and answers_goal(context)):
+        return "", ""
+    answer = clean(answer)
+    digest = digest_of(answer)
+    for number, entry in enumerate(context.agent.verify, 1):
+        usage = Usage(tool_calls=1) if "command" in entry else NOTHING
+        make = partial(_asked, verifier_of, entry, answer, context)
+        verdict = await _verdict(context, verdict_label(number, entry, digest), make, usage)
+        if (failure := failure_of(verdict)) is not None:
+            raise EffectFailed(f"the check {verifier_name(entry)!r} failed, so the answer does not count: {failure}")
+        if why := verdict.get("objection", ""):
+            return verifier_name(entry), why
+    return "", ""
+
+
+async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], usage: Usage) -> dict[str, Any]:
+    """Return the verdict that this turn has under the label, or ask for it and record it now; `usage` is charged with it."""
+    run, key = context.run, f"{HOOK}:{label}:0"
+    if key not in context.state.effects:
+        if usage.tool_calls:
+            context.refuse_past_bound("tool_calls")
+        await run.journal.commit()
+        value = await run.world.effect(make, label, 0, HOOK)
+        run.record(context.scope, EffectRecorded(label=label, value=value, usage=usage))
+        await run.journal.commit()
+    return context.state.effects[key]
+
+
+async def _asked(verifier_of: VerifierOf, entry: dict[str, Any], answer: Any, context: KernelContext) -> dict[str, Any]:
+    """Ask one verifier; return its verdict, with what is to be hidden hidden in it."""
+    view = _seen(context)
+    try:
+        said = await verify(verifier_of(context.agent, entry), fresh(answer), view)
+    finally:
+        if (close := getattr(view.models, "close", None)) is not None:
+            close()
+    if not said:
+        return {"accepted": True}
+    hidden = await context.run.world.scrub(said, known=context.known)
+    return {"accepted": False, "objection": hidden[:MOST_CHARACTERS]}
+
+
+def _seen(context: KernelContext) -> AnswerView:
+    """Return what a verifier sees."""
+    view, run = context.view(), context.run.state
+    fields: dict[str, Any] = {name: getattr(view, name) for name in view.__struct_fields__}
+    fields["results"] = [item for known in run.passes.values() for item in known.results]
+    return AnswerView(**fields, usage=run.usage, running_s=run.running_ms / 1000)
+
+
+# The end of a pass that holds its answer ----------------------------------------------------------------------------------------
+
+
+async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[str, str]:
+    """Return who has something against the answer that the pass holds, and what; where nobody has, or the hook aborts, end the pass."""
+    state = context.state
+    by, why = await _objection(verifier_of, state.output, context)
+    hook = context.hooks.before.get(ANSWER) if answers_goal(context) else None
+    if not why and hook is not None:
+        by, (kind, why) = "the answer hook", await decided(hook, f"before {ANSWER}", context)
+        if kind == "abort":
+            context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=why))
+        why = why or kind  # one that gives no reason refuses all the same
+    if not why:
+        settled = Settled(reason=state.answering, output=state.output)
+        context.run.record(context.scope, finished(honest(context.run.state, settled, only=None if answers_goal(context) else ())))
+    return by, why
+
+
+def _refused_now(state: KernelState) -> bool:
+    """Whether the current turn had an answer that was refused: by a phase, before it ran, or before a crash."""
+    plan = state.plan
+    if plan is not None and isinstance(plan.actions[0], FinalAnswer) and plan.embedded is None:
+        return not plan.refused and not state.answering
+    items = [call.item for call in state.calls.values() if call.item is not None]
+    return any(item.error is not None and item.error.code == REFUSED for item in items)
+
+
+def _no_turn_left(context: KernelContext) -> bool:
+    state = context.state
+    return last_turn(context.run.state, state) and (state.wrapping_up or not context.agent.wrap_up)
+
+
+# An answer that no pass gave ----------------------------------------------------------------------------------------------------
+
+
+def unchecked(run: Run, returned: Any) -> bool:
+    """Whether what a strategy returned is an answer that no pass has had checked."""
+    output, state = returned.output if isinstance(returned, Passed) else returned, run.state
+    if not _checked(run) or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
+        return False
+    answers = [known for known in state.passes.values() if known.status == "done" and known.holds and known.kernel_type != PRESENT]
+    answers = [known for known in answers if is_for(known.steps[0].text, state.goal)]
+    return not any(known.output == output for known in answers)
+
+
+def presenting(output: Any) -> Kernel:
+    """Return the kernel of a pass whose first answer is this output; where it is refused, the planner corrects it."""
+
+    async def present(state: KernelState, context: KernelContext) -> KernelState:
+        if state.plan is None and state.iteration == 1 and not state.rejected:
+            plan = await context.run.world.hide(Plan(actions=(FinalAnswer(content=output),)), context.known)
+            context.run.record(context.scope, Planned(actions=plan.actions, text=output if isinstance(output, str) else ""))
+        return context.state
+
+    return make_kernel(phases=(present, think, act), name=PRESENT)

@@ -68,6 +68,9 @@ class Turn:
                 self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
             )
         except ModelCallFailure as failure:
+            if failure.kind == "malformed":  # the model is told what its provider said, and tries again
+                used = self._usage if failure.usage is None or self.view.models is not None else self._usage.plus(failure.usage)
+                raise MalformedPlan(str(failure), usage=None if used == NOTHING else used) from failure
             if failure.kind == "bad_request" and self.raised is not None:  # the provider takes no limit that high
                 raise MalformedPlan(TOO_LONG.format(limit="what the model can say at once"), usage=self._told()) from failure
             raise

@@ -52,7 +52,7 @@ class Written:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.model, self.provider = exchange.name, exchange.provider
+        self.model, self.provider, self.timeout_s = exchange.name, exchange.provider, exchange.timeout_s
 
     async def __call__(self, request: Request) -> Generation:
         """Ask once, for text alone; raise `ModelCallFailure`."""

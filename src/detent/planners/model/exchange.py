@@ -21,6 +21,7 @@ from detent.planners.model.typed_answers import as_text
 from detent.planners.providers import keys_in_use, no_sdk_retries
 from detent.planners.settings import ModelSettings
 from detent.planners.text.surrogates import whole_text
+from detent.planners.text.think_blocks import ThinkingSplitter
 from detent.ports import ModelAnswer, Models
 
 if TYPE_CHECKING:
@@ -143,15 +144,19 @@ class Exchange:
         if not self.stream:
             response: ModelResponse = await self.model.request(messages, settings, params)
             if models is not None:
-                for kind, text in (("thinking", response.thinking), ("text", response.text)):
-                    if text:
-                        models.emit(kind, whole_text(text))  # type: ignore[arg-type]
+                told = _Told(models)
+                told.tell("thinking", response.thinking or "")
+                told.tell("text", response.text or "")
+                told.end()
             return response
         async with self.model.request_stream(messages, settings, params) as stream:
+            told = None if models is None else _Told(models)
             async for event in stream:
-                if models is not None:
-                    _emit(models, event)
+                if told is not None:
+                    told.hear(event)
             response = stream.get()
+            if told is not None:
+                told.end()
         if response.state not in ("complete", "suspended") or _cut_off(self.model, response):
             raise ModelCallFailure(
                 f"model {self.name!r}: the stream ended before the answer did; nothing of it is used",
@@ -202,16 +207,36 @@ def _cut_off(model: Any, response: ModelResponse) -> bool:
     return response.finish_reason is None or any(kind.__name__ == "OpenAIChatModel" for kind in type(model).__mro__)
 
 
-def _emit(models: Models, event: Any) -> None:
-    match event.event_kind:
-        case "part_start":
-            part, text = event.part.part_kind, getattr(event.part, "content", None)
-        case "part_delta":
-            part, text = event.delta.part_delta_kind, getattr(event.delta, "content_delta", None)
-        case _:
-            return
-    if text and part in ("text", "thinking"):
-        models.emit(part, whole_text(text))
+class _Told:
+    """Streams what a model says to observers: think blocks in its text are thinking, also one that is never closed."""
+
+    def __init__(self, models: Models) -> None:
+        self._models, self._splitter = models, ThinkingSplitter()
+
+    def hear(self, event: Any) -> None:
+        """Tell a piece of a stream."""
+        match event.event_kind:
+            case "part_start":
+                self.tell(event.part.part_kind, getattr(event.part, "content", None))
+            case "part_delta":
+                self.tell(event.delta.part_delta_kind, getattr(event.delta, "content_delta", None))
+            case _:
+                pass
+
+    def tell(self, kind: str, text: Any) -> None:
+        """Tell a text of this kind, where it is one that is told."""
+        if text and kind == "thinking":
+            self._models.emit("thinking", whole_text(text))
+        elif text and kind == "text":
+            self._emit(self._splitter.feed(text))
+
+    def end(self) -> None:
+        """Tell what was held back."""
+        self._emit(self._splitter.end())
+
+    def _emit(self, pieces: list[tuple[Literal["text", "thinking"], str]]) -> None:
+        for kind, piece in pieces:
+            self._models.emit(kind, whole_text(piece))
 
 
 def usage_of(response: ModelResponse) -> Usage:

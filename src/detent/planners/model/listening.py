@@ -1,6 +1,6 @@
-"""What pydantic-ai does not tell of an answer: that a stream without a reason was complete, and why Groq refused a call.
+"""What pydantic-ai does not tell of an answer: that a stream without a reason was complete, why Groq refused a call, where thinking began.
 
-Both are heard where a model's client gives the answer. A stream of chat completions ends with `[DONE]`; one that came to it is whole, also where
+All are heard where a model's client gives the answer. A stream of chat completions ends with `[DONE]`; one that came to it is whole, also where
 no piece said why the model stopped. Where nothing can be listened to, such a stream counts as broken, as before.
 """
 
@@ -24,11 +24,11 @@ def heard(model: Any) -> Any:
     if not any(kind.__name__ in _HEARD for kind in type(model).__mro__) or not hasattr(model, _CREATE):
         return model
     ours = copy.copy(model)
-    setattr(ours, _CREATE, partial(_created, getattr(model, _CREATE)))
+    setattr(ours, _CREATE, partial(_created, getattr(model, _CREATE), model.profile.get("thinking_tags") or ("<think>", "</think>")))
     return ours
 
 
-async def _created(create: Callable[..., Any], *args: Any, **more: Any) -> Any:
+async def _created(create: Callable[..., Any], tags: tuple[str, str], *args: Any, **more: Any) -> Any:
     """Return what the client answers; raise `ModelCallFailure` where Groq refused a call."""
     try:
         answer = await create(*args, **more)
@@ -36,7 +36,18 @@ async def _created(create: Callable[..., Any], *args: Any, **more: Any) -> Any:
         if (refused := _refused(error)) is not None:
             raise refused from error
         raise
-    return _Stream(answer) if hasattr(answer, "response") and hasattr(answer, "__aiter__") else answer
+    if hasattr(answer, "response") and hasattr(answer, "__aiter__"):
+        return _Stream(answer)
+    for choice in getattr(answer, "choices", None) or ():
+        _close_thinking(getattr(choice, "message", None), tags)
+    return answer
+
+
+def _close_thinking(message: Any, tags: tuple[str, str]) -> None:
+    """Close a think block that is open at the end of a whole answer: pydantic-ai would drop its tag, and make an answer of it."""
+    said = getattr(message, "content", None)
+    if isinstance(said, str) and said.rfind(tags[0]) > said.rfind(tags[1]):
+        message.content = said + tags[1]
 
 
 class _Stream:

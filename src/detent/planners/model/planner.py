@@ -176,8 +176,6 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         model = named
     else:
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
-    if not isinstance(named, str):
-        refuse_unknown(settings.extra, [model])
     asked, idle = taken(model, for_provider(settings, temperature=temperature))
     shown = name or f"{model.system}:{model.model_name}"
     chosen = {(shown, setting) for setting in idle if setting != "temperature" or settings.temperature is not None}  # a profile may ask for one

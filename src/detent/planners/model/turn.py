@@ -122,7 +122,7 @@ class Turn:
         return Plan(
             actions=tuple(actions),
             text=pieces.text,
-            thinking=pieces.thinking,
+            thinking="\n\n".join(filter(None, (pieces.thinking, reading.thinking if reading is not None else ""))),
             usage=self._usage,
             model=response.model_name or self.exchange.model_name,
             provider_data=provider_data(pieces, controls, system=self.exchange.system, model=self.exchange.model_name),

@@ -93,11 +93,12 @@ class ModelPlanner:
         if exchange.text is not None:
             return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
         key = (view.run_id, view.scope)
+        head = self._head(view)
         turn = Turn(
             exchange,
             view,
-            self._head(view),
-            await self._rendered(view, exchange),
+            head,
+            await self._rendered(view, exchange, head),
             purpose="ask" if view.small else "plan",
             raised=self._limits.get(key),
         )
@@ -116,13 +117,13 @@ class ModelPlanner:
 
     # What is kept ---------------------------------------------------------------------------------------------------------------
 
-    async def _rendered(self, view: View, exchange: Exchange) -> Rendering:
+    async def _rendered(self, view: View, exchange: Exchange, head: Head) -> Rendering:
         """Return the transcript as messages; what was rendered before is found again."""
         key = (view.run_id, view.scope, exchange.system, exchange.model_name)
         done = self._renderings.pop(key, None) if view.run_id else None
         if done is None or not done.covers(view.transcript):
             done = Rendering()
-        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view))
+        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view), names=head.names)
         await renderer.extend(done, view)
         if view.run_id:
             _keep(self._renderings, key, done)

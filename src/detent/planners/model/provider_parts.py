@@ -178,7 +178,10 @@ def unused(wanted: str, taken: set[str]) -> str:
 
 
 def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], ids: list[str]) -> ModelResponse:
-    """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`."""
+    """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`.
+
+    The calls have the names that the provider knows the tools by.
+    """
     from pydantic_ai import messages as m
 
     parts: list[Any] = []
@@ -191,7 +194,7 @@ def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], id
                 parts.append(m.ThinkingPart(plan.thinking[said[0] : said[1]], **said[2]))
             case "call" if said[0] < len(calls):
                 number: int = said[0]
-                parts.append(m.ToolCallPart(sayable(calls[number].tool), writable(calls[number].args), ids[number], **said[2]))
+                parts.append(m.ToolCallPart(calls[number].tool, writable(calls[number].args), ids[number], **said[2]))
             case "control":
                 parts.append(m.ToolCallPart(said[0], said[1], unused(said[2], taken), **said[3]))
             case "other":

@@ -112,7 +112,7 @@ class Turn:
                 controls[number] = (call.tool_name, args)
                 actions.append(self._control(call.tool_name, args))
             else:
-                actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
+                actions.append(a.ToolCall(tool=self.head.own_name(call.tool_name), args=args, provider_id=call.tool_call_id))
         if reading is not None:
             problem = reading.problem
             actions += reading.actions

@@ -120,7 +120,10 @@ def test_names_behind_an_import_path_are_of_the_same_file(desk: Desk) -> None:
     """`./tools.py:note,wipe` means two tools of that file; a name that the file does not have is a tool by name."""
     with ChatServer([says("hi")]) as server:
         ask = ["run", "--model", "served", "--base-url", server.url, "--workspace", "."]
-        for said in (["--tools", "./tools.py:note, wipe,read_file"], ["--tools", "./tools.py:note,read_file", "--tools", "./tools.py:wipe"]):
+        for said in (
+            ["--tools", "./tools.py:note, wipe,read_file"],
+            ["--tools", "./tools.py:note,read_file", "--tools", "./tools.py:wipe"],
+        ):
             assert desk.detent(*ask, *said, "hello", **NO_KEYS).code == 0
         unknown = desk.detent(*ask, "--tools", "./tools.py:note,wpie", "hello", **NO_KEYS)
         apart = desk.detent(*ask, "--tools", "./tools.py:note", "--tools", "wipe", "hello", **NO_KEYS)

@@ -165,7 +165,9 @@ def _of_field(part: dict[str, Any], name: str) -> list[Any]:
 def _of_item(part: dict[str, Any], place: int) -> list[Any]:
     """Return what a schema says about the item in this place of a list."""
     rest = part.get("items")
-    first: Any = rest if isinstance(rest, list) else part.get("prefixItems") or ()  # the former is how drafts before 2020 say it
+    first = (
+        cast("list[Any]", rest) if isinstance(rest, list) else cast("list[Any]", part.get("prefixItems") or [])
+    )  # the former is how drafts before 2020 say it
     if place < len(first):
         return [first[place]]
     return [part.get("additionalItems") if isinstance(rest, list) else rest]

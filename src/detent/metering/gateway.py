@@ -307,7 +307,9 @@ class Gateway:
         """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
         safe = await self._run.world.scrub(said, known=self._context.known)
-        self._failed(call, safe[:2000], kind, usage, began, provider_code=error.provider_code if isinstance(error, ModelCallFailure) else "")
+        self._failed(
+            call, safe[:2000], kind, usage, began, provider_code=error.provider_code if isinstance(error, ModelCallFailure) else ""
+        )
         await self._context.commit()
 
     def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None, *, provider_code: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from detent.metering.provider_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import Answer, ChatServer, Entry, fails, says, streamed
 
+PNG = b"\x89PNG\r\n\x1a\n" + b"dot" * 50
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 
 
@@ -26,11 +28,11 @@ def groq(url: str) -> Any:
     return GroqModel("llama-3.3-70b-versatile", provider=GroqProvider(api_key="k", base_url=url.removesuffix("/v1")))
 
 
-def google(url: str) -> Any:
+def google(url: str, name: str = "gemini-2.5-pro") -> Any:
     from pydantic_ai.models.google import GoogleModel
     from pydantic_ai.providers.google import GoogleProvider
 
-    return GoogleModel("gemini-2.5-pro", provider=GoogleProvider(api_key="k", base_url=url.removesuffix("/v1")))
+    return GoogleModel(name, provider=GoogleProvider(api_key="k", base_url=url.removesuffix("/v1")))
 
 
 def anthropic(url: str, name: str = "claude-sonnet-4-6") -> Any:
@@ -58,7 +60,10 @@ def sends(*events: Any, stream: bool = True, done: bool = False) -> Answer:
     """Return an answer of this JSON: as server-sent events, or the one of them as a body."""
     if not stream:
         return {"status": 200, "body": json.dumps(events[0]), "headers": {"Content-Type": "application/json"}}
-    lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" if "type" in event else f"data: {json.dumps(event)}\n\n" for event in events]
+    lines = [
+        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" if "type" in event else f"data: {json.dumps(event)}\n\n"
+        for event in events
+    ]
     return {"status": 200, "body": "".join(lines) + ("data: [DONE]\n\n" if done else ""), "headers": {"Content-Type": "text/event-stream"}}
 
 
@@ -133,7 +138,10 @@ def test_a_call_that_google_cannot_read_is_told_by_its_name(word: str, *, stream
     """The answer is empty then, and was asked for again as such, without a word of what was wrong."""
     used = {"promptTokenCount": 5, "candidatesTokenCount": 3, "totalTokenCount": 8}
     bad = {"candidates": [{"content": {"role": "model", "parts": []}, "finishReason": word, "index": 0}], "usageMetadata": used}
-    good = {"candidates": [{"content": {"role": "model", "parts": [{"text": "done"}]}, "finishReason": "STOP", "index": 0}], "usageMetadata": used}
+    good = {
+        "candidates": [{"content": {"role": "model", "parts": [{"text": "done"}]}, "finishReason": "STOP", "index": 0}],
+        "usageMetadata": used,
+    }
     ran = Ran([sends(bad, stream=stream), sends(good, stream=stream)], google, stream=stream)
     assert (ran.result.output, ran.result.usage.input_tokens) == ("done", 10)
     assert ran.of(e.PlanRejected)[0].problem.startswith(f"{word}: ") and ran.of(e.ModelCallFailed)[0].provider_code == word
@@ -203,7 +211,11 @@ def test_a_prompt_that_is_too_long_is_known_by_what_is_said_of_it(message: str, 
     """Before the answer, and as an error within a stream, where there is no status."""
     entry = fails(400, message)
     if stream:
-        entry = {"status": 200, "body": f"data: {json.dumps({'error': {'message': message}})}\n\n", "headers": {"Content-Type": "text/event-stream"}}
+        entry = {
+            "status": 200,
+            "body": f"data: {json.dumps({'error': {'message': message}})}\n\n",
+            "headers": {"Content-Type": "text/event-stream"},
+        }
     ran = Ran([entry], chat, stream=stream)
     assert (ran.result.reason, len(ran.requests)) == ("context_overflow", 1), ran.result.error
 
@@ -275,3 +287,35 @@ def test_thinking_is_always_smaller_than_the_limit_of_the_answer(settings: dict[
     assert ran.result.output == "done"
     assert (sent["thinking"].get("budget_tokens", 0), sent["max_tokens"]) == (thinks, most)
     assert sent["thinking"]["type"] == ("enabled" if thinks else "disabled")
+
+
+# What a model makes --------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("text", ["", "Here it is."])
+def test_an_image_that_a_model_makes_is_an_artifact_in_the_result(text: str, *, stream: bool) -> None:
+    """An answer of an image alone was an empty one, asked for twice more and then a failure; its bytes do not stand in the log."""
+    picture = base64.b64encode(PNG).decode()
+    parts = [*([{"text": text}] if text else []), {"inlineData": {"mimeType": "image/png", "data": picture}}]
+    used = {"promptTokenCount": 5, "candidatesTokenCount": 3, "totalTokenCount": 8}
+    body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP", "index": 0}], "usageMetadata": used}
+
+    async def go(url: str) -> None:
+        planner = ModelPlanner(google(url, "gemini-2.5-flash-image"), settings={"stream": stream})
+        async with Engine(store="ram:", planner=planner) as engine:
+            result = await engine.run(Agent(name="a"), "Draw a dot.")
+            (attachment,) = result.output["attachments"]
+            assert (result.status, result.output["text"]) == ("completed", text)
+            assert (attachment["type"], attachment["media_type"], attachment["artifact"]["size_bytes"]) == ("image", "image/png", len(PNG))
+            kept = await engine.store.get_blob(result.run_id, attachment["artifact"]["key"])
+            assert kept == PNG
+            assert picture.encode() not in b"".join(await engine.store.read(result.run_id))
+            await engine.gc()
+            assert await engine.store.get_blob(result.run_id, attachment["artifact"]["key"]) == PNG
+            assert (await engine.replay(result.run_id)).identical
+        await planner.close()
+
+    with ChatServer([sends(body, stream=stream)]) as server:
+        asyncio.run(go(server.url))
+    assert len(server.requests) == 1

@@ -231,7 +231,13 @@ def dotted(*names: str) -> list[Any]:
 def test_names_with_dots_are_mapped_both_ways() -> None:
     """Providers refuse them. No two tools have the same name there; the log, policies and results have ours."""
     tools = dotted("files.read", "files_read", "files-read.all", "a.b", "a_b_2", "a_b")
-    asked = [("c1", "files_read_2", {"n": 5.0}), ("c2", "files_read", {"n": 2}), ("c3", "a_b_3", {}), ("c4", "files.read", {}), ("c5", "files_read_9", {})]
+    asked = [
+        ("c1", "files_read_2", {"n": 5.0}),
+        ("c2", "files_read", {"n": 2}),
+        ("c3", "a_b_3", {}),
+        ("c4", "files.read", {}),
+        ("c5", "files_read_9", {}),
+    ]
 
     async def go(url: str) -> Any:
         agent = Agent(name="a", model="served", tools=tools, model_settings={"base_url": url})
@@ -247,7 +253,13 @@ def test_names_with_dots_are_mapped_both_ways() -> None:
     ]  # fmt: skip
     assert [call.content for call in result.tool_calls[:2]] == ["files.read {'n': 5}", "files_read {'n': 2}"]
     (said,) = [message for message in server.requests[1]["messages"] if message.get("tool_calls")]
-    assert [call["function"]["name"] for call in said["tool_calls"]] == ["files_read_2", "files_read", "a_b_3", "files_read_2", "files_read_9"]
+    assert [call["function"]["name"] for call in said["tool_calls"]] == [
+        "files_read_2",
+        "files_read",
+        "a_b_3",
+        "files_read_2",
+        "files_read_9",
+    ]
 
 
 @pytest.mark.parametrize("name", [".a", "a.", "a..b", "a b", "", "a." + "b" * 63])

@@ -62,7 +62,7 @@ def test_it_is_named_once_a_planner_and_not_sent(caplog: pytest.LogCaptureFixtur
     with ChatServer([says("hi")]) as server, caplog.at_level(logging.WARNING, logger="detent"):
         asyncio.run(go(server.url))
     told = [record.getMessage() for record in caplog.records if "does not take" in record.getMessage()]
-    assert told == ["model 'openai:gpt-5' does not take thinking: not sent"] or told == ["model 'openai:gpt-5' does not take top_p: not sent"]
+    assert told in [[f"model 'openai:gpt-5' does not take {name}: not sent"] for name in ("thinking", "top_p")]
     assert all(("reasoning_effort" in request) != ("top_p" in request) for request in server.requests)
 
 
@@ -110,7 +110,8 @@ def test_a_key_that_one_model_of_an_agent_knows_is_not_refused_because_of_the_ot
 class _Own:
     """A model of somebody's own: what it takes is not known here."""
 
-    profile: dict[str, Any] = {}
+    def __init__(self) -> None:
+        self.profile: dict[str, Any] = {}
 
 
 def test_a_model_of_ones_own_takes_what_it_takes() -> None:

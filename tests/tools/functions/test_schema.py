@@ -297,7 +297,11 @@ WHOLE: list[tuple[dict[str, Any], Any, Any]] = [
     ({"properties": {"l": {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False}}}, {"l": ["a", 2.0]}, {"l": ["a", 2]}),
     ({"additionalProperties": {"type": "integer"}}, {"a": 1.0}, {"a": 1}),
     ({"patternProperties": {"^n": {"type": "integer"}}}, {"n1": 1.0, "m": 1.0}, {"n1": 1, "m": 1.0}),
-    ({"properties": {"n": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]}}, "$defs": {"n": {"type": "integer"}}}, {"n": 3.0}, {"n": 3}),
+    (
+        {"properties": {"n": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]}}, "$defs": {"n": {"type": "integer"}}},
+        {"n": 3.0},
+        {"n": 3},
+    ),
     ({"properties": {"n": {"allOf": [{"type": "integer"}, {"minimum": 2}]}}}, {"n": 3.0}, {"n": 3}),
     ({"properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}}, {"next": {"next": {"n": 7.0}}}, {"next": {"next": {"n": 7}}}),
 ]

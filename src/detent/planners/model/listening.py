@@ -55,9 +55,10 @@ class _Stream:
 
     def __init__(self, source: Any) -> None:
         self._source, self._done, self._tail = source, False, b""
-        response = source.response
-        pieces = response.aiter_bytes
-        response.aiter_bytes = lambda *sizes: self._listened(pieces(*sizes))
+        self._pieces, source.response.aiter_bytes = source.response.aiter_bytes, self._bytes
+
+    def _bytes(self, *sizes: Any) -> AsyncIterator[bytes]:
+        return self._listened(self._pieces(*sizes))
 
     async def _listened(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for piece in pieces:

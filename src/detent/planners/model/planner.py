@@ -22,7 +22,7 @@ from detent.planners.model.messages import Renderer, Rendering
 from detent.planners.model.prompt import Head, make_head
 from detent.planners.model.taken import refuse_unknown, taken
 from detent.planners.model.turn import Turn
-from detent.planners.model.without_tools import check_text, make_writer, writes_text
+from detent.planners.model.without_tools import check_text, draws, make_writer, writes_text
 from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, for_provider, read_settings
@@ -90,7 +90,7 @@ class ModelPlanner:
         `output_schema_failed` for a typed answer that does not fit after two more tries.
         """
         exchange = await self._exchange(view)
-        if exchange.text is not None:
+        if exchange.text is not None and not draws(exchange.model, view):
             return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
         key = (view.run_id, view.scope)
         head = self._head(view)
@@ -179,7 +179,9 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
     asked, idle = taken(model, for_provider(settings, temperature=temperature))
     shown = name or f"{model.system}:{model.model_name}"
-    chosen = {(shown, setting) for setting in idle if setting != "temperature" or settings.temperature is not None}  # a profile may ask for one
+    chosen = {
+        (shown, setting) for setting in idle if setting != "temperature" or settings.temperature is not None
+    }  # a profile may ask for one
     if fresh := sorted(setting for _, setting in chosen - told):
         told |= chosen
         log.warning("model %r does not take %s: not sent", shown, ", ".join(fresh))

@@ -156,9 +156,7 @@ def _wire_names(tools: Sequence[str], controls: Sequence[str]) -> dict[str, str]
 def _tool(spec: ToolSpec, name: str, detail: str) -> Any:
     from pydantic_ai.tools import ToolDefinition
 
-    return ToolDefinition(
-        name=name, description=spec.description or None, parameters_json_schema=shown_schema(spec.input_schema, detail)
-    )
+    return ToolDefinition(name=name, description=spec.description or None, parameters_json_schema=shown_schema(spec.input_schema, detail))
 
 
 def _control(name: str) -> Any:

@@ -15,7 +15,15 @@ from detent.core.errors import ConfigError
 _OURS = ("timeout", "max_retries", "cache", "framing_announcement")
 """What is not the user's own words: the deadline is kept here, and the rest is a default."""
 _SAMPLING = ("temperature", "top_p", "top_k")
-_SAMPLING_OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "openai_logprobs", "openai_top_logprobs")
+_SAMPLING_OF_OPENAI = (
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "openai_logprobs",
+    "openai_top_logprobs",
+)
 
 
 def taken(model: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -74,4 +82,6 @@ def _reasons(profile: Any, settings: dict[str, Any]) -> bool:
     effort, thinking = settings.get("openai_reasoning_effort"), settings.get("thinking")
     if effort is not None:
         return effort != "none"
-    return bool(profile.get("thinking_enabled_by_default")) if thinking is None else bool(thinking or profile.get("thinking_always_enabled"))
+    return (
+        bool(profile.get("thinking_enabled_by_default")) if thinking is None else bool(thinking or profile.get("thinking_always_enabled"))
+    )

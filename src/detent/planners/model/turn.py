@@ -16,7 +16,7 @@ from detent.planners.model import control_tools
 from detent.planners.model.exchange import Exchange, Reply
 from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
-from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
+from detent.planners.model.provider_parts import EPOCH, Pieces, file_of, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.surrogates import whole_text
@@ -52,7 +52,7 @@ class Turn:
                 continue
             pieces = take_apart(reply.response)
             reading = None if pieces.calls else read(pieces.text, self.head.offer)
-            if reading is not None and a.is_blank(reading.said):
+            if reading is not None and a.is_blank(reading.said) and not pieces.files:
                 self._was_empty()
                 continue
             plan = self._read(pieces, reading, reply.response)
@@ -115,7 +115,7 @@ class Turn:
                 actions.append(a.ToolCall(tool=self.head.own_name(call.tool_name), args=args, provider_id=call.tool_call_id))
         if reading is not None:
             problem = reading.problem
-            actions += reading.actions
+            actions += [self._with_files(action, pieces) for action in reading.actions]
         if problem:
             self._does_not_fit(problem, pieces, response)
             return None
@@ -125,7 +125,16 @@ class Turn:
             thinking="\n\n".join(filter(None, (pieces.thinking, reading.thinking if reading is not None else ""))),
             usage=self._usage,
             model=response.model_name or self.exchange.model_name,
+            files=tuple(bytes(file.data) for file in pieces.files),
             provider_data=provider_data(pieces, controls, system=self.exchange.system, model=self.exchange.model_name),
+        )
+
+    def _with_files(self, action: a.AnyAction, pieces: Pieces) -> a.AnyAction:
+        """Return an answer with the files that the model made beside its text; a typed one has a form of its own, and stays as it is."""
+        if not pieces.files or not isinstance(action, a.FinalAnswer) or self.head.offer.output_schema is not None:
+            return action
+        return a.FinalAnswer(
+            content={"text": action.content, "attachments": [file_of(file) for file in pieces.files]}, reason=action.reason
         )
 
     def _control(self, name: str, args: Any) -> a.AnyAction:

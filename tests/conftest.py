@@ -85,3 +85,10 @@ def pytest_collection_finish() -> None:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a parameter without its address, so that every worker collects the same tests."""
     return getattr(val, "__qualname__", type(val).__name__) if " at 0x" in repr(val) else None
+
+
+@pytest.fixture(autouse=True)
+def warned_of_nothing() -> None:
+    """Forget of which models this process was told that they have no price: it is told once, and each test is to hear it."""
+    if (pricing := sys.modules.get("detent.metering.pricing")) is not None:
+        pricing.WARNED.clear()

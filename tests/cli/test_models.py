@@ -116,6 +116,23 @@ def test_the_key_of_a_base_url_is_the_one_that_is_named(desk: Desk) -> None:
     assert "sk-mine" not in desk.detent("export", "last").out
 
 
+def test_names_behind_an_import_path_are_of_the_same_file(desk: Desk) -> None:
+    """`./tools.py:note,wipe` means two tools of that file; a name that the file does not have is a tool by name."""
+    with ChatServer([says("hi")]) as server:
+        ask = ["run", "--model", "served", "--base-url", server.url, "--workspace", "."]
+        for said in (
+            ["--tools", "./tools.py:note, wipe,read_file"],
+            ["--tools", "./tools.py:note,read_file", "--tools", "./tools.py:wipe"],
+        ):
+            assert desk.detent(*ask, *said, "hello", **NO_KEYS).code == 0
+        unknown = desk.detent(*ask, "--tools", "./tools.py:note,wpie", "hello", **NO_KEYS)
+        apart = desk.detent(*ask, "--tools", "./tools.py:note", "--tools", "wipe", "hello", **NO_KEYS)
+    offered = [sorted(tool["function"]["name"] for tool in request["tools"]) for request in server.requests]
+    assert offered == [["note", "read_file", "wipe"]] * 2
+    assert unknown.code == 2 and "'wpie'" in unknown.err
+    assert apart.code == 2 and "'wipe'" in apart.err
+
+
 @pytest.mark.parametrize("provider", ["llamacpp", "vllm"])
 def test_a_raw_text_model_is_selected_by_an_option_and_known_to_the_log(provider: str, desk: Desk) -> None:
     """Actions are read out of its text; a process that takes the run on plans in the same way."""

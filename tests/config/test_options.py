@@ -67,8 +67,8 @@ def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
     """One line and its documentation in `AgentOptions` reach program, log, file, schema and table."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "scripts").mkdir()
-    for file in ("README.md", "scripts/docs.py"):
+    for file in ("README.md", "scripts/docs.py", "tests/planners/text/dialects.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     source = tmp_path / "src" / "detent" / "core" / "agent.py"
     text, mark = source.read_text(encoding="utf-8"), "    meta: dict[str, Any] = {}\n"

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "",
     ),
     "policy_denied": (lambda: turn(opened(on_deny="fail")).add(calls(0), failed(code="policy_denied")), "no: policy_denied", ""),
-    "malformed_plan": (lambda: rejected(rejected(rejected(opened()))), "3 turns in a row without a valid plan", ""),
+    "malformed_plan": (lambda: rejected(rejected(rejected(opened()))), "3 turns in a row without a valid plan. That was not a plan: ", ""),
     **{
         reason: (lambda reason=reason: done_with(reason), "why", "")
         for reason in (

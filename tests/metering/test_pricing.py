@@ -106,6 +106,9 @@ def test_a_missing_price_is_said_once(caplog: Any) -> None:
         "no price is known for model 'strange:model': its calls are counted in tokens, and cost nothing that is known"
     ]
     assert result.usage.cost_usd is None and [f.usage.cost_usd for f in of(events, e.ModelCallFinished)] == [None, None]
+    with caplog.at_level(logging.WARNING, logger="detent"):
+        asyncio.run(run(Caller(Provider(answer(value=None)), "strange:model")))  # another engine
+    assert len([r for r in caplog.records if "no price" in r.message]) == 1
 
 
 def test_the_model_that_the_provider_names_is_the_one_that_is_billed() -> None:

@@ -14,7 +14,7 @@ import typer
 
 from detent.cli.option_sets import Options
 from detent.config.agents import Agent
-from detent.config.imports import absolute_import, load_tool
+from detent.config.imports import absolute_import, load_object, load_tool
 from detent.core.errors import ConfigError
 
 IMPLICIT = "assistant"
@@ -62,7 +62,7 @@ class Asked(Options, frozen=True, kw_only=True):
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")] = False
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name, with commas between. Repeatable."),
+        typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name,name, with commas between. Repeatable."),
     ] = None
 
     def over(self, agent: Agent) -> Agent:
@@ -100,9 +100,28 @@ class Asked(Options, frozen=True, kw_only=True):
 
 
 def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
-    """Return the tools that `--tools` lists, names and import paths, and what a later process needs to import them."""
-    entries = [name for text in said for name in (part.strip() for part in text.split(",")) if name]
-    imports = [absolute_import(entry, Path.cwd()) for entry in entries if ":" in entry]
-    tools = [load_tool(absolute_import(entry, Path.cwd()), "--tools") if ":" in entry else entry for entry in entries]
+    """Return the tools that `--tools` lists, names and import paths, and what a later process needs to import them.
+
+    A bare name behind an import path is of the same file where that has such a thing: "./file.py:first,second" are two of its tools.
+    """
+    imports: list[str] = []
+    tools: list[Any] = []
+    for text in said:
+        place = ""
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            path = absolute_import(entry, Path.cwd()) if ":" in entry else f"{place}:{entry}" if place and _holds(place, entry) else ""
+            if path:
+                imports.append(path)
+                place = path.rpartition(":")[0]
+            tools.append(load_tool(path, "--tools") if path else entry)
     meta = {name: value for name, value in agent.meta.items() if name != "tool_imports"}
     return {"tools": tuple(tools), "meta": {**meta, **({"tool_imports": imports} if imports else {})}}
+
+
+def _holds(module: str, name: str) -> bool:
+    """Whether a module or file that was imported has something of this name."""
+    try:
+        load_object(f"{module}:{name}", "--tools")
+    except ConfigError:
+        return False
+    return True

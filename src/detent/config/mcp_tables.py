@@ -25,7 +25,6 @@ import msgspec
 from detent.config.tables import read_toml, take
 from detent.core.errors import ConfigError
 from detent.ports.governing_files import governs
-from detent.tools.functions.options import read_options
 from detent.tools.mcp.settings import OPERATORS_KEYS, SERVER_NAME, McpServer, OAuth, ToolPins, checked_servers
 
 
@@ -129,19 +128,14 @@ def _texts(said: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _tools(said: Any, where: str, key: str) -> Any:
-    """Return the allow-list as it is, and a table of pins read and checked."""
+    """Return the allow-list as it is, and a table of pins read; `McpServer` checks their values."""
     if said is None:
         return None
     if isinstance(said, list) and all(isinstance(name, str) for name in cast("list[Any]", said)):
         return tuple(cast("list[str]", said))
     if not isinstance(said, dict):
         raise ConfigError(f"{where}: {key}: expected a list of names, or a table of tools")
-    pins: dict[str, ToolPins] = {}
-    for tool, table in cast("dict[str, Any]", said).items():
-        pins[tool] = take(_table(table, f"{where}: {key}.{tool}"), ToolPins, where, f"{key}.{tool}.")
-        pinned: Any = {name: value for name, value in msgspec.structs.asdict(pins[tool]).items() if value is not None}
-        try:
-            read_options(pinned, tool=tool)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {key}: {error}") from None
-    return pins
+    return {
+        tool: take(_table(table, f"{where}: {key}.{tool}"), ToolPins, where, f"{key}.{tool}.")
+        for tool, table in cast("dict[str, Any]", said).items()
+    }

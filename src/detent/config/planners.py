@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, PlannerFailed
 from detent.ports import Plan, Planner, View, asks_only_its_own
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A planner that knows before a run begins whether it can plan for an agent."""
+
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` where it cannot."""
+        ...
 
 
 class Planners:
@@ -54,6 +63,8 @@ class Planners:
 
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
         if self.own is not None or not spec.model:
+            if check and isinstance(self.own, Checks):
+                self.own.check(spec)
             return self.own or NoPlanner(spec)
         return self._model_of(spec, check=check)
 

@@ -246,19 +246,34 @@ class MalformedPlan(PlannerFailed):
 
 ModelFailureKind = Literal[
     "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "refused", "content_filter", "context_overflow",
-    "truncated", "empty", "malformed", "bad_request",
+    "truncated", "empty", "malformed", "queued", "bad_request",
 ]  # fmt: skip
 RETRYABLE_KINDS: tuple[str, ...] = ("rate_limited", "timeout", "connection", "server")
-_REASON_OF_KIND = {"refused": "model_refused", "content_filter": "model_refused", "context_overflow": "context_overflow"}
+_REASON_OF_KIND = {
+    "refused": "model_refused", "content_filter": "model_refused", "context_overflow": "context_overflow", "malformed": "malformed_plan",
+}  # fmt: skip
 
 
 class ModelCallFailure(PlannerFailed):
-    """A model call gave no answer that can be used. `kind` is its class, `retry_after_s` what the provider asked to wait, `usage` what it cost."""
+    """A model call gave no answer that can be used. `kind` is its class, `retry_after_s` what the provider asked to wait, `usage` what it cost.
+
+    `provider_code` is the provider's own word for it, where it has one. `left_s` is how much is left of the time that the whole request may
+    take (None: no limit): no further attempt begins after it.
+    """
 
     code = "model_call_failure"
 
-    def __init__(self, message: str, *, kind: ModelFailureKind, retry_after_s: float | None = None, usage: Any = None) -> None:
-        self.kind, self.retry_after_s, self.usage = kind, retry_after_s, usage
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: ModelFailureKind,
+        retry_after_s: float | None = None,
+        usage: Any = None,
+        provider_code: str = "",
+        left_s: float | None = None,
+    ) -> None:
+        self.kind, self.retry_after_s, self.usage, self.provider_code, self.left_s = kind, retry_after_s, usage, provider_code, left_s
         self.retryable = kind in RETRYABLE_KINDS
         super().__init__(message, reason=_REASON_OF_KIND.get(kind, "planner_error"))
 

@@ -314,11 +314,15 @@ class ModelCallFinished(Event, frozen=True, kw_only=True):
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The model call `call` ended without an answer that can be used; `kind` is the class of the failure, `cancelled`, `abandoned` or `error`."""
+    """The model call `call` ended without an answer that can be used; `kind` is the class of the failure, `cancelled`, `abandoned` or `error`.
+
+    `provider_code` is the provider's own word for it, such as "MALFORMED_FUNCTION_CALL", where it has one.
+    """
 
     call: str = ""
     error: str
     kind: str = ""
+    provider_code: str = ""
     usage: Usage = NOTHING
     latency_ms: float = 0.0
 

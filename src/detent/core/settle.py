@@ -111,7 +111,7 @@ def settle(run: RunState, state: KernelState, *, running_s: float, total_s: floa
         failed = run.budget.max_failed_turns
         if failed is not None and state.consecutive_failed_turns >= failed:
             if state.plan is None:
-                return Settled(reason="malformed_plan", error=f"{failed} turns in a row without a valid plan")
+                return Settled(reason="malformed_plan", error=f"{failed} turns in a row without a valid plan. {state.steps[-1].text}")
             return Settled(reason="failure_threshold", error=f"{failed} turns in a row in which no call succeeded")
     bound = reached(run, state, running_s=running_s, total_s=total_s, turn_over=turn_over)
     if bound is not None and turn_over and wraps_up(run, state, bound):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any, cast
+from urllib.parse import unquote
 
 import msgspec
 
@@ -97,6 +98,82 @@ def misfit(value: Any, schema: dict[str, Any]) -> str:
         return ""
     where = "".join(f"[{part!r}]" for part in found.absolute_path)
     return f"{'answer' + where if where else 'the answer'}: {str(found.message)[:LONGEST]}"
+
+
+def whole_numbers(value: Any, schema: dict[str, Any]) -> Any:
+    """Return a value with the numbers that its schema says are integers as `int`: in JSON Schema 5.0 is one, and programs want 5.
+
+    Nothing else is changed, and no number that a float cannot hold exactly.
+    """
+    return _whole(value, [schema], schema)
+
+
+_EXACT = 2**53
+
+
+def _whole(value: Any, parts: list[Any], root: dict[str, Any]) -> Any:
+    said = list(_applying(parts, root))
+    if isinstance(value, float):
+        wanted = any("integer" in ([kind] if isinstance(kind := part.get("type"), str) else kind or ()) for part in said)
+        return int(value) if wanted and value.is_integer() and abs(value) <= _EXACT else value
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: _whole(inner, [p for part in said for p in _of_field(part, name)], root) for name, inner in fields.items()}
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return [_whole(inner, [p for part in said for p in _of_item(part, place)], root) for place, inner in enumerate(items)]
+    return value
+
+
+def _applying(parts: list[Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas that may say something about a value: these, and those that they refer to or combine."""
+    todo, seen = list(parts), set[int]()
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, dict) or id(cast("object", part)) in seen:
+            continue
+        fields = cast("dict[str, Any]", part)
+        seen.add(id(fields))
+        yield fields
+        for name in ("allOf", "anyOf", "oneOf"):
+            todo += fields.get(name) or ()
+        todo += [fields.get(name) for name in ("if", "then", "else")]
+        if isinstance(reference := fields.get("$ref"), str) and reference.startswith("#"):
+            todo.append(_at(root, reference))
+
+
+def _at(root: Any, reference: str) -> Any:
+    """Return what a reference into the schema itself leads to, None where that cannot be told."""
+    found = root
+    for step in reference[1:].split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = cast("dict[str, Any]", found).get(name)
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(cast("list[Any]", found)):
+            found = cast("list[Any]", found)[int(name)]
+        else:
+            return None
+    return found
+
+
+def _of_field(part: dict[str, Any], name: str) -> list[Any]:
+    """Return what a schema says about a field of this name."""
+    patterns: dict[str, Any] = part.get("patternProperties") or {}
+    found = [inner for said, inner in patterns.items() if compiled(said).search(name)]
+    own: dict[str, Any] = part.get("properties") or {}
+    found += [own[name]] if name in own else []
+    return found or [part.get("additionalProperties")]
+
+
+def _of_item(part: dict[str, Any], place: int) -> list[Any]:
+    """Return what a schema says about the item in this place of a list."""
+    rest = part.get("items")
+    first = (
+        cast("list[Any]", rest) if isinstance(rest, list) else cast("list[Any]", part.get("prefixItems") or [])
+    )  # the former is how drafts before 2020 say it
+    if place < len(first):
+        return [first[place]]
+    return [part.get("additionalItems") if isinstance(rest, list) else rest]
 
 
 def dangling(schema: dict[str, Any]) -> str | None:

@@ -307,14 +307,17 @@ class Gateway:
         """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
         safe = await self._run.world.scrub(said, known=self._context.known)
-        self._failed(call, safe[:2000], kind, usage, began)
+        self._failed(
+            call, safe[:2000], kind, usage, began, provider_code=error.provider_code if isinstance(error, ModelCallFailure) else ""
+        )
         await self._context.commit()
 
-    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None) -> None:
+    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None, *, provider_code: str = "") -> None:
         if self._open.pop(call, None) is None:
             return
         latency = 0.0 if began is None else round(self._run.world.running_ms() - began, 3)
-        self._run.record(self._scope, ModelCallFailed(call=call, error=error, kind=kind, usage=usage, latency_ms=latency))
+        event = ModelCallFailed(call=call, error=error, kind=kind, provider_code=provider_code, usage=usage, latency_ms=latency)
+        self._run.record(self._scope, event)
         self._freed(call)
 
     def _freed(self, call: str) -> None:
@@ -324,10 +327,10 @@ class Gateway:
         self._room.free()
 
     def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:
-        """Return how long to wait before the next attempt; None where there is none, also because the run's time would be over."""
+        """Return how long to wait before the next attempt; None where there is none, also because the run's or the request's time would be over."""
         pause = self._traffic.retries.pause(failure, attempt, waited, random.random)
-        left = self._context.time_left()
-        return None if pause is None or (left is not None and pause >= left) else pause
+        bounds = [left for left in (self._context.time_left(), failure.left_s) if left is not None]
+        return None if pause is None or any(pause >= left for left in bounds) else pause
 
     # What it used --------------------------------------------------------------------------------------------------------------
 
@@ -381,4 +384,5 @@ def _given_up(failure: ModelCallFailure, attempts: int) -> ModelCallFailure:
         kind=cast("ModelFailureKind", failure.kind),
         retry_after_s=failure.retry_after_s,
         usage=failure.usage,
+        provider_code=failure.provider_code,
     )

@@ -1,6 +1,6 @@
 """What model calls cost: prices from genai-prices (extra `models`), and those that a program gives for models of its own.
 
-Without a price a cost is unknown (None), never zero, and that is said once a model. Prices are those of the day of the call.
+Without a price a cost is unknown (None), never zero, and that is said once a model and process. Prices are those of the day of the call.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _REGION = ("us.", "eu.", "apac.", "global.")
 """What stands before the name of a model that Bedrock serves from several regions."""
 
 
+WARNED: set[str] = set()
+"""The models of which this process was told that they have no price: one warning a model, however many engines there are."""
+
+
 class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given."""
 
@@ -62,7 +66,6 @@ class Prices:
     def __init__(self, own: Mapping[str, ModelPrice] | None = None) -> None:
         self._own = dict(own or {})
         self._found: dict[tuple[str, str], Any] = {}
-        self._told: set[str] = set()
 
     @property
     def listed(self) -> bool:
@@ -74,7 +77,7 @@ class Prices:
         return self.cost(model, provider, Usage(input_tokens=1, output_tokens=1), quiet=True) is not None
 
     def cost(self, model: str, provider: str, usage: Usage, *, quiet: bool = False) -> float | None:
-        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once unless `quiet`)."""
+        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once a process unless `quiet`)."""
         key = (model, provider)
         if key not in self._found:
             self._found[key] = self._find(model, provider)
@@ -82,8 +85,8 @@ class Prices:
         if isinstance(price, ModelPrice):
             return price.of(usage)
         cost = None if price is None else _listed(price, usage)
-        if cost is None and not quiet and model not in self._told:
-            self._told.add(model)
+        if cost is None and not quiet and model not in WARNED:
+            WARNED.add(model)
             log.warning("no price is known for model %r: its calls are counted in tokens, and cost nothing that is known", model)
         return cost
 

@@ -17,7 +17,7 @@ from detent.ports import Plan, Planner, View, asks_only_its_own, models_asked
 from detent.ports.options import check_fields, checked_options
 
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
-    "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty",
+    "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty", "queued",
 )  # fmt: skip
 """The classes of failure after which the next planner is asked; a refusal is an answer, and so is not among them."""
 

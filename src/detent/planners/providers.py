@@ -81,12 +81,14 @@ _WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
 class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     """Which model, and where: `name` as people write it, `base_url` of an OpenAI-compatible API, `api_key_env` the variable of its key.
 
-    A key stands in no agent, file or log; with a base URL only the variable that `api_key_env` names is sent there.
+    A key stands in no agent, file or log; with a base URL only the variable that `api_key_env` names is sent there. `timeout_s` is for clients
+    that take it only when they are made.
     """
 
     name: str
     base_url: str = ""
     api_key_env: str = ""
+    timeout_s: float | None = None
 
     @property
     def provider(self) -> str:
@@ -301,6 +303,7 @@ def _bedrock(ref: ModelRef) -> Any:
         raise ConfigError(f"model {ref.name!r} needs a region: set AWS_REGION, such as AWS_REGION=us-east-1")
     boto3: Any = importlib.import_module("boto3")
     botocore: Any = importlib.import_module("botocore.config")
-    config = botocore.Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=300, connect_timeout=60)
+    wait = 300 if ref.timeout_s is None else ref.timeout_s  # a thread that waits for an answer cannot be stopped: it must end by itself
+    config = botocore.Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=wait, connect_timeout=min(60, wait))
     client = boto3.client("bedrock-runtime", region_name=region, config=config)
     return BedrockConverseModel(ref.model, provider=BedrockProvider(bedrock_client=client))

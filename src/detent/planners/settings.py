@@ -31,7 +31,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     api_key_env   the environment variable whose value is sent there as the key
     max_tokens    the most output tokens of one answer
     thinking      true, false, or an effort: "minimal" to "max"
-    timeout_s     how long one request may take
+    timeout_s     how long one request may take, all its attempts together
     cache         false turns off what marks the prompt's stable part as cacheable, where a provider has such marks
     stream        false asks for whole answers; observers then see the text at once
     extra         any other setting of pydantic-ai, as it is (such as "openai_reasoning_summary"); with planner "on-device" of the server

@@ -13,16 +13,22 @@ _KINDS: dict[int, ModelFailureKind] = {
     429: "rate_limited", 504: "timeout", 524: "timeout",
 }  # fmt: skip
 _OVERFLOW = re.compile(
-    r"context.{0,3}(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|input token count|exceeds? .{0,80}context",
+    r"context.{0,3}(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|input token count|exceeds? .{0,80}context"
+    r"|input is too long|maximum prompt length|number of tokens allowed|reduce the length of the messages",
     re.IGNORECASE,
 )
 
 
 def kind_of_status(status: int, said: str = "") -> ModelFailureKind:
     """Return the class of a refusal by its status; `said` is what came with it, which may tell that the prompt was too long."""
-    if status in (400, 422, 500) and _OVERFLOW.search(said):
+    if status in (400, 422, 500) and says_overflow(said):
         return "context_overflow"
     return _KINDS.get(status, "server" if status >= 500 else "bad_request")
+
+
+def says_overflow(said: str) -> bool:
+    """Whether a provider's words say that the prompt was longer than the model's context."""
+    return _OVERFLOW.search(said) is not None
 
 
 def seconds_asked(retry_after: str | None, now: datetime) -> float | None:

@@ -18,7 +18,8 @@ from detent.ports.tools import ToolSpec
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a planner answers: one control action, or a batch of tool calls.
 
-    `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged.
+    `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged. `files` are what a
+    model made, stored as artifacts of the run before the plan is recorded: what names one, in the answer too, has the SHA-256 of its bytes.
     """
 
     actions: tuple[AnyAction, ...]
@@ -27,6 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = NOTHING
     model: str = ""
     provider_data: Any = None
+    files: tuple[bytes, ...] = ()
 
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -57,9 +57,11 @@ class Values:
         return item.content if data is None else msgspec.json.decode(data)
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """Return the plan with sensitive values replaced by placeholders; the values are stored before the plan is recorded."""
+        """Return the plan with sensitive values replaced by placeholders; they, and files that a model made, are stored before it is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
+        for file in plan.files:
+            await self._store.put_blob(self._run().run_id, sha256(file).hexdigest(), file)
         if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
             self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
             return plan

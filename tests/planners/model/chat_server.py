@@ -37,6 +37,11 @@ HANGS_UP: Answer = {"hang_up": True}
 """The connection is closed before any answer."""
 
 
+def never(until: threading.Event, *, drips: bool = False) -> Answer:
+    """Return what answers nothing before a test says so; `drips`: a piece of nothing every now and then, so that nobody takes it for silence."""
+    return {"until": until, "drips": drips}
+
+
 class ChatServer:
     """Answers each request with the next entry of its script (the last one again and again), and keeps what was asked."""
 
@@ -82,6 +87,8 @@ class ChatServer:
         if answer.get("hang_up"):
             handler.close_connection = True
             handler.connection.close()
+        elif "until" in answer:
+            _drip(handler, answer["until"], answer["drips"])
         elif "status" in answer:
             _send(handler, answer["status"], answer["body"], {"Content-Type": "application/json", **answer.get("headers", {})})
         elif asked.get("stream"):
@@ -107,6 +114,21 @@ def _send(handler: Any, status: int, body: str, headers: dict[str, str]) -> None
     handler.send_header("Content-Length", str(len(data)))
     handler.end_headers()
     handler.wfile.write(data)
+
+
+def _drip(handler: Any, until: threading.Event, drips: bool) -> None:
+    handler.close_connection = True
+    if drips:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+    while not until.wait(0.02):
+        if drips:
+            try:
+                handler.wfile.write(b"\n")
+            except OSError:  # whoever asked has gone
+                return
 
 
 def _stream(handler: Any, answer: Answer) -> None:

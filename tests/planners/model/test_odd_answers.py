@@ -239,6 +239,20 @@ def test_an_answer_that_only_thinks_aloud_is_empty(*, stream: bool) -> None:
     assert "Your last answer was empty" in json.dumps(server.requests[1])
 
 
+@both
+def test_thinking_that_is_never_closed_is_thinking(*, stream: bool) -> None:
+    """pydantic-ai drops the tag of a whole answer, and what the model said to itself became the answer; observers of a stream heard it as text."""
+    heard = InMemoryObserver()
+    result, server = run([says("<think>hm, I could say Paris"), DONE], stream=stream, observers=[heard])
+    assert result.output == "done" and len(server.requests) == 2
+    said = {kind: "".join(chunk.content for chunk in heard.chunks if chunk.kind == kind) for kind in ("text", "thinking")}
+    assert said == {"text": "done", "thinking": "hm, I could say Paris"}
+    result, _ = run([says("<think>a</think><think>b"), DONE], stream=stream)
+    assert result.output == "done"
+    result, _ = run([says("Paris.\n<think>or not")], stream=stream)
+    assert result.output.strip() == "Paris." and result.steps[-1].plan.thinking.strip() == "or not"
+
+
 # What is no account -------------------------------------------------------------------------------------------------------------
 
 

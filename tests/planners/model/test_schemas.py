@@ -11,10 +11,11 @@ import pytest
 from jsonschema.validators import Draft202012Validator
 
 from detent import Agent, Engine
+from detent.core.errors import ConfigError
 from detent.planners.model.planner import ModelPlanner
 from detent.tools.functions.function import Tool
 from planners.model import test_signatures as wire
-from planners.model.chat_server import Answer, ChatServer
+from planners.model.chat_server import Answer, ChatServer, says
 
 TREE = {"type": "object", "properties": {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
 WANTED: dict[str, dict[str, Any]] = {
@@ -209,3 +210,60 @@ def test_half_a_character_in_arguments_costs_no_run(provider: str) -> None:
         typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
         result, _ = run(provider, given, output_schema=typed)
         assert result.output == {"n": 1}, result.error
+
+
+# Names that providers do not take ----------------------------------------------------------------------------------------------
+
+
+def dotted(*names: str) -> list[Any]:
+    """Return tools of these names that bring a schema and note what they were called with."""
+
+    def made(name: str) -> Any:
+        async def execute(args: dict[str, Any]) -> str:
+            return f"{name} {args!r}"
+
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        return Tool.from_schema(name=name, description="Look.", input_schema=schema, execute=execute, side_effect="read")
+
+    return [made(name) for name in names]
+
+
+def test_names_with_dots_are_mapped_both_ways() -> None:
+    """Providers refuse them. No two tools have the same name there; the log, policies and results have ours."""
+    tools = dotted("files.read", "files_read", "files-read.all", "a.b", "a_b_2", "a_b")
+    asked = [
+        ("c1", "files_read_2", {"n": 5.0}),
+        ("c2", "files_read", {"n": 2}),
+        ("c3", "a_b_3", {}),
+        ("c4", "files.read", {}),
+        ("c5", "files_read_9", {}),
+    ]
+
+    async def go(url: str) -> Any:
+        agent = Agent(name="a", model="served", tools=tools, model_settings={"base_url": url})
+        async with Engine(store="ram:") as engine:
+            return await engine.run(agent, "g")
+
+    with ChatServer([says("", *asked), says("done")]) as server:
+        result = asyncio.run(go(server.url))
+    offered = sorted(tool["function"]["name"] for tool in server.requests[0]["tools"])
+    assert offered == ["a_b", "a_b_2", "a_b_3", "files-read_all", "files_read", "files_read_2"]
+    assert [(call.tool, call.ok) for call in result.tool_calls] == [
+        ("files.read", True), ("files_read", True), ("a.b", True), ("files.read", True), ("files_read_9", False),
+    ]  # fmt: skip
+    assert [call.content for call in result.tool_calls[:2]] == ["files.read {'n': 5}", "files_read {'n': 2}"]
+    (said,) = [message for message in server.requests[1]["messages"] if message.get("tool_calls")]
+    assert [call["function"]["name"] for call in said["tool_calls"]] == [
+        "files_read_2",
+        "files_read",
+        "a_b_3",
+        "files_read_2",
+        "files_read_9",
+    ]
+
+
+@pytest.mark.parametrize("name", [".a", "a.", "a..b", "a b", "", "a." + "b" * 63])
+def test_dots_stand_between_parts_of_a_name(name: str) -> None:
+    """Anything else is a mistake of the caller."""
+    with pytest.raises(ConfigError, match="dots between them"):
+        dotted(name)

@@ -285,3 +285,32 @@ def test_the_digest_changes_with_what_a_recorded_call_relies_on() -> None:
     digests = {base, *(schema_digest(made.spec) for made in others)}
     assert len(digests) == 6
     assert all(len(digest) == 64 for digest in digests)
+
+
+WHOLE: list[tuple[dict[str, Any], Any, Any]] = [
+    ({"properties": {"n": {"type": "integer"}}}, {"n": 5.0}, {"n": 5}),
+    ({"properties": {"n": {"type": ["integer", "null"]}}}, {"n": -0.0}, {"n": 0}),
+    ({"properties": {"n": {"type": "number"}}}, {"n": 5.0}, {"n": 5.0}),
+    ({"properties": {"n": {}}}, {"n": 5.0}, {"n": 5.0}),
+    ({"properties": {"n": {"type": "integer"}}}, {"n": 1e300}, {"n": 1e300}),
+    ({"properties": {"l": {"items": {"type": "integer"}}}}, {"l": [1.0, 2]}, {"l": [1, 2]}),
+    ({"properties": {"l": {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False}}}, {"l": ["a", 2.0]}, {"l": ["a", 2]}),
+    ({"additionalProperties": {"type": "integer"}}, {"a": 1.0}, {"a": 1}),
+    ({"patternProperties": {"^n": {"type": "integer"}}}, {"n1": 1.0, "m": 1.0}, {"n1": 1, "m": 1.0}),
+    (
+        {"properties": {"n": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]}}, "$defs": {"n": {"type": "integer"}}},
+        {"n": 3.0},
+        {"n": 3},
+    ),
+    ({"properties": {"n": {"allOf": [{"type": "integer"}, {"minimum": 2}]}}}, {"n": 3.0}, {"n": 3}),
+    ({"properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}}, {"next": {"next": {"n": 7.0}}}, {"next": {"next": {"n": 7}}}),
+]
+
+
+@pytest.mark.parametrize(("schema", "sent", "passed"), WHOLE)
+def test_an_integer_of_a_brought_schema_is_passed_on_as_one(schema: dict[str, Any], sent: Any, passed: Any) -> None:
+    """JSON Schema takes 5.0 for an integer, and so it arrived as a float: an index, a page, a count of rows."""
+    seen: list[Any] = []
+    looks = brought({"type": "object", **schema}, execute=seen.append)
+    assert attempt(looks, sent).kind == "ok"
+    assert repr(seen) == repr([passed])

@@ -148,6 +148,23 @@ def test_only_what_the_allow_list_names_is_there(tmp_path: Path) -> None:
         ran(rude(tmp_path, tools=["echo"]), tools=["it__write"])
 
 
+def test_pins_may_be_plain_dictionaries_and_wrong_ones_are_named_at_once() -> None:
+    """A dictionary would otherwise be taken, and fail with an AttributeError when the server's tools are listed."""
+    server = McpServer(command="x", tools={"*": {}, "write": {"side_effect": "write", "scopes": ["files"]}})
+    assert server.pins("echo") == ToolPins() and server.pins("write") == ToolPins(side_effect="write", scopes=("files",))
+    assert server.levelled("write") and not server.levelled("echo")
+    for wrong, says in (
+        ({"*": None}, r"tools\['\*'\] is None; write ToolPins"),
+        ({"a": {"side_efect": "read"}}, r"tools\['a'\]: unknown option 'side_efect'; did you mean 'side_effect'\?"),
+        ({"a": {"side_effect": "reads"}}, r"tools\['a'\]: Invalid enum value 'reads' - at `\$.side_effect`"),
+        ({"a": {"timeout_s": "soon"}}, r"tools\['a'\]: Expected `float \| null`, got `str` - at `\$.timeout_s`"),
+        ({"a": {"timeout_s": 0}}, r"tools\['a'\]: .*must be above 0"),
+        ({"a": {"scopes": 5}}, r"tools\['a'\]: .*scopes"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            McpServer(command="x", tools=wrong)
+
+
 def test_pins_for_a_tool_that_is_not_there_are_an_error(tmp_path: Path) -> None:
     """A misspelt name would pin nothing, and nobody would notice."""
     with pytest.raises(ConfigError, match=r"MCP server 'it': tools: there is no tool 'wirte'; did you mean 'write'?"):

@@ -12,11 +12,16 @@ import msgspec
 
 from detent.core.budget import Usage
 from detent.core.errors import DetentError, ModelCallFailure
+from detent.planners.deadlines import Deadline
+from detent.planners.model.endings import failure_in, said_of
 from detent.planners.model.failures import failure_of
+from detent.planners.model.listening import heard
+from detent.planners.model.thinking import within
 from detent.planners.model.typed_answers import as_text
 from detent.planners.providers import keys_in_use, no_sdk_retries
 from detent.planners.settings import ModelSettings
 from detent.planners.text.surrogates import whole_text
+from detent.planners.text.think_blocks import ThinkingSplitter
 from detent.ports import ModelAnswer, Models
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ class Exchange:
     `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
     kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds;
     `address` says what to look at where an answer is none of an API; `text` are the settings of a model that is asked for text alone.
+    `timeout_s` is how long a request may take, all its attempts together (None: no limit of its own).
     """
 
     def __init__(
@@ -54,8 +60,9 @@ class Exchange:
         keys: tuple[str, ...] = (),
         address: str = "",
         text: ModelSettings | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        self.model, self.max_tokens, self.text = model, max_tokens, text
+        self.model, self.max_tokens, self.text, self.timeout_s = heard(model), max_tokens, text, timeout_s
         self.system: str = model.system
         self.model_name: str = model.model_name
         self.name = name or f"{self.system}:{self.model_name}"
@@ -90,9 +97,10 @@ class Exchange:
         limit: int | None,
     ) -> Reply:
         """Send a request and return the answer; raise `ModelCallFailure`, and what the gateway raises."""
+        deadline = Deadline(self.timeout_s)
 
         async def send(allowed: int | None) -> ModelAnswer:
-            return await self._send(models, messages, params, allowed)
+            return await deadline.bound(self._send(models, messages, params, allowed), model=self.name)
 
         if models is None:
             answer = await send(limit)
@@ -103,7 +111,7 @@ class Exchange:
         return Reply(response=answer.value[0], limit=answer.value[1], usage=Usage())
 
     async def _send(self, models: Models | None, messages: list[ModelMessage], params: Any, limit: int | None) -> ModelAnswer:
-        settings: dict[str, Any] = self.settings if limit is None else {**self.settings, "max_tokens": limit}
+        settings = self.settings if limit is None else within(self.model, {**self.settings, "max_tokens": limit}, limit)
         try:
             prepared = self.model.prepare_messages(messages, self._prepared(params))
             response = await self._request(models, prepared, settings, params)
@@ -116,9 +124,8 @@ class Exchange:
             raise failure_of(error, model=self.name, key=self._key, keys=keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)
-        refused = _refusal(response, self.name, usage)
-        if refused is not None:
-            raise refused
+        if (failure := failure_in(response, self.name, usage)) is not None:
+            raise failure
         return ModelAnswer(
             value=(response, limit),
             usage=usage,
@@ -137,16 +144,20 @@ class Exchange:
         if not self.stream:
             response: ModelResponse = await self.model.request(messages, settings, params)
             if models is not None:
-                for kind, text in (("thinking", response.thinking), ("text", response.text)):
-                    if text:
-                        models.emit(kind, whole_text(text))  # type: ignore[arg-type]
+                told = _Told(models)
+                told.tell("thinking", response.thinking or "")
+                told.tell("text", response.text or "")
+                told.end()
             return response
         async with self.model.request_stream(messages, settings, params) as stream:
+            told = None if models is None else _Told(models)
             async for event in stream:
-                if models is not None:
-                    _emit(models, event)
+                if told is not None:
+                    told.hear(event)
             response = stream.get()
-        if response.state != "complete" or _cut_off(self.model, response):
+            if told is not None:
+                told.end()
+        if response.state not in ("complete", "suspended") or _cut_off(self.model, response):
             raise ModelCallFailure(
                 f"model {self.name!r}: the stream ended before the answer did; nothing of it is used",
                 kind="connection",
@@ -189,33 +200,43 @@ def _cut_off(model: Any, response: ModelResponse) -> bool:
 
     For a chat completion without a reason pydantic-ai writes "stop"; only the provider's own word for it shows that there was one.
     """
-    details = response.provider_details or {}
-    if response.provider_url is None or details.get("finish_reason") or details.get("refusal"):
+    if response.provider_url is None or said_of(response) or (response.provider_details or {}).get("refusal"):
+        return False
+    if response.state == "suspended" or response.finish_reason == "error":
         return False
     return response.finish_reason is None or any(kind.__name__ == "OpenAIChatModel" for kind in type(model).__mro__)
 
 
-def _emit(models: Models, event: Any) -> None:
-    match event.event_kind:
-        case "part_start":
-            part, text = event.part.part_kind, getattr(event.part, "content", None)
-        case "part_delta":
-            part, text = event.delta.part_delta_kind, getattr(event.delta, "content_delta", None)
-        case _:
-            return
-    if text and part in ("text", "thinking"):
-        models.emit(part, whole_text(text))
+class _Told:
+    """Streams what a model says to observers: think blocks in its text are thinking, also one that is never closed."""
 
+    def __init__(self, models: Models) -> None:
+        self._models, self._splitter = models, ThinkingSplitter()
 
-def _refusal(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:
-    """Return the failure that a refused answer is; what was paid for it is on it."""
-    if response.finish_reason != "content_filter":
-        return None
-    said = (response.provider_details or {}).get("refusal")
-    if said:
-        return ModelCallFailure(f"model {name!r} refused: {str(said)[:400]}", kind="refused", usage=usage)
-    text = f": {response.text[:200]}" if response.text else ""
-    return ModelCallFailure(f"model {name!r}: the provider's content filter ended the answer{text}", kind="content_filter", usage=usage)
+    def hear(self, event: Any) -> None:
+        """Tell a piece of a stream."""
+        match event.event_kind:
+            case "part_start":
+                self.tell(event.part.part_kind, getattr(event.part, "content", None))
+            case "part_delta":
+                self.tell(event.delta.part_delta_kind, getattr(event.delta, "content_delta", None))
+            case _:
+                pass
+
+    def tell(self, kind: str, text: Any) -> None:
+        """Tell a text of this kind, where it is one that is told."""
+        if text and kind == "thinking":
+            self._models.emit("thinking", whole_text(text))
+        elif text and kind == "text":
+            self._emit(self._splitter.feed(text))
+
+    def end(self) -> None:
+        """Tell what was held back."""
+        self._emit(self._splitter.end())
+
+    def _emit(self, pieces: list[tuple[Literal["text", "thinking"], str]]) -> None:
+        for kind, piece in pieces:
+            self._models.emit(kind, whole_text(piece))
 
 
 def usage_of(response: ModelResponse) -> Usage:

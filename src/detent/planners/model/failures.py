@@ -14,7 +14,7 @@ from detent.core.budget import Usage
 from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
 from detent.expressions.spellings import without_keys
 from detent.planners.providers import key_hint, near_misses
-from detent.ports.http_failures import kind_of_status
+from detent.ports.http_failures import kind_of_status, says_overflow
 
 _FILTER_CODES = (
     "content_filter",
@@ -78,6 +78,8 @@ def kind_of(error: BaseException) -> ModelFailureKind:
         return "unknown_model"
     if isinstance(error, x.ModelRequestRejectedError | x.UserError | ConfigError):
         return "bad_request"
+    if isinstance(error, x.ModelAPIError) and says_overflow(str(error)):
+        return "context_overflow"  # told in a stream, where there is no status
     if isinstance(error, x.ModelAPIError | x.UnexpectedModelBehavior):
         return "server"  # an answer that is no answer: a body that is no JSON, a stream without its end
     return _kind_of_transport(error)

@@ -8,7 +8,7 @@ done, keyed by the items themselves: it saves time and changes no byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -27,6 +27,8 @@ from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
+
+replace = msgspec.structs.replace
 
 UNKNOWN_RESULT = "No result of this call is known."
 _REFUSED = ("policy_denied", "approval_rejected", "approval_expired", "guard_blocked")
@@ -96,10 +98,10 @@ class Rendering:
 
 
 class Renderer:
-    """Renders views for one model: `system` and `model` say whose provider data may be given back."""
+    """Renders views for one model: `system` and `model` say whose provider data may be given back, `names` how tools are called there."""
 
-    def __init__(self, *, system: str, model: str, compression: ResultCompression) -> None:
-        self.system, self.model, self.compression = system, model, compression
+    def __init__(self, *, system: str, model: str, compression: ResultCompression, names: Mapping[str, str] | None = None) -> None:
+        self.system, self.model, self.compression, self._names = system, model, compression, names or {}
 
     async def extend(self, done: Rendering, view: View) -> None:
         """Render what `done` does not hold yet."""
@@ -131,7 +133,7 @@ class Renderer:
         plan = item.plan
         if plan is None:
             return
-        calls = _calls(plan)
+        calls = tuple([replace(call, tool=self._names.get(call.tool) or sayable(call.tool)) for call in _calls(plan)])
         ids = _ids(calls, item.iteration)
         data = usable(plan, system=self.system, model=self.model)
         response = rebuilt(plan, data, calls, ids) if data is not None else _portable(plan, calls, ids, item.iteration)
@@ -235,7 +237,7 @@ def _portable(plan: Planned, calls: tuple[a.ToolCall, ...], ids: list[str], iter
         elif not plan.text:
             said = action.content if isinstance(action, a.FinalAnswer | a.Thought) else msgspec.to_builtins(action)
             parts.append(m.TextPart(said if isinstance(said, str) else _json(said)))
-    parts += [m.ToolCallPart(sayable(call.tool), writable(call.args), ids[i]) for i, call in enumerate(calls)]
+    parts += [m.ToolCallPart(call.tool, writable(call.args), ids[i]) for i, call in enumerate(calls)]
     return m.ModelResponse(parts=parts or [m.TextPart("...")], timestamp=EPOCH)
 
 

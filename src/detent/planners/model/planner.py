@@ -8,6 +8,7 @@ and prices it; what `turn` asks again (an empty answer, one that was cut off, a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,13 +20,16 @@ from detent.core.errors import ConfigError
 from detent.planners.model.exchange import Exchange
 from detent.planners.model.messages import Renderer, Rendering
 from detent.planners.model.prompt import Head, make_head
+from detent.planners.model.taken import refuse_unknown, taken
 from detent.planners.model.turn import Turn
-from detent.planners.model.without_tools import check_text, make_writer, writes_text
+from detent.planners.model.without_tools import check_text, draws, make_writer, writes_text
 from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, for_provider, read_settings
 from detent.planners.trimming import compression_of, schema_detail_of, temperature_of
 from detent.ports import Plan, View
+
+log = logging.getLogger("detent")
 
 _KEPT = 256
 """Of how many passes renderings and heads are kept."""
@@ -46,6 +50,7 @@ class ModelPlanner:
         self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, Any, Any], Head]] = OrderedDict()
         self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
         self._limits: dict[tuple[str, str], int] = {}
+        self._named: set[tuple[str, str]] = set()
         self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
 
     @property
@@ -62,11 +67,13 @@ class ModelPlanner:
     def check(self, agent: AgentSpec) -> None:
         """Raise `ConfigError` where the agent's models cannot be asked from here: a wrong name, a missing key or client, wrong settings."""
         settings = read_settings({**self._settings, **agent.model_settings})
-        for named in {agent.small_model or agent.model, agent.model} if self._given is None else {self._given}:
-            if isinstance(named, str):
-                model = make_model(ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env))
-                if writes_text(model, settings):
-                    check_text(settings)
+        models: list[Any] = []
+        for named in (agent.model, agent.small_model or agent.model) if self._given is None else (self._given,):
+            model = make_model(_ref(named, settings)) if isinstance(named, str) else named
+            models.append(model)
+            if isinstance(named, str) and writes_text(model, settings):
+                check_text(settings)
+        refuse_unknown(settings.extra, [model for model in models if hasattr(model, "profile")])
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the models that are asked for the agent, each with whom its price is kept by; see `ports.models_asked`."""
@@ -88,14 +95,15 @@ class ModelPlanner:
         `output_schema_failed` for a typed answer that does not fit after two more tries.
         """
         exchange = await self._exchange(view)
-        if exchange.text is not None:
+        if exchange.text is not None and not draws(exchange.model, view):
             return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
         key = (view.run_id, view.scope)
+        head = self._head(view)
         turn = Turn(
             exchange,
             view,
-            self._head(view),
-            await self._rendered(view, exchange),
+            head,
+            await self._rendered(view, exchange, head),
             purpose="ask" if view.small else "plan",
             raised=self._limits.get(key),
         )
@@ -114,13 +122,13 @@ class ModelPlanner:
 
     # What is kept ---------------------------------------------------------------------------------------------------------------
 
-    async def _rendered(self, view: View, exchange: Exchange) -> Rendering:
+    async def _rendered(self, view: View, exchange: Exchange, head: Head) -> Rendering:
         """Return the transcript as messages; what was rendered before is found again."""
         key = (view.run_id, view.scope, exchange.system, exchange.model_name)
         done = self._renderings.pop(key, None) if view.run_id else None
         if done is None or not done.covers(view.transcript):
             done = Rendering()
-        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view))
+        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view), names=head.names)
         await renderer.extend(done, view)
         if view.run_id:
             _keep(self._renderings, key, done)
@@ -151,23 +159,37 @@ class ModelPlanner:
         temperature = temperature_of(view)
         key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
         if key not in kept:
-            opened = await _opened(named, read_settings(said), temperature)
+            opened = await _opened(named, read_settings(said), temperature, self._named)
             if kept.setdefault(key, opened) is not opened:  # another run has opened it meanwhile
                 await opened.close()
         return kept[key]
 
 
-async def _opened(named: Any, settings: ModelSettings, temperature: float | None) -> Exchange:
-    """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`."""
+def _ref(named: str, settings: ModelSettings) -> ModelRef:
+    return ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env, timeout_s=settings.timeout_s)
+
+
+async def _opened(named: Any, settings: ModelSettings, temperature: float | None, told: set[tuple[str, str]]) -> Exchange:
+    """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`.
+
+    `told` are the settings that were named already as such that a model does not take.
+    """
     name, provider, key, address = "", "", "", ""
     if isinstance(named, str):
-        ref = ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env)
+        ref = _ref(named, settings)
         model, name, provider, key, address = make_model(ref), named, ref.billed_by, key_hint_at(ref), address_hint(ref)
     elif hasattr(named, "request") and hasattr(named, "profile"):
         model = named
     else:
         raise ConfigError(f"model: {named!r} is neither a name nor a model of pydantic-ai")
-    asked = for_provider(settings, temperature=temperature)
+    asked, idle = taken(model, for_provider(settings, temperature=temperature))
+    shown = name or f"{model.system}:{model.model_name}"
+    chosen = {
+        (shown, setting) for setting in idle if setting != "temperature" or settings.temperature is not None
+    }  # a profile may ask for one
+    if fresh := sorted(setting for _, setting in chosen - told):
+        told |= chosen
+        log.warning("model %r does not take %s: not sent", shown, ", ".join(fresh))
     exchange = Exchange(
         model,
         name=name,
@@ -179,6 +201,7 @@ async def _opened(named: Any, settings: ModelSettings, temperature: float | None
         keys=keys_in_use(model, settings.api_key_env),
         address=address,
         text=settings if writes_text(model, settings) else None,
+        timeout_s=settings.timeout_s,
     )
     await exchange.open()
     return exchange

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.planners.model import control_tools
-from detent.planners.model.provider_parts import EPOCH
+from detent.planners.model.provider_parts import EPOCH, sayable
 from detent.planners.model.typed_answers import problem_with
 from detent.planners.text.offers import Offer
 from detent.planners.trimming import shown_schema
@@ -89,13 +89,21 @@ def _line(item: Any) -> str:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The stable part of a request: its parameters, the names in it, what may be answered, and its size in characters."""
+    """The stable part of a request: its parameters, the names in it, what may be answered, and its size in characters.
+
+    `names` are the tools that providers know by another name than ours: theirs, by ours.
+    """
 
     params: Any
     controls: tuple[str, ...]
+    names: dict[str, str]
     offer: Offer
     wrapped: bool
     chars: int
+
+    def own_name(self, tool: str) -> str:
+        """Return our name of a tool that a model calls by the provider's."""
+        return next((own for own, theirs in self.names.items() if theirs == tool), tool)
 
 
 def make_head(view: View, *, detail: str) -> Head:
@@ -107,11 +115,12 @@ def make_head(view: View, *, detail: str) -> Head:
     controls = control_tools.offered(view.agent.actions, names)
     instructions = head(view.agent, tools=bool(names or controls))
     answer_tool, wrapped, outputs = "", False, []
+    wire = _wire_names(names, controls)
     if view.output_schema is not None:
-        answer_tool, wrapped, outputs = _output(view.output_schema, {*names, *controls})
+        answer_tool, wrapped, outputs = _output(view.output_schema, {*names, *controls, *wire.values()})
         instructions += f"\n\nGive the final answer by calling {answer_tool}."
     params: ModelRequestParameters = ModelRequestParameters(
-        function_tools=[_tool(spec, detail) for spec in view.tools] + [_control(name) for name in controls],
+        function_tools=[_tool(spec, wire.get(spec.name, spec.name), detail) for spec in view.tools] + [_control(name) for name in controls],
         output_tools=outputs,
         output_mode="tool" if outputs else "text",
         allow_text_output=not outputs,
@@ -126,15 +135,28 @@ def make_head(view: View, *, detail: str) -> Head:
         native=True,
         answer_tool=answer_tool,
     )
-    return Head(params=params, controls=controls, offer=offer, wrapped=wrapped, chars=chars)
+    return Head(params=params, controls=controls, names=wire, offer=offer, wrapped=wrapped, chars=chars)
 
 
-def _tool(spec: ToolSpec, detail: str) -> Any:
+def _wire_names(tools: Sequence[str], controls: Sequence[str]) -> dict[str, str]:
+    """Return the names that providers are told of tools whose own they do not take, such as one with dots; no two tools have the same."""
+    taken = {name for name in tools if sayable(name) == name} | set(controls)
+    wire: dict[str, str] = {}
+    for tool in sorted(set(tools) - taken):
+        name, number = sayable(tool), 1
+        while name in taken:
+            number += 1
+            ending = f"_{number}"
+            name = sayable(tool)[: 64 - len(ending)] + ending
+        taken.add(name)
+        wire[tool] = name
+    return wire
+
+
+def _tool(spec: ToolSpec, name: str, detail: str) -> Any:
     from pydantic_ai.tools import ToolDefinition
 
-    return ToolDefinition(
-        name=spec.name, description=spec.description or None, parameters_json_schema=shown_schema(spec.input_schema, detail)
-    )
+    return ToolDefinition(name=name, description=spec.description or None, parameters_json_schema=shown_schema(spec.input_schema, detail))
 
 
 def _control(name: str) -> Any:

@@ -5,8 +5,9 @@ The text, the thinking and the arguments of an answer stand in the plan already;
     {"v": 1, "system": "anthropic", "model": "claude-...",           # who made it: given back to nobody else
      "response": {"provider_name": ..., "provider_response_id": ..., ...},
      "parts": [["text", start, end, {...}], ["thinking", start, end, {"signature": ...}],
-               ["call", index, "toolu_1", {...}], ["control", name, args, id, {...}], ["other", {...}]]}
+               ["call", index, "toolu_1", {...}], ["control", name, args, id, {...}], ["file", {...}], ["other", {...}]]}
 
+A file that the model made is an artifact of the run; here it is named (`file_of`), and what it was is said in words to whoever goes on.
 `start` and `end` cut the plan's text and thinking; `index` counts its tool calls. Where redaction has changed what a part says, a signature
 over it is worthless: then only the portable part (text and calls) is rendered, as for another model.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -56,6 +58,8 @@ class Pieces(msgspec.Struct, frozen=True):
     plain: bool
     """Whether there is nothing beside one text and then calls, so that nothing but the plan is needed to say it again."""
     response: dict[str, Any]
+    files: tuple[Any, ...] = ()
+    """What the model made: the `BinaryContent`s in order."""
 
 
 def take_apart(response: ModelResponse) -> Pieces:
@@ -64,6 +68,7 @@ def take_apart(response: ModelResponse) -> Pieces:
 
     text, thinking, adjacent = "", "", False
     calls: list[Any] = []
+    files: list[Any] = []
     parts: list[list[Any]] = []
     plain = True
     for part in response.parts:
@@ -85,10 +90,22 @@ def take_apart(response: ModelResponse) -> Pieces:
         elif isinstance(part, m.ToolCallPart):
             parts.append(["call", len(calls), part.tool_call_id, extra])
             calls.append(part)
+        elif isinstance(part, m.FilePart):
+            plain = False
+            parts.append(["file", file_of(part.content)])
+            files += [part.content] if part.content.data else []
         else:
             plain = False
             parts.append(["other", _dumped(part)])
-    return Pieces(text, thinking, tuple(calls), tuple(parts), plain, {} if plain else _response(response))
+    return Pieces(text, thinking, tuple(calls), tuple(parts), plain, {} if plain else _response(response), tuple(files))
+
+
+def file_of(made: Any) -> dict[str, Any]:
+    """Return what an answer says of a file that its model made: its type, and the key under which its bytes are kept as an artifact."""
+    media_type, data = str(made.media_type), bytes(made.data)
+    kind = media_type.partition("/")[0]
+    ref = {"key": sha256(data).hexdigest(), "size_bytes": len(data)}
+    return {"type": kind if kind in ("image", "audio", "video") else "file", "media_type": media_type, "artifact": ref}
 
 
 def provider_data(pieces: Pieces, controls: dict[int, tuple[str, Any]], *, system: str, model: str) -> dict[str, Any] | None:
@@ -178,7 +195,10 @@ def unused(wanted: str, taken: set[str]) -> str:
 
 
 def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], ids: list[str]) -> ModelResponse:
-    """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`."""
+    """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`.
+
+    The calls have the names that the provider knows the tools by.
+    """
     from pydantic_ai import messages as m
 
     parts: list[Any] = []
@@ -191,9 +211,11 @@ def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], id
                 parts.append(m.ThinkingPart(plan.thinking[said[0] : said[1]], **said[2]))
             case "call" if said[0] < len(calls):
                 number: int = said[0]
-                parts.append(m.ToolCallPart(sayable(calls[number].tool), writable(calls[number].args), ids[number], **said[2]))
+                parts.append(m.ToolCallPart(calls[number].tool, writable(calls[number].args), ids[number], **said[2]))
             case "control":
                 parts.append(m.ToolCallPart(said[0], said[1], unused(said[2], taken), **said[3]))
+            case "file":
+                parts.append(m.TextPart(f"[you made: {said[0].get('type')} {said[0].get('media_type')}]"))
             case "other":
                 parts.append(_loaded(said[0]))
             case _:

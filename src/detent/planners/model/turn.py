@@ -16,7 +16,7 @@ from detent.planners.model import control_tools
 from detent.planners.model.exchange import Exchange, Reply
 from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
-from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
+from detent.planners.model.provider_parts import EPOCH, Pieces, file_of, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
 from detent.planners.text.json_objects import as_written
 from detent.planners.text.mentions import was_told
@@ -57,7 +57,7 @@ class Turn:
             reading = (
                 None if pieces.calls else read(pieces.text, self.head.offer, told=was_told(self.view.transcript), results=self.view.results)
             )
-            if reading is not None and a.is_blank(reading.said):
+            if reading is not None and a.is_blank(reading.said) and not pieces.files:
                 self._was_empty()
                 continue
             plan = self._read(pieces, reading, reply.response)
@@ -73,6 +73,9 @@ class Turn:
                 self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
             )
         except ModelCallFailure as failure:
+            if failure.kind == "malformed":  # the model is told what its provider said, and tries again
+                used = self._usage if failure.usage is None or self.view.models is not None else self._usage.plus(failure.usage)
+                raise MalformedPlan(str(failure), usage=None if used == NOTHING else used) from failure
             if failure.kind == "bad_request" and self.raised is not None:  # the provider takes no limit that high
                 raise MalformedPlan(TOO_LONG.format(limit="what the model can say at once"), usage=self._told()) from failure
             raise
@@ -114,10 +117,11 @@ class Turn:
                 controls[number] = (call.tool_name, args)
                 actions.append(self._control(call.tool_name, args))
             else:
-                actions.append(a.ToolCall(tool=call.tool_name, args=args, provider_id=call.tool_call_id))
+                actions.append(a.ToolCall(tool=self.head.own_name(call.tool_name), args=args, provider_id=call.tool_call_id))
         if reading is not None:
             problem = reading.problem
-            actions += as_written(reading.actions, pieces.text) if reading.mended else reading.actions
+            said = as_written(reading.actions, pieces.text) if reading.mended else reading.actions
+            actions += [self._with_files(action, pieces) for action in said]
         if problem and self.head.offer.output_schema is None:
             raise MalformedPlan(problem, raw=pieces.text, usage=self._told())
         if problem:
@@ -128,9 +132,10 @@ class Turn:
         return Plan(
             actions=tuple(actions),
             text=safe or pieces.text,
-            thinking=pieces.thinking,
+            thinking="\n\n".join(filter(None, (pieces.thinking, reading.thinking if reading is not None else ""))),
             usage=self._usage,
             model=response.model_name or self.exchange.model_name,
+            files=tuple(bytes(file.data) for file in pieces.files),
             provider_data=data,
         )
 
@@ -139,6 +144,14 @@ class Turn:
         content: Any = next((action.content for action in reading.actions if isinstance(action, a.FinalAnswer)), None)
         found = call_in(content, self.head.offer.tools) if isinstance(content, str) else None
         return content if found is not None and self.head.offer.tools[found[1]["tool"]].sensitive else ""
+
+    def _with_files(self, action: a.AnyAction, pieces: Pieces) -> a.AnyAction:
+        """Return an answer with the files that the model made beside its text; a typed one has a form of its own, and stays as it is."""
+        if not pieces.files or not isinstance(action, a.FinalAnswer) or self.head.offer.output_schema is not None:
+            return action
+        return a.FinalAnswer(
+            content={"text": action.content, "attachments": [file_of(file) for file in pieces.files]}, reason=action.reason
+        )
 
     def _control(self, name: str, args: Any) -> a.AnyAction:
         try:

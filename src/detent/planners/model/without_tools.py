@@ -14,6 +14,7 @@ from detent.planners.model.provider_parts import EPOCH
 from detent.planners.raw_text.generation import Generation, Message, Request
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, OnDeviceSettings
+from detent.ports import View
 
 MOST_OUTPUT = 4096
 """Tokens that one answer may have where `max_tokens` says nothing."""
@@ -26,6 +27,11 @@ def writes_text(model: Any, settings: ModelSettings) -> bool:
     if settings.tool_calls is not None:
         return settings.tool_calls == "text"
     return not model.profile.get("supports_tools", True)
+
+
+def draws(model: Any, view: View) -> bool:
+    """Whether a model makes images and this view offers it nothing to call: then its answer is taken as it comes, for no text holds an image."""
+    return bool(model.profile.get("supports_image_output")) and not (view.tools or view.agent.actions or view.output_schema)
 
 
 def check_text(settings: ModelSettings) -> None:
@@ -52,7 +58,7 @@ class Written:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.model, self.provider = exchange.name, exchange.provider
+        self.model, self.provider, self.timeout_s = exchange.name, exchange.provider, exchange.timeout_s
 
     async def __call__(self, request: Request) -> Generation:
         """Ask once, for text alone; raise `ModelCallFailure`."""

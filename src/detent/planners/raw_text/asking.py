@@ -9,6 +9,7 @@ import msgspec
 from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Usage
+from detent.planners.deadlines import Deadline
 from detent.planners.raw_text.generation import Generation, Request, TextGenerator, generate
 from detent.planners.text.mentions import was_told
 from detent.planners.text.think_blocks import ThinkingSplitter
@@ -48,14 +49,19 @@ class Asking:
     async def ask(self, request: Request) -> Asked:
         """Make one generation; raise what the generator or the gateway raises."""
         whole = msgspec.structs.replace(request, max_tokens=self._limit, stop=(*request.stop, *self._stop))
+        deadline = Deadline(getattr(self._generator, "timeout_s", None))
+
+        async def send(limit: int | None) -> ModelAnswer:
+            return await deadline.bound(self._send(whole, limit), model=self._model)
+
         if self._view.models is None:
-            answer = await self._send(whole, self._limit)
+            answer = await send(self._limit)
             self._used = self._used.plus(msgspec.structs.replace(answer.usage, model_calls=1))
             self._told_model = answer.model or self._told_model
         else:
             answer = await self._view.models.call(
                 self._model,
-                lambda limit: self._send(whole, limit),
+                send,
                 provider=self._provider,
                 purpose="ask" if self._view.small else "plan",
                 input_tokens=whole.tokens,

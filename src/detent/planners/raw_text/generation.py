@@ -69,7 +69,8 @@ Generated = str | Generation
 class TextGenerator(Protocol):
     """Generates text. Returns or yields `str` or `Generation`, blocking or not; raises `ModelCallFailure` for a failure that it can name.
 
-    `model` and `provider`, where it has them, name it in the log and say what limits are shared by.
+    `model` and `provider`, where it has them, name it in the log and say what limits are shared by; `timeout_s` is how long a request to it
+    may take, all its attempts together.
     """
 
     def __call__(self, request: Request, /) -> Generated | Awaitable[Generated] | Iterator[Generated] | AsyncIterator[Generated]: ...

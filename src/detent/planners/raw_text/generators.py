@@ -16,7 +16,10 @@ from detent.planners.raw_text.http_calls import Endpoint, closing, data_of
 
 
 class _OverHttp:
-    """What the three have in common. `options` are sent with every request as they are."""
+    """What the three have in common. `options` are sent with every request as they are.
+
+    `timeout_s` is how long a request may take, all its attempts together (None: no limit, but a server may be silent for 300 s at most).
+    """
 
     provider = ""
     _path = ""
@@ -30,12 +33,13 @@ class _OverHttp:
         seed: int | None = None,
         api_key: str = "",
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         stream: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
-        self._endpoint = Endpoint(base_url, api_key=api_key, headers=headers, timeout_s=timeout_s)
+        self.timeout_s = timeout_s
+        self._endpoint = Endpoint(base_url, api_key=api_key, headers=headers, timeout_s=300.0 if timeout_s is None else timeout_s)
         self._temperature, self._seed, self._stream, self._options = temperature, seed, stream, dict(options or {})
 
     def _body(self, request: Request) -> dict[str, Any]:

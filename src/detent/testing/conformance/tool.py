@@ -138,7 +138,7 @@ class ToolContract:
                 continue
             spec = tool.spec
             assert isinstance(spec, ToolSpec), f"`spec` is a {type(spec).__name__}; it is a detent.ports.ToolSpec"
-            assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", spec.name), f"the name {spec.name!r}: 1 to 64 letters, digits, _ and -"
+            assert re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", spec.name), f"the name {spec.name!r}: 1 to 64 letters, digits, _, - and dots"
             assert spec.input_schema.get("type") == "object", f"the schema of {spec.name} is not that of an object: {spec.input_schema!r}"
             before = msgspec.json.encode(spec)
             tool.check(maker.args(wish, "a"))

@@ -35,7 +35,8 @@ from detent.tools.functions.threads import ThreadPool
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+LONGEST_NAME = 64
 
 
 class Tool(Generic[P, R]):
@@ -43,8 +44,10 @@ class Tool(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], options: Options, *, name: str, arguments: Arguments | None = None) -> None:
         """Make the tool `name` of `function`; raise `ConfigError` when they do not fit."""
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"tool name {name!r}: use 1 to 64 letters, digits, '_' and '-'; give another with name=...")
+        if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+            raise ConfigError(
+                f"tool name {name!r}: use 1 to 64 letters, digits, '_', '-', and dots between them; give another with name=..."
+            )
         if inspect.isclass(function):
             raise ConfigError(f"tool {name!r} is a class; decorate a function, or a method and take it from an instance")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -56,8 +56,8 @@ class BroughtSchema:
             raise InvalidArguments(found)
 
     def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what to call `execute` with: a fresh dict, and the context where it takes one."""
-        fresh = msgspec.json.decode(msgspec.json.encode(args))
+        """Return what to call `execute` with: a fresh dict, its integers as `int`, and the context where it takes one."""
+        fresh = json_schema.whole_numbers(msgspec.json.decode(msgspec.json.encode(args)), self.schema)
         return ((fresh, context) if self._takes_context else (fresh,)), {}
 
 

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import SideEffect
 from detent.ports.options import check_fields
+from detent.tools.functions.options import read_options
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 SEPARATOR = "__"
@@ -97,7 +98,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `command`, `args`, `env`, `cwd`: a program that is started and spoken to over stdin and stdout. It gets HOME, LOGNAME, PATH, SHELL,
       TERM and USER of this process, and `env`; nothing else of the environment.
     - `url`, `headers`: a server over streamable HTTP. `${NAME}` in `env`, `headers`, `args` and `url` refers to an environment variable.
-    - `tools`: the tools that may be offered: their names, or a mapping of names to pins; "*" in a mapping stands for all others. None: all.
+    - `tools`: the tools that may be offered: their names, or a mapping of names to pins (`ToolPins`, or a dictionary of its options); "*" in a
+      mapping stands for all others. None: all.
     - `prefix`: the tools are called `PREFIX__tool`; None: the server's name; "": the bare name.
     - `start_timeout_s`: seconds for starting, handshake and tool list. `protocol`: "legacy" leaves out the probe for newer protocol
       versions, for a server that cannot bear it.
@@ -116,7 +118,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cwd: str | None = None
     url: str = ""
     headers: Mapping[str, str] = {}
-    tools: Sequence[str] | Mapping[str, ToolPins] | None = None
+    tools: Sequence[str] | Mapping[str, ToolPins | Mapping[str, Any]] | None = None
     prefix: str | None = None
     start_timeout_s: float = 30.0
     protocol: Literal["auto", "legacy"] = "auto"
@@ -130,6 +132,9 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         problem = self._problem()
         if problem:
             raise ConfigError(problem)
+        if isinstance(self.tools, Mapping):
+            pinned = {tool: _read_pins(pins, tool) for tool, pins in self.tools.items()}
+            msgspec.structs.force_setattr(self, "tools", pinned)
 
     def _problem(self) -> str:
         adds = any(getattr(self, name) for name in ADDED)
@@ -187,16 +192,19 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return ToolPins()
         if not isinstance(self.tools, Mapping):
             return ToolPins() if tool in self.tools or EVERY in self.tools else None
-        others = self.tools.get(EVERY)
-        own = self.tools.get(tool)
+        others, own = self._pinned(EVERY), self._pinned(tool)
         if own is None:
             return others
         return own if others is None else own.over(others)
 
     def levelled(self, tool: str) -> bool:
         """Return whether the level of this very tool is pinned, and not only that of all others."""
-        own = self.tools.get(tool) if isinstance(self.tools, Mapping) else None
+        own = self._pinned(tool)
         return own is not None and own.side_effect is not None
+
+    def _pinned(self, tool: str) -> ToolPins | None:
+        """Return what is pinned under this very name; dictionaries became pins when this was made."""
+        return cast("Mapping[str, ToolPins]", self.tools).get(tool) if isinstance(self.tools, Mapping) else None
 
     def named(self) -> list[str]:
         """Return the names of tools that the configuration names."""
@@ -208,6 +216,25 @@ def _foreign(server: McpServer) -> tuple[str, ...]:
     if server.url:
         return ("args", "env", "cwd")
     return ("headers", "oauth") if server.command else ("args", "env", "cwd", "headers")
+
+
+def _read_pins(said: Any, tool: str) -> ToolPins:
+    """Return what is said about a tool as pins; raise `ConfigError` for what no tool can have."""
+    where = f"tools[{tool!r}]"
+    if not isinstance(said, (ToolPins, Mapping)):
+        raise ConfigError(f"{where} is {said!r}; write ToolPins(side_effect=...), or a dictionary of its options")
+    try:
+        if isinstance(said, Mapping):
+            given = dict(cast("Mapping[str, Any]", said))
+            for name in given:
+                if name not in ToolPins.__struct_fields__:
+                    raise UnknownName("option", str(name), ToolPins.__struct_fields__)
+            said = msgspec.convert(given, ToolPins)
+        pinned: Any = {name: value for name, value in msgspec.structs.asdict(said).items() if value is not None}
+        read_options(pinned, tool=tool)
+    except (ConfigError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return said
 
 
 def checked_servers(servers: Mapping[str, Any]) -> dict[str, McpServer]:

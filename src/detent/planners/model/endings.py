@@ -1,0 +1,81 @@
+"""How an answer ended, in the provider's own word: what ended otherwise than by being complete is a failure that carries that word.
+
+pydantic-ai folds the words of all providers into five. Two of them mean too much: "length" is an answer that was cut off, but also a context that
+is full, and "error" is a call that the provider could not read, but also a server that broke down.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from detent.core.budget import Usage
+from detent.core.errors import ModelCallFailure
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponse
+
+CONTEXT_FULL = ("model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded")
+"""Anthropic, Bedrock and Z.AI; Mistral; xAI; gateways."""
+LATER = ("queued", "in_progress", "pause_turn")
+"""OpenAI's background mode; a turn of Anthropic that waits for its own tools."""
+BROKEN = ("error", "failed", "cancelled", "network_error")
+TOOL_USE_FAILED = "tool_use_failed"
+"""Groq's word for a call that its model wrote and that it could not read, or that does not fit the tool's schema."""
+
+
+def failure_in(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:
+    """Return the failure that an answer is, with what was paid for it; None for one that is an answer. `name` is the model's."""
+    word = said_of(response)
+    model = f"model {name!r}"
+    if word.lower() in CONTEXT_FULL:
+        told = f"{model}: its context was full before the answer was complete ({word}); nothing of it is used"
+        return ModelCallFailure(told, kind="context_overflow", usage=usage, provider_code=word)
+    if response.state == "suspended" or word in LATER:
+        word = word or "queued"  # a stream of OpenAI's ends without saying it
+        told = f"{model}: {word}: the provider answers later, and nothing here asks for it again; turn its background mode off"
+        return ModelCallFailure(told, kind="queued", usage=usage, provider_code=word)
+    if response.finish_reason == "content_filter":
+        return _filtered(response, model, usage)
+    if response.finish_reason != "error":
+        return None
+    if word.lower() in BROKEN:
+        return ModelCallFailure(f"{model}: the provider gave up ({word})", kind="server", usage=usage, provider_code=word)
+    if not word and response.provider_name == "groq":  # pydantic-ai makes an answer of the refusal, and leaves out what was said
+        word = TOOL_USE_FAILED
+    return unreadable(word or "error", written(response), usage=usage)
+
+
+def said_of(response: ModelResponse) -> str:
+    """Return the provider's own word for how an answer ended, "" without one."""
+    said = (response.provider_details or {}).get("finish_reason")
+    return said if isinstance(said, str) else ""
+
+
+def unreadable(word: str, text: str, *, why: str = "", usage: Usage | None = None) -> ModelCallFailure:
+    """Return the failure of a call that the provider could not read: `text` is what the model wrote, `why` what the provider says of it."""
+    reason = why.rstrip(". ") or "the provider could not read your tool call, or it does not fit the tool's declaration"
+    shown = f"; you wrote: {text[:400]}" if text.strip() else ""
+    return ModelCallFailure(f"{word}: {reason}{shown}", kind="malformed", usage=usage, provider_code=word)
+
+
+def written(response: ModelResponse) -> str:
+    """Return the calls and the text of an answer as one text."""
+    said: list[str] = []
+    for part in response.parts:
+        match part.part_kind:
+            case "tool-call":
+                call: Any = part
+                said.append(f"{call.tool_name}({call.args_as_json_str()})")
+            case "text":
+                said.append(part.content)
+            case _:
+                pass
+    return "\n".join(said)
+
+
+def _filtered(response: ModelResponse, model: str, usage: Usage) -> ModelCallFailure:
+    said = (response.provider_details or {}).get("refusal")
+    if said:
+        return ModelCallFailure(f"{model} refused: {str(said)[:400]}", kind="refused", usage=usage)
+    text = f": {response.text[:200]}" if response.text else ""
+    return ModelCallFailure(f"{model}: the provider's content filter ended the answer{text}", kind="content_filter", usage=usage)

@@ -1,0 +1,53 @@
+"""Thinking that is given a number of tokens: it is part of the answer's limit, and Anthropic refuses a limit that does not lie above it.
+
+Only models that are told a number are meant (Claude before 4.6, directly or on Bedrock); others are told an effort, and share the limit out
+themselves. Where bounds of the run leave less than the thinking wants, it gets less; where they leave next to nothing, there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEAST = 1024
+"""The fewest tokens of thinking that Anthropic takes."""
+ROOM = 4096
+"""What is left for the answer itself, where there is as much; at least half of the limit is."""
+FIELDS = "bedrock_additional_model_requests_fields"
+
+
+def within(model: Any, settings: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return the settings of a request with an output limit, its thinking small enough for it."""
+    wanted = budget_of(model, settings)
+    if not wanted or limit >= wanted + min(ROOM, limit // 2):
+        return settings
+    given = {"type": "enabled", "budget_tokens": max(LEAST, min(wanted, limit - min(ROOM, limit // 2)))}
+    if limit <= LEAST + LEAST // 4:
+        given = {"type": "disabled"}
+    if _on_bedrock(model):
+        return {**settings, FIELDS: {**settings.get(FIELDS, {}), "thinking": given}}
+    return {**settings, "anthropic_thinking": given}
+
+
+def budget_of(model: Any, settings: dict[str, Any]) -> int:
+    """Return the tokens of thinking that a model would be told, 0 where it is told none."""
+    profile = model.profile
+    if _on_bedrock(model):
+        if profile.get("bedrock_thinking_variant") != "anthropic":
+            return 0
+        own, adaptive = settings.get(FIELDS, {}).get("thinking"), profile.get("bedrock_supports_adaptive_thinking", False)
+    elif any(kind.__name__ == "AnthropicModel" for kind in type(model).__mro__):
+        own, adaptive = settings.get("anthropic_thinking"), profile.get("anthropic_supports_adaptive_thinking", False)
+    else:
+        return 0
+    if own:
+        return int(own.get("budget_tokens") or 0) if own.get("type") == "enabled" else 0
+    thinking = settings.get("thinking")
+    if not thinking or adaptive or not (profile.get("supports_thinking") or profile.get("thinking_always_enabled")):
+        return 0
+    from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP
+
+    return ANTHROPIC_THINKING_BUDGET_MAP[thinking]
+
+
+def _on_bedrock(model: Any) -> bool:
+    return any(kind.__name__ == "BedrockConverseModel" for kind in type(model).__mro__)

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -135,7 +136,10 @@ def fork(
     stderr: int | None = None,
     imports: Sequence[str] = (),
 ) -> Any:
-    """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`) with text pipes and return it; `imports` names what it would import besides."""
+    """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`, perhaps after `-W error`) with text pipes and return it.
+
+    `imports` names what it would import besides.
+    """
     environment = dict(os.environ if env is None else env)
     if sys.platform != "linux" or any(name.startswith("COVERAGE_PROCESS") for name in environment):
         command = [sys.executable, *words]
@@ -239,7 +243,12 @@ def run(job: dict[str, Any], paths: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(job["env"])
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
-    kind, words = (job["words"][0], job["words"][1:]) if job["words"][0] in {"-m", "-c"} else ("", job["words"])
+    words = job["words"]
+    if words[:2] == ["-W", "error"]:
+        warnings.simplefilter("error")
+        sys.warnoptions.append("error")
+        words = words[2:]
+    kind, words = (words[0], words[1:]) if words[0] in {"-m", "-c"} else ("", words)
     first = job["cwd"] if kind else str(Path(words[0]).parent)
     sys.path[:] = [first, *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
     importlib.invalidate_caches()

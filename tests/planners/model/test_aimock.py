@@ -165,10 +165,10 @@ def test_a_stream_that_breaks_off_is_asked_for_again_and_none_of_it_runs(protoco
 
 @protocols
 def test_a_server_that_is_silent_for_too_long_is_given_up_and_asked_again(protocol: str, mock: Mock) -> None:
-    """The first request would be answered after half a minute."""
-    ran = run(mock, protocol, "late goal", timeout_s=0.7)
+    """The first request would be answered after half a minute; on a slow machine the next may be given up, too."""
+    ran = run(mock, protocol, "late goal", timeout_s=0.5)
     assert ran.result.output == SAID["content"], ran.result.error
-    assert [failed.kind for failed in ran.of(e.ModelCallFailed)] == ["timeout"]
+    assert {failed.kind for failed in ran.of(e.ModelCallFailed)} == {"timeout"}
 
 
 @pytest.mark.parametrize("protocol", ["openai-chat", "openai-responses"])

@@ -631,8 +631,9 @@ def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgre
 
     async def body(store: PostgresStore) -> None:
         await write(store, "run", range(1, 2))
-        hasty = PostgresStore(url, busy_timeout_s=1.5)
+        hasty = PostgresStore(url, busy_timeout_s=60.0)
         await hasty.open()
+        hasty._connections.patience_s = 0.3
         others: list[psycopg.Connection[Any]] = []
         try:
             with contextlib.suppress(psycopg.OperationalError):

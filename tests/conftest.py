@@ -40,6 +40,9 @@ for name in [name for name in os.environ if name.startswith("DETENT_")]:
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="detent-tests-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Nothing but loopback is reached, so nobody's certificates are trusted: every client of a model would read those of all authorities.
+os.environ["SSL_CERT_FILE"] = str(TESTS / "nobody.pem")
+
 # Processes that tests start see the same code as the tests, whether or not it is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
 

@@ -1,7 +1,8 @@
 """Python processes for tests that need many of them: forked from one that has imported the package, they begin at once.
 
 `fork(words)` is `subprocess.Popen([sys.executable, *words])` with pipes: a process of its own with its own streams, environment and folder,
-that real signals end. What it saves is only the imports, which are nine tenths of what a short command takes. The process that is forked from
+that real signals end. What it saves is the imports, and taking all that was imported apart again, which are nine tenths of what a short command
+takes. The process that is forked from
 (one a process of the tests, started when first asked) imports, and does nothing else; it ends when the tests do, with all that runs. Where there is no
 Linux, or what processes execute is being measured, they are started in the ordinary way. A few tests start real ones on any system.
 """
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,11 +30,25 @@ from typing import IO, Any
 
 ALWAYS = (
     *("asyncio", "html", "mimetypes", "resource", "secrets", "sqlite3", "sysconfig", "yaml", "zoneinfo", "rich.console", "rich.progress"),
-    *("pydantic.functional_validators", "pydantic.json_schema", "pydantic.plugin", "pydantic.type_adapter", "pydantic.types"),
+    *(
+        "pydantic.fields",
+        "pydantic.functional_validators",
+        "pydantic.json_schema",
+        "pydantic.plugin",
+        "pydantic.type_adapter",
+        "pydantic.types",
+    ),
     *("detent.cli.main", "detent.engine", "detent.capabilities.secrets", "detent.meta_tools", "detent.observers.console"),
     *("detent.planners.model.attachments", "detent.policies", "detent.policies.rules", "detent.strategies", "detent.testing.faults"),
     *("detent.stores.files.store", "detent.stores.ram", "detent.stores.listing", "detent.stores.sqlite.store", "detent.stores.urls"),
-    "detent.tools.mcp.servers",
+    *(
+        "detent.tools.mcp.servers",
+        "detent.tools.workspace.tools",
+        "detent.config.own_store",
+        "detent.policies.combining",
+        "detent.policies.guards",
+    ),
+    *("pydantic._internal._dataclasses", "pydantic.plugin._loader", "typer._adapters", "typer._click.decorators"),
 )
 """What every process finds imported."""
 
@@ -120,7 +136,10 @@ def fork(
     stderr: int | None = None,
     imports: Sequence[str] = (),
 ) -> Any:
-    """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`) with text pipes and return it; `imports` names what it would import besides."""
+    """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`, perhaps after `-W error`) with text pipes and return it.
+
+    `imports` names what it would import besides.
+    """
     environment = dict(os.environ if env is None else env)
     if sys.platform != "linux" or any(name.startswith("COVERAGE_PROCESS") for name in environment):
         command = [sys.executable, *words]
@@ -224,7 +243,12 @@ def run(job: dict[str, Any], paths: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(job["env"])
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
-    kind, words = (job["words"][0], job["words"][1:]) if job["words"][0] in {"-m", "-c"} else ("", job["words"])
+    words = job["words"]
+    if words[:2] == ["-W", "error"]:
+        warnings.simplefilter("error")
+        sys.warnoptions.append("error")
+        words = words[2:]
+    kind, words = (words[0], words[1:]) if words[0] in {"-m", "-c"} else ("", words)
     first = job["cwd"] if kind else str(Path(words[0]).parent)
     sys.path[:] = [first, *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
     importlib.invalidate_caches()
@@ -237,7 +261,27 @@ def run(job: dict[str, Any], paths: Sequence[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def leave(code: int) -> None:
+    """End as an interpreter does, but without taking apart what was imported: wait for threads, do what was left for the end, say all that was said."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more: the interpreter has an exit code for that
+            sys.exit(code)
+    os._exit(code)
+
+
 if __name__ == "__main__":
     every = [path for path in sys.path[1:] if path not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     prepare(ALWAYS)
-    run(serve(socket.socket(fileno=int(sys.argv[1]))), every)
+    importlib.import_module("pydantic").TypeAdapter(int)  # which looks once through all that is installed for its plugins
+    job = serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        run(job, every)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        leave((end.code or 0) & 0xFF)
+    leave(0)

@@ -100,7 +100,7 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NOT_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node, clean=False):
             lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
         for before, step in pairwise(getattr(node, "body", None) or ()) if isinstance(node, ast.Module | ast.ClassDef) else ():

@@ -322,6 +322,15 @@ def test_importing_the_package_loads_nothing_heavy(name: str) -> None:
     assert [n for n in loaded if n.startswith(("detent.cli", "detent.server", "detent.testing"))] == []
 
 
+def test_an_expression_loads_no_command_line() -> None:
+    """The library's own, which it imports, would make every command whose rules or policies have conditions start a third of a second later."""
+    program = "import json, sys\nfrom detent.expressions.compiled import cel\ncel()\n"
+    loaded = in_a_fresh_process(f"{program}print(json.dumps(sorted(sys.modules)))")
+    assert "cel" in loaded
+    assert {n.split(".")[0] for n in loaded} & {"prompt_toolkit", "typer", "rich"} == set()
+    assert in_a_fresh_process(f"{program}from cel import cli\nprint(json.dumps(hasattr(cli, 'main')))") is False, "it stays out of the way"
+
+
 def test_every_public_name_can_be_imported_and_is_described() -> None:
     """What `detent.__all__` promises is there and says what it is; the list holds no name twice."""
     import detent

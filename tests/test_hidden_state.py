@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from source_code import PACKAGE, ROOT, dotted, modules
+from source_code import PACKAGE, ROOT, dotted, modules, tree
 
 PAGE = ROOT / "docs" / "decisions" / "0007-hidden-state.md"
 HOLDS = {
@@ -52,7 +52,7 @@ def test_every_piece_of_hidden_state_is_on_the_page_with_its_reason() -> None:
     """By its room and its name; and the page has no row for what is gone."""
     there: set[tuple[str, str]] = set()
     for path in modules():
-        names = hidden_state(ast.parse(path.read_text(encoding="utf-8")))
+        names = hidden_state(tree(path))
         there |= {(path.relative_to(PACKAGE).with_suffix("").parts[0], name) for name in names}
     rows = re.findall(r"^\| (\w+) \| (`[^|]+`) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     listed = {(room, name) for room, names in rows for name in re.findall(r"`(\w+)`", names)}

@@ -3,13 +3,17 @@
     python tests/attacks                 # all
     python tests/attacks -k imports      # pytest's choice of them
 
-Each attack is a test of this folder, and its docstring says in one line what is tried.
+Each attack is a test of this folder, and its docstring says in one line what is tried. The default suite leaves a few out that are costly and
+like others; here and in `scripts/check` all are tried.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("HYPOTHESIS_PROFILE", "many")
 
 import pytest
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from amounts import in_check
 from detent import McpServer
 from detent.cli.main import run
 from detent.config.mcp_tables import load_servers
@@ -373,7 +374,9 @@ WIDE = {"type": "object", "properties": {"name": {"items": {"allOf": [{"minLengt
 """No references: each part of a value is compared with all of it."""
 
 
-@pytest.mark.parametrize(("schema", "value"), [(doubling(5), "x"), (WIDE, ["x"] * 2_000)], ids=["references", "parts"])
+@pytest.mark.parametrize(
+    ("schema", "value"), [pytest.param(doubling(5), "x", id="references"), pytest.param(WIDE, ["x"] * 2_000, id="parts", marks=in_check)]
+)
 def test_an_output_schema_does_not_keep_the_process_busy(schema: dict[str, Any], value: Any, desk: Desk) -> None:
     """A server declares a few lines of `outputSchema` that take more time than anyone has to check a result with."""
     done = ran(odd(desk.place, look={"outputSchema": schema}, result={"name": value}), call("look")).tool_calls[0]

@@ -15,7 +15,8 @@ import pytest
 
 from cli.desk import Desk
 from cli.test_models import FILE, NO_KEYS
-from detent.cli import surroundings
+from detent.cli import session, surroundings
+from detent.cli.main import run
 from detent.planners.providers import EXTRAS, LOCAL, SUGGESTED, VARIABLES
 
 SECRET = "sk-very-secret-0123456789"
@@ -152,14 +153,20 @@ def test_rules_alone_are_enough(desk: Desk) -> None:
     assert "run the agent: detent run --agent agent.toml GOAL" in found["next"]
 
 
-def test_a_store_that_cannot_be_opened_is_a_finding(desk: Desk) -> None:
+def test_a_store_that_cannot_be_opened_is_a_finding(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With what is wrong, and without a password of its URL."""
     desk.write("broken.db", "this is no database, but text that is long enough to be looked at as one" * 20)
     code, found = doctor(desk, "--store", "sqlite:///broken.db", OPENAI_API_KEY="k")
     assert (code, found["store"]["exists"]) == (1, False)
     assert found["store"]["problem"]
-    code, found = doctor(desk, "--store", "postgresql://ann:hush@127.0.0.1:9/runs", OPENAI_API_KEY="k")
-    assert code == 1 and found["store"]["problem"] and "hush" not in json.dumps(found)
+    monkeypatch.setattr(session, "REFUSED_S", 0.05)
+    monkeypatch.setenv("OLLAMA_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.chdir(desk.home)
+    code = run(["doctor", "--json", "--store", "postgresql://ann:hush@127.0.0.1:9/runs"])
+    said = capsys.readouterr().out
+    assert code == 1 and json.loads(said)["store"]["problem"] and "hush" not in said
 
 
 def test_every_extra_and_provider_is_looked_at() -> None:

@@ -86,15 +86,21 @@ def test_a_policy_or_planner_that_cannot_be_had_is_in_the_way_only_of_what_decid
     assert "changed since" not in desk.detent("show", "mine").out
 
 
-def test_a_server_that_nobody_started_is_named_at_once(desk: Desk) -> None:
+def test_a_server_that_nobody_started_is_named_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where everything else about the store is waited for longer than this test may take; without the password."""
     pytest.importorskip("psycopg")
+    monkeypatch.setattr(session, "REFUSED_S", 0.05)
+    monkeypatch.setenv("DETENT_TRUST", str(desk.home))
+    monkeypatch.chdir(desk.home)
     desk.write("detent.toml", "[store]\nbusy_timeout_s = 600\n")
     with socket.socket() as taken:  # and nobody listens there
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        refused = desk.detent("run", "Go", "--store", f"postgresql://ann:secret@127.0.0.1:{port}/db")
-    assert refused.code == 5 and "no server listens" in refused.err and f"127.0.0.1:{port}" in refused.err and "secret" not in refused.err
+        code = run(["run", "Go", "--store", f"postgresql://ann:secret@127.0.0.1:{port}/db"])
+    said = capsys.readouterr().err
+    assert code == 5 and "no server listens" in said and f"127.0.0.1:{port}" in said and "secret" not in said
 
 
 def test_an_address_that_no_server_can_have_is_refused_at_once(desk: Desk) -> None:

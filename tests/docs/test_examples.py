@@ -57,6 +57,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("USER", "ann")
     monkeypatch.setenv("LOGNAME", "ann")
     monkeypatch.chdir(work)
@@ -99,9 +100,11 @@ def missing(shown: list[str], said: list[str]) -> str:
 
 
 def alone(line: str) -> list[str]:
-    """Return the words of a call of `detent` in which there is nothing for a shell to do, else none."""
+    """Return the arguments of Python for a call of `detent` or `python` in which there is nothing for a shell to do, else none."""
     words = shlex.split(line)
-    return words if words[0] == "detent" and not re.search(r"[][|&;<>()$`\\*?!~{}#]", re.sub(r"'[^']*'", "", line)) else []
+    if words[0] not in ("detent", "python") or re.search(r"[][|&;<>()$`\\*?!~{}#]", re.sub(r"""'[^']*'|"[^"$`\\]*\"""", "", line)):
+        return []
+    return ["-m", *words] if words[0] == "detent" else words[1:]
 
 
 def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
@@ -109,9 +112,9 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
     line = RUN_ID.sub(lambda m: known.get(m[0], m[0]), command.line)
     words = alone(line)
     vendor = words[words.index("--model") + 1].partition(":")[0] if "--model" in words else ""
-    imports = asking(vendor if vendor in OWN_SDK else "openai") if vendor else ()
+    imports = asking(vendor if vendor in OWN_SDK else "openai") if vendor else ("pytest",) if "pytest" in words else ()
     started = (
-        fork(["-m", "detent", *words[1:]], cwd=desk, stderr=subprocess.STDOUT, imports=imports)
+        fork(words, cwd=desk, stderr=subprocess.STDOUT, imports=imports)
         if words
         else subprocess.Popen(["bash", "-c", line], cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     )
@@ -167,9 +170,10 @@ def test_every_example_runs_and_says_what_it_promises(example: Path, desk: Path)
     """An example is a program of its own; the end of its docstring, after `It prints:`, is what it prints."""
     promised = (ast.get_docstring(ast.parse(example.read_text(encoding="utf-8"))) or "").partition("It prints:")[2].strip()
     assert promised, f"{example.name} does not say what it prints"
-    done = subprocess.run([sys.executable, "-W", "error", str(example)], cwd=desk, capture_output=True, text=True, timeout=90)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not missing([line.strip() for line in promised.splitlines()], done.stdout.splitlines()), done.stdout
+    started = fork(["-W", "error", str(example)], cwd=desk, stderr=subprocess.PIPE)
+    out, err = started.communicate(timeout=90)
+    assert (started.returncode, err) == (0, "")
+    assert not missing([line.strip() for line in promised.splitlines()], out.splitlines()), out
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)

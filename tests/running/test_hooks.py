@@ -418,7 +418,6 @@ def test_a_hook_that_tidies_up_has_the_time_for_it_and_timeouts_of_its_own_are_i
 
     async def main() -> None:
         control, did = Control(grace_s=0.3), list[str]()
-        patient = patience_of(control)
 
         async def tidy() -> None:
             try:
@@ -434,13 +433,13 @@ def test_a_hook_that_tidies_up_has_the_time_for_it_and_timeouts_of_its_own_are_i
                         await asyncio.Event().wait()
                     finally:
                         await asyncio.sleep(0.001)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.02)
             did.append("fell back")
 
-        await patient(falls_back())
+        await patience_of(Control(grace_s=0.01))(falls_back())
         control.deliver([Signal(id="1", kind="cancel", by="ann")])
         with pytest.raises(TimeoutError, match="did not return within"):
-            await patient(tidy())
+            await patience_of(control)(tidy())
         assert did == ["fell back", "tidied"]
         task = asyncio.current_task()
         assert task is not None and task.cancelling() == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from amounts import stride
+from amounts import in_check, stride
 from crash.workload import RUN
 from detent.core import events as e
 from detent.testing.clocks import FakeClock
@@ -55,7 +55,7 @@ def test_a_crash_at_any_write_of_a_waiting_run_loses_and_repeats_nothing(kind: s
     """Also at the write of the answer itself: the person is asked again, or the answer is found. Not every write by default (`amounts`)."""
 
     async def main() -> None:
-        at, step = 0, stride(4) if kind == "ram" else stride(11, many=3)
+        at, step = 0, stride(5) if kind == "ram" else stride(17, many=3)
         while True:
             at += step
             directory = tmp_path / str(at)
@@ -108,11 +108,12 @@ def test_processes_that_are_killed_one_after_another_take_a_waiting_run_to_its_e
     asyncio.run(check(place, effects, said["status"], said["output"]))
 
 
+@in_check
 def test_a_process_that_is_killed_at_a_write_is_succeeded_by_one_that_ends_the_run_the_same() -> None:
     """A real SIGKILL before and after some writes, on disk (`amounts`); `tests/faults/kill_waits.py` does it at each, on PostgreSQL, too."""
     script = HERE.parent / "faults" / "kill_waits.py"
     ran = subprocess.run(
-        [sys.executable, str(script), "--stores", "file", "sqlite", "--every", str(stride(29, many=13))],
+        [sys.executable, str(script), "--stores", "file", "sqlite", "--every", str(stride(13, many=13))],
         capture_output=True,
         text=True,
         check=False,

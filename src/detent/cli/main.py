@@ -62,8 +62,8 @@ _INTERRUPTED = 130
 """What typer returns where Ctrl-C ended a command; no command of Detent's returns it."""
 
 
-def make_app() -> typer.Typer:
-    """Return the command line with all its commands."""
+def make_app(named: str = "") -> typer.Typer:
+    """Return the command line with all its commands, or with the one of this name alone: making them all takes longer than most take to run."""
     app = typer.Typer(
         name="detent",
         help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
@@ -77,8 +77,11 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_everywhere)
+    every = {name for commands in GROUPS.values() for name in commands}
     for group, commands in GROUPS.items():
         for name, command in commands.items():
+            if named in every and named != name:
+                continue
             app.command(name, help=_flowing(command.__doc__ or ""), rich_help_panel=group)(expanded(command))
     return app
 
@@ -116,7 +119,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
-        code: Any = make_app()(args, prog_name="detent", standalone_mode=False)
+        code: Any = make_app(args[0] if args else "")(args, prog_name="detent", standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         return int(code or 0)

@@ -29,8 +29,9 @@ def check_fields(options: msgspec.Struct) -> None:
     A struct calls it when it is made (`__post_init__ = check_fields`).
     """
     struct = type(options)
-    for name, kinds in _fields(struct):
-        _check(struct.__name__, name, getattr(options, name), kinds)
+    for name, default, kinds in _fields(struct):
+        if (value := getattr(options, name)) is not default:
+            _check(struct.__name__, name, value, kinds)
 
 
 def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
@@ -80,13 +81,13 @@ def checked_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @cache
-def _fields(struct: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    kinds = [(field.name, _kinds(field.type)) for field in msgspec.structs.fields(struct)]
-    return tuple((name, kind) for name, kind in kinds if kind)
+def _fields(struct: Any) -> tuple[tuple[str, Any, _Kinds], ...]:
+    kinds = [(field.name, field.default, _kinds(field.type)) for field in msgspec.structs.fields(struct)]
+    return tuple((name, default, kind) for name, default, kind in kinds if kind)
 
 
 @cache
-def _parameters(function: Any) -> tuple[tuple[str, ...], dict[str, tuple[Any, ...]]]:
+def _parameters(function: Any) -> tuple[tuple[str, ...], dict[str, _Kinds]]:
     """Return the names of the positional parameters, and what is to be checked of those that have anything to be checked."""
     hints = get_type_hints(function, localns=_Known(function.__globals__))
     kinds = {name: kind for name, hint in hints.items() if (kind := _kinds(hint)) and name != "return"}
@@ -106,43 +107,75 @@ class _Known(dict[str, Any]):
         return _BUILT_IN.get(name, Any)
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return what a value may be; nothing where that cannot be told from a list, a word, or true and false."""
+class _Kinds(msgspec.Struct, frozen=True):
+    """What a value may be: what an annotation says, told apart once for all values."""
+
+    text: bool
+    none: bool
+    words: tuple[Any, ...]
+    """Where there are some, and `others` beside them is False, it is one of these."""
+    others: bool
+    truth: bool
+    """It may be true or false, and is no list; `alone`: and nothing else."""
+    alone: bool
+    lists: bool
+    """It may be a list; `only_lists`: and nothing else."""
+    only_lists: bool
+    of_texts: bool
+    of_words: tuple[Any, ...]
+
+
+def _kinds(hint: Any) -> _Kinds | None:
+    """Return what a value may be; None where that cannot be told from a list, a word, or true and false."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if Any in kinds or (str in kinds and kinds != (str,)):
-        return ()
-    return kinds if kinds == (str,) or bool in kinds or any(get_origin(kind) in (Literal, *_LISTS) for kind in kinds) else ()
-
-
-def _check(what: str, name: str, value: Any, kinds: tuple[Any, ...]) -> None:
-    """Raise `ConfigError` for a value that is none of these."""
-    if kinds == (str,) and not isinstance(value, str):
-        raise ConfigError(f"{what}: {name} is {value!r}; write a text")
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        return None
+    if kinds != (str,) and bool not in kinds and not any(get_origin(kind) in (Literal, *_LISTS) for kind in kinds):
+        return None
     others = [kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)]
-    if value is None and type(None) in kinds:
-        return
-    if words and (isinstance(value, str) or not others):
-        if value not in words:
-            raise ConfigError(f"{what}: {name} is {value!r}; {_near(value, words)}")
-        return
     lists = [kind for kind in others if get_origin(kind) in _LISTS]
-    if bool in kinds and not lists and (isinstance(value, str) or (len(others) == 1 and not isinstance(value, bool))):
+    inner = (*get_args(lists[0]), Any)[0] if lists else Any
+    return _Kinds(
+        text=kinds == (str,),
+        none=type(None) in kinds,
+        words=tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)),
+        others=bool(others),
+        truth=bool in kinds and not lists,
+        alone=len(others) == 1,
+        lists=bool(lists),
+        only_lists=len(lists) == len(others),
+        of_texts=inner is str,
+        of_words=get_args(inner) if get_origin(inner) is Literal else (),
+    )
+
+
+def _check(what: str, name: str, value: Any, kinds: _Kinds) -> None:
+    """Raise `ConfigError` for a value that is none of these."""
+    if kinds.text and not isinstance(value, str):
+        raise ConfigError(f"{what}: {name} is {value!r}; write a text")
+    if value is None and kinds.none:
+        return
+    if kinds.words and (isinstance(value, str) or not kinds.others):
+        if value not in kinds.words:
+            raise ConfigError(f"{what}: {name} is {value!r}; {_near(value, kinds.words)}")
+        return
+    if kinds.truth and (isinstance(value, str) or (kinds.alone and not isinstance(value, bool))):
         raise ConfigError(f"{what}: {name} is {value!r}; write True or False")
-    if not lists:
+    if not kinds.lists:
         return
     if isinstance(value, (str, bytes)):
         raise ConfigError(f"{what}: {name} must be a list, not the text {value!r}; write {name}=[{value!r}]")
-    if len(lists) == len(others) and (isinstance(value, Mapping) or not isinstance(value, Iterable)):
+    if kinds.only_lists and (isinstance(value, Mapping) or not isinstance(value, Iterable)):
         raise ConfigError(f"{what}: {name} must be a list, not {value!r}")
-    inner = (*get_args(lists[0]), Any)[0]
-    for item in cast("Collection[Any]", value) if isinstance(value, (list, tuple, Set)) and len(lists) == len(others) else ():
-        if inner is str and not isinstance(item, str):
+    if not (kinds.of_texts or kinds.of_words):
+        return
+    for item in cast("Collection[Any]", value) if isinstance(value, (list, tuple, Set)) and kinds.only_lists else ():
+        if kinds.of_texts and not isinstance(item, str):
             raise ConfigError(f"{what}: {name} is a list of texts; {item!r} is none")
-        if get_origin(inner) is Literal and item not in get_args(inner):
-            raise ConfigError(f"{what}: {name} has {item!r}; {_near(item, get_args(inner))}")
+        if kinds.of_words and item not in kinds.of_words:
+            raise ConfigError(f"{what}: {name} has {item!r}; {_near(item, kinds.of_words)}")
 
 
 def _near(value: Any, words: Iterable[Any]) -> str:

@@ -7,9 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from detent import Agent, Engine, tool
@@ -57,6 +55,9 @@ def asked_in_two_processes(model: Any, server: ChatServer, store: Path, **agent:
 
 
 def anthropic(url: str) -> Any:
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
     return AnthropicModel("claude-sonnet-4-6", provider=AnthropicProvider(api_key="k", base_url=url.removesuffix("/v1")))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from amounts import sampled
 from detent import Agent, Budget, Engine
 from detent.planners import load_rules
 from forked import fork
@@ -25,7 +26,12 @@ GOAL = "Find the error burst and its cause"
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     """A copy of the example, to be written to."""
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "triage", ignore=shutil.ignore_patterns("reports")))
+    return copied(tmp_path)
+
+
+def copied(place: Path) -> Path:
+    """Return a copy of the example."""
+    return Path(shutil.copytree(EXAMPLE, place / "triage", ignore=shutil.ignore_patterns("reports")))
 
 
 def triage(workspace: Path, store: str = "ram:", **variables: Any) -> Any:
@@ -131,11 +137,17 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("after", [1, 7, 13, 14, 20])
-def test_a_killed_run_goes_on_and_repeats_no_effect(workspace: Path, tmp_path: Path, after: int) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that nobody disturbed: its workspace and its result."""
+    place = copied(tmp_path_factory.mktemp("undisturbed"))
+    return place, triage(place)
+
+
+@pytest.mark.parametrize("after", sampled([1, 7, 13, 14, 20], few=3))
+def test_a_killed_run_goes_on_and_repeats_no_effect(workspace: Path, tmp_path: Path, undisturbed: tuple[Path, Any], after: int) -> None:
     """SIGKILL after that many outcomes; a fresh process ends with the same answer, report and timeline as an undisturbed run."""
-    undisturbed = Path(shutil.copytree(workspace, tmp_path / "undisturbed"))
-    expected = triage(undisturbed)
+    there, expected = undisturbed
     store = f"sqlite:///{tmp_path / 'runs.db'}"
     killed = fork(["-c", CHILD, str(workspace), store, str(after)], stderr=subprocess.PIPE)
     said = killed.communicate(timeout=60)
@@ -149,6 +161,6 @@ def test_a_killed_run_goes_on_and_repeats_no_effect(workspace: Path, tmp_path: P
 
     result = asyncio.run(resume())
     assert (result.status, result.output) == ("completed", expected.output)
-    for file in sorted((undisturbed / "reports").iterdir()):
+    for file in sorted((there / "reports").iterdir()):
         assert (workspace / "reports" / file.name).read_text() == file.read_text()
     assert [(c.tool, c.args) for c in result.tool_calls] == [(c.tool, c.args) for c in expected.tool_calls]

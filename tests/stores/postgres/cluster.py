@@ -79,7 +79,7 @@ class Cluster:
             conf.write(
                 f"listen_addresses = ''\nunix_socket_directories = '{self.directory}'\nmax_connections = 60\nshared_buffers = 32MB\n"
                 "fsync = on\nsynchronous_commit = on\nlog_min_messages = fatal\nautovacuum_naptime = 10\n"
-                + "".join(f"{setting}\n" for setting in self._settings)
+                "deadlock_timeout = 20ms\n" + "".join(f"{setting}\n" for setting in self._settings)
             )
         self.start()
 

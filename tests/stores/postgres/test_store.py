@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -44,6 +44,16 @@ def on(url: str, body: Callable[[PostgresStore], Awaitable[Any]], **options: Any
             await store.close()
 
     return asyncio.run(main())
+
+
+@contextlib.contextmanager
+def impatient(store: PostgresStore) -> Iterator[None]:
+    """Let a store wait for its server for a moment only; it was opened with all the time that a slow machine takes, and works on with it."""
+    patience, store._connections.patience_s = store._connections.patience_s, 0.3
+    try:
+        yield
+    finally:
+        store._connections.patience_s = patience
 
 
 def ask(url: str, statement: Any, values: Any = None) -> list[Any]:
@@ -390,7 +400,7 @@ def test_a_claim_that_could_not_be_given_up_is_when_the_server_answers(postgres:
     """Who released it is told, once, or has gone meanwhile; a process that lives on does not hold it for ever. One that was taken again stays."""
 
     async def main(proxy: Proxy) -> None:
-        store, other = PostgresStore(proxy.url(postgres_url), busy_timeout_s=0.3), PostgresStore(postgres_url)
+        store, other = PostgresStore(proxy.url(postgres_url)), PostgresStore(postgres_url)
         for one in (store, other):
             await one.open()
         for run in ("told", "gone", "again"):
@@ -400,7 +410,7 @@ def test_a_claim_that_could_not_be_given_up_is_when_the_server_answers(postgres:
         await asyncio.sleep(0)
         leaving.cancel()
         for run in ("told", "again"):
-            with pytest.raises(StoreBusy):
+            with impatient(store), pytest.raises(StoreBusy):
                 await store.release(run)
         proxy.heal()
         await store.claim("again")
@@ -609,7 +619,8 @@ def test_a_server_that_does_not_answer_is_store_busy_and_says_so(postgres: Clust
                 store.head("run"),
                 store.post("run", Signal(id="s", kind="cancel")),
             )
-            results = await asyncio.gather(*attempts, return_exceptions=True)
+            with impatient(store):
+                results = await asyncio.gather(*attempts, return_exceptions=True)
             assert [type(result) for result in results] == [StoreBusy] * 3
             assert all("resum" in str(result).lower() for result in results)
             proxy.heal()
@@ -621,7 +632,7 @@ def test_a_server_that_does_not_answer_is_store_busy_and_says_so(postgres: Clust
                 await write(store, "run", range(3, 4))
             assert there in (1, 2)
 
-        on(proxy.url(postgres_url), body, busy_timeout_s=0.6)
+        on(proxy.url(postgres_url), body)
 
 
 def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgres: Cluster) -> None:
@@ -631,14 +642,15 @@ def test_a_server_without_a_free_connection_is_waited_for_then_named(own_postgre
 
     async def body(store: PostgresStore) -> None:
         await write(store, "run", range(1, 2))
-        hasty = PostgresStore(url, busy_timeout_s=1.5)
+        hasty = PostgresStore(url)
         await hasty.open()
         others: list[psycopg.Connection[Any]] = []
         try:
             with contextlib.suppress(psycopg.OperationalError):
                 others.extend(psycopg.connect(url) for _ in range(100))
             assert len(others) < 100
-            with pytest.raises(StoreBusy, match=r"no connection free.*(too many|remaining connection slots).*max_connections"):
+            busy = pytest.raises(StoreBusy, match=r"no connection free.*(too many|remaining connection slots).*max_connections")
+            with impatient(hasty), busy:
                 await hasty.read("run")
             await write(store, "run", range(2, 3))  # the writer has its connection
             waiting = asyncio.ensure_future(store.read("run"))
@@ -1088,13 +1100,14 @@ def test_a_table_that_another_program_locks_is_waited_for_then_named(postgres_ur
         async with await psycopg.AsyncConnection.connect(postgres_url) as other:
             await other.execute("LOCK TABLE detent.runs IN ACCESS EXCLUSIVE MODE")
             attempts: tuple[Awaitable[Any], ...] = (write(store, "run", range(2, 3)), store.list_runs(RunQuery()))
-            results = await asyncio.gather(*attempts, return_exceptions=True)
+            with impatient(store):
+                results = await asyncio.gather(*attempts, return_exceptions=True)
             assert [type(result) for result in results] == [StoreBusy] * 2, results
             await other.rollback()
         assert await store.read("run") == [line(1)]
         await write(store, "run", range(2, 3))
 
-    on(postgres_url, body, busy_timeout_s=0.5)
+    on(postgres_url, body)
 
 
 def test_a_session_that_was_reset_under_the_store_is_begun_again(postgres_url: str) -> None:

@@ -34,9 +34,9 @@ def checked(scenario: str, place: Path, client: str = f"{CLIENT} decline") -> di
     return {check["id"]: check for check in checks if check["status"] != "INFO"}
 
 
-@pytest.mark.parametrize(
-    "scenario", ["initialize", "tools_call", pytest.param("sse-retry", marks=in_check)]
-)  # the last one waits for seconds
+@pytest.mark.parametrize(  # calls begin with the handshake; the last one waits for seconds
+    "scenario", ["tools_call", pytest.param("initialize", marks=in_check), pytest.param("sse-retry", marks=in_check)]
+)
 def test_a_scenario_passes(scenario: str, tmp_path: Path) -> None:
     """Handshake, calls, and an event stream that breaks off and is taken up again."""
     checks = checked(scenario, tmp_path)
@@ -70,8 +70,8 @@ AUTHORISATION = [
 ]
 
 
-BY_DEFAULT = ("metadata-default", "client-credentials-jwt", "scope-step-up")
-"""A login, a program that is the client, and a second login for more: the others take as long, and differ in details."""
+BY_DEFAULT = ("client-credentials-jwt", "scope-step-up")
+"""A program that is the client, a login, and a second one for more: the others take as long, and differ in details."""
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(name, marks=() if name in BY_DEFAULT else in_check) for name in AUTHORISATION])
@@ -82,6 +82,7 @@ def test_an_authorisation_scenario_passes(scenario: str, tmp_path: Path) -> None
     assert {name: check.get("errorMessage") or check["description"] for name, check in checks.items() if check["status"] != "SUCCESS"} == {}
 
 
+@in_check
 def test_every_authorisation_scenario_of_the_suite_is_tried() -> None:
     """A newer suite has more of them."""
     listed = subprocess.run([SUITE, "list"], capture_output=True, text=True, timeout=60, env={**os.environ, "NODE_OPTIONS": NODE_OPTIONS})
@@ -153,6 +154,7 @@ def test_a_url_is_never_accepted() -> None:
     assert asyncio.run(give_defaults(None, asked)).action == "decline"  # type: ignore[arg-type]
 
 
+@in_check
 def test_a_question_to_the_user_is_declined(tmp_path: Path) -> None:
     """This scenario wants every question accepted with its defaults; where nothing is said all are declined, and nothing else fails."""
     checks = checked("elicitation-sep1034-client-defaults", tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from amounts import times
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import Cancellation
 from detent.tools.workspace import files, reading
@@ -171,9 +172,9 @@ except ToolFailed as error:
 
 
 def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> None:
-    """R54: four processes released at once, ten times: one writes, the others are told that they are stale."""
+    """R54: four processes released at once, again and again: one writes, the others are told that they are stale."""
     workspace = Workspace(tmp_path)
-    for _ in range(10):
+    for _ in range(times(20)):
         put(workspace, "original text")
         seen = reading.read_file(workspace, "f").hash
         writers = [fork(["-c", WRITER, str(tmp_path), seen, f"written by {i}"], stdin=subprocess.PIPE) for i in range(4)]
@@ -191,12 +192,12 @@ def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> N
 
 
 def test_no_append_and_no_replacement_is_lost_between_threads(tmp_path: Path) -> None:
-    """The lock also excludes threads of one process: 4 x 25 increments and appends all arrive."""
-    workspace = Workspace(tmp_path, limits=Limits(lock_wait_s=60))
+    """The lock also excludes threads of one process: the increments and appends of four of them all arrive."""
+    workspace, each = Workspace(tmp_path, limits=Limits(lock_wait_s=60)), times(50)
     put(workspace, "0", "count")
 
     def work() -> None:
-        for _ in range(25):
+        for _ in range(each):
             files.append_file(workspace, "log", "x")
             while True:
                 read = reading.read_file(workspace, "count")
@@ -212,8 +213,8 @@ def test_no_append_and_no_replacement_is_lost_between_threads(tmp_path: Path) ->
         thread.start()
     for thread in threads:
         thread.join()
-    assert content(workspace, "count") == b"100"
-    assert content(workspace, "log") == b"x" * 100
+    assert content(workspace, "count") == str(4 * each).encode()
+    assert content(workspace, "log") == b"x" * 4 * each
 
 
 def test_a_lock_that_is_not_free_is_not_executed(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ MIN_PIECE_CHARS = 12
 SMALL_DIGITS = 3
 """Whole numbers of no more digits are small: they prove nothing unless they are written as an amount."""
 
-_QUOTES = str.maketrans(
-    dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u0060\u00b4", "'") | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"')
-)
-_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
+_ALIKE = {
+    **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u0060\u00b4", "'"),
+    **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+}
+"""Quotes and dashes, by what they are compared as."""
 _TOKEN = re.compile(r"""[^\s"'<>()\[\]{},;|=]+""")
 _LONGEST_TYPED = 100  # characters of a number, date or account that stands alone
 _DIGIT = re.compile(r"\d")
@@ -88,9 +90,10 @@ def normal(text: str) -> str:
     No letter is two (`ß` is not `ss`): in a domain they are different places.
     """
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text).translate(_QUOTES).translate(_DASHES)
-        for c in {c for c in set(text) if not c.isascii() and unicodedata.category(c) == "Cf"}:
-            text = text.replace(c, "")
+        text = unicodedata.normalize("NFKC", text)
+        for c in set(text):
+            if c in _ALIKE or unicodedata.category(c) == "Cf":
+                text = text.replace(c, _ALIKE.get(c, ""))
     return " ".join(text.lower().split())
 
 

@@ -54,6 +54,7 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
+    `guards_with(guards, names)` are the guards of a pass: those of the run, those of the pass's kernel, those that its strategy names.
     `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is;
     `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
     """
@@ -62,11 +63,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     tools: dict[str, Tool]
     policy: Policy
-    guards: tuple[Guard, ...]
+    guards_with: Callable[[Sequence[Guard], Sequence[str]], tuple[Guard, ...]]
     hooks: KernelHooks
     profile: ContextProfile
     compression: ResultCompression
-    guard_named: Callable[[str], Guard]
     objection: Callable[[Any, Any], str]
     heal: Callable[[Any, Any], CallHealed | None] | None
 

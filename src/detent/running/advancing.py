@@ -39,6 +39,7 @@ from detent.ports import (
     Guard,
     Ids,
     KernelHooks,
+    MetaTool,
     Planner,
     Policy,
     Scheduler,
@@ -107,18 +108,37 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
-    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
+    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not here, unless that is all right.
+
+    A name that neither the agent's kernel nor the engine's tools have may be a meta-tool of another kernel (`make_run`).
+    """
     found: dict[str, Tool] = {}
     missing: list[str] = []
-    answered = {tool.spec.name: tool for tool in kernel_of(state.agent, parts).meta_tools}
     for name in state.agent.tools:
-        try:
-            found[name] = answered.get(name) or parts.tools.get(name)
-        except UnknownName:
+        if (tool := _everywhere(name, state.agent, parts) or meta_tool_of_some_kernel(name, parts)) is not None:
+            found[name] = tool
+        else:
             missing.append(name)
     if missing and not missing_ok:
         raise ToolsMissing(state.run_id, missing)
     return found
+
+
+def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
+    """Return the tool that this name means in every pass, whatever its kernel; None where it means none."""
+    for tool in kernel_of(agent, parts).meta_tools:
+        if tool.spec.name == name:
+            return tool
+    try:
+        return parts.tools.get(name)
+    except UnknownName:
+        return None
+
+
+def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
+    """Return the meta-tool of this name that some kernel of the engine has; it holds in the passes that run with that kernel."""
+    kernels = map(parts.kernels.get, parts.kernels.names())
+    return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
@@ -357,29 +377,31 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
 
 
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
-    """Put together what the passes of a run share."""
+    """Put together what the passes of a run share: `tools` without those that only passes with another kernel have."""
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
+    tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
     profile = make_profile(agent.profile)
-    guards = kernel_of(agent, parts).guards
+    house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
+    guards = tuple(parts.guards_of(agent, house, tools))
+
+    def guards_with(more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
+        if not names and all(guard in house for guard in more):
+            return guards
+        return tuple(parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools))
+
     return Run(
         journal=journal,
         world=world,
         tools=tools,
         policy=parts.policy_of(agent),
-        guards=tuple(parts.guards_of(agent, guards, tools)),
+        guards_with=guards_with,
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
-        guard_named=partial(guard_named, agent, parts, tools),
         objection=objection,
         heal=heal if agent.healing else None,
     )
-
-
-def guard_named(agent: AgentSpec, parts: Parts, tools: dict[str, Tool], name: str) -> Guard:
-    """Return a guard of the agent by its name; raise `UnknownName`."""
-    return parts.guards_of(msgspec.structs.replace(agent, guards=(name,)), (), tools)[-1]
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -9,14 +10,15 @@ import msgspec
 from detent.core.budget import Budget
 from detent.kernel.context import KernelContext, KernelInput, Run
 from detent.kernel.execution import carry_out
+from detent.kernel.kernel import Kernel
 from detent.kernel.planning import propose
-from detent.ports import offered
+from detent.ports import Tool, offered
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
 
-    `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
+    `guards` are names of guards that are checked beside those of the run and of the pass's kernel, `guidance` is shown in every turn of the pass, `small` asks for the
     small model. An empty `output_schema` means that any answer will do.
     """
 
@@ -29,11 +31,12 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     small: bool = False
 
 
-def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
+def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
     """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
     state = run.state
     agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
-    tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
+    known = {**run.tools, **meta_tools_of(kernel, agent.tools if given.tools is None else given.tools)}
+    tools = known if given.tools is None else {name: tool for name, tool in known.items() if name in given.tools}
     return KernelContext(
         input=KernelInput(
             task=given.task or state.goal,
@@ -49,14 +52,19 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
         compression=run.compression,
         tools=tools,
         hooks=run.hooks,
-        guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),
+        guards=run.guards_with(kernel.guards, given.guards),
         run=run,
         scope=scope,
         specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
-        known={name: tool.spec for name, tool in run.tools.items()},
+        known={name: tool.spec for name, tool in known.items()},
         propose=propose,
         carry_out=carry_out,
     )
+
+
+def meta_tools_of(kernel: Kernel, names: Collection[str]) -> dict[str, Tool]:
+    """Return the meta-tools that a kernel brings to a pass with tools of these names."""
+    return {tool.spec.name: tool for tool in kernel.meta_tools if tool.spec.name in names}
 
 
 def shared(budget: Budget, parts: int) -> Budget:

@@ -39,7 +39,7 @@ from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, jso
 from detent.ports.outside import BRANCH, Interrupted, made
 from detent.running.endings import answers_goal, honest
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context, shared
+from detent.running.pass_context import Pass, make_context, meta_tools_of, shared
 from detent.running.phase_hooks import hooked
 from detent.running.strategy_options import options_of
 
@@ -197,7 +197,7 @@ class StrategyPasses:
             return passed(run.state.passes[scope], branch.label)
         self.all_asked_for(f"pass {scope!r}")
         await run.journal.commit()
-        context = make_context(run, scope, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
+        context = make_context(run, scope, kernel, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
         verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
@@ -213,9 +213,10 @@ class StrategyPasses:
         return passed(context.state, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+        known = {**self._run.tools, **meta_tools_of(kernel, branch.tools or ())}
         for name in branch.tools or ():
-            if name not in self._run.tools:
-                raise UnknownName("tool", name, self._run.tools)
+            if name not in known:
+                raise UnknownName("tool", name, known)
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
         self.all_asked_for(f"pass {scope!r}")

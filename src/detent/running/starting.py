@@ -24,7 +24,7 @@ from detent.ports import Observer, SecretSource
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Advancing, declared_of, digests_of, tools_of
+from detent.running.advancing import Advancing, declared_of, digests_of, meta_tool_of_some_kernel, tools_of
 from detent.running.answering import refuse_reopening
 from detent.running.declarations import levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
@@ -163,6 +163,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
         with contextlib.suppress(UnknownName):  # said below, with everything that is there
             runtime.tools.get(name)  # a plug-in package may have it
+        if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
+            meta.append(name)
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))

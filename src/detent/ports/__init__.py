@@ -11,6 +11,7 @@ from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
+from detent.ports.phases import PhaseContext
 from detent.ports.planning import ContextProfile, ModelAnswer, Models, Plan, Planner, ResultCompression, View, models_asked
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
@@ -78,6 +79,7 @@ __all__ = [
     "Observer",
     "OptionsT",
     "Passed",
+    "PhaseContext",
     "PhaseHook",
     "Plan",
     "Planner",

@@ -22,7 +22,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
-from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed
+from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed, ToolReconciled
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
@@ -53,6 +53,7 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
+from detent.ports.copies import answers_in_copies
 from detent.ports.outside import BRANCH
 from detent.running import admission, rules
 from detent.running.alike import Alike
@@ -66,6 +67,7 @@ from detent.running.inbox import counts, drop
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
 from detent.running.patience import patience_of
+from detent.running.people import poster
 from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
@@ -277,8 +279,13 @@ class Advancing:
             begin(self.run_id)
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
+        world = self._world(journal, planner)
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+
+    def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
+        parts = self.parts
         make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
-        world = make_world(
+        return make_world(
             journal=journal,
             planner=planner,
             store=parts.store,
@@ -290,7 +297,6 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
         )
-        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
@@ -310,7 +316,9 @@ class Advancing:
             there = [signal.payload for signal in left]
             left += [s for s in due(state, parts.clock) if s.payload not in there]  # an answer that was given in time wins over the expiry
             self.control.deliver(left)
-        if (state.terminal or state.status != "running") and not events and not any(counts(signal, state) for signal in left):
+        settled = await self._settled(state, left) if state.in_doubt and advance and not reopened else []
+        news = events or settled or any(counts(signal, state) for signal in left)
+        if (state.terminal or state.status != "running") and not news:
             return await self._stands(state, left)
         tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
         usable: dict[str, str] = {}
@@ -331,6 +339,8 @@ class Advancing:
             resumed = resumption(state, digests, levels, worker=parts.worker)
             declared = declared_of({name: tool for name, tool in tools.items() if f"tool:{name}" in resumed.changed})
             journal.record(msgspec.structs.replace(resumed, declared=declared))
+        for event in settled:
+            journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)
         if parts.tenants:
             journal.release(None)  # what a worker that died has left; the records charge it now
@@ -338,6 +348,24 @@ class Advancing:
             await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
+
+    async def _settled(self, state: RunState, left: Sequence[Signal]) -> list[ToolReconciled]:
+        """Ask the tools of calls in doubt what became of them; return what they know now. What a person has said of a call is not asked again."""
+        told = [signal.payload.get("call") for signal in left if signal.kind == "reconcile"]
+        try:
+            tools = tools_of(state, self.parts, missing_ok=True)
+        except UnknownName:  # without its kernel the run cannot go on, whatever became of the call
+            return []
+        world = self._world(self.journal(state), NoPlanner(state.agent))
+        found: list[ToolReconciled] = []
+        for call_id in () if self.control.cancelled else state.in_doubt:
+            call = state.call(call_id)
+            tool = tools.get(call.tool) if call is not None else None
+            known = await world.settle(tool, call) if tool is not None and call is not None and call_id not in told else None
+            if known is not None:
+                outcome = "not_happened" if known.outcome == "again" and state.terminal else known.outcome
+                found.append(msgspec.structs.replace(known, outcome=outcome, via=poster()))
+        return found
 
     async def _stands(self, state: RunState, left: Sequence[Signal]) -> RunState:
         """Leave the run as it is; drop what came for it and does not count, and put that on record."""
@@ -383,12 +411,15 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
     profile = make_profile(agent.profile)
     house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
-    guards = tuple(parts.guards_of(agent, house, tools))
+
+    def guards_of(more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
+        found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
+        return tuple(map(answers_in_copies, found))
+
+    guards = guards_of((), ())
 
     def guards_with(more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
-        if not names and all(guard in house for guard in more):
-            return guards
-        return tuple(parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools))
+        return guards if not names and all(guard in house for guard in more) else guards_of(more, names)
 
     return Run(
         journal=journal,

@@ -8,18 +8,20 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Budget
-from detent.kernel.context import KernelContext, KernelInput, Run
+from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import carry_out
 from detent.kernel.kernel import Kernel
 from detent.kernel.planning import propose
 from detent.ports import Tool, offered
+from detent.ports.phases import KernelInput
+from detent.running.foreign import answering
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
 
-    `guards` are names of guards that are checked beside those of the run and of the pass's kernel, `guidance` is shown in every turn of the pass, `small` asks for the
-    small model. An empty `output_schema` means that any answer will do.
+    `guards` are names of guards that are checked beside those of the run and of the pass's kernel, `guidance` is shown in every turn of the
+    pass, `small` asks for the small model. An empty `output_schema` means that any answer will do.
     """
 
     task: str = ""
@@ -50,7 +52,7 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
         agent=agent,
         profile=run.profile,
         compression=run.compression,
-        tools=tools,
+        tools={name: answering(tool) for name, tool in tools.items()},
         hooks=run.hooks,
         guards=run.guards_with(kernel.guards, given.guards),
         run=run,

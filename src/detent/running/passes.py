@@ -36,8 +36,10 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.runner import Turns, run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
-from detent.ports.outside import BRANCH, Interrupted, made
+from detent.ports.copies import copied
+from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, made
 from detent.running.endings import answers_goal, honest
+from detent.running.foreign import sheltered
 from detent.running.live import refuse_inside_effect
 from detent.running.pass_context import Pass, make_context, meta_tools_of, shared
 from detent.running.phase_hooks import hooked
@@ -79,11 +81,12 @@ def end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked")
+    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked", "hold")
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
         self._run, self._kernel_of, self._turns = run, kernel_of, turns
         self._seen: dict[str, int] = {}
+        self.hold = Hold()
         self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
         known = run.state.passes if self._bound and not run.state.ancestors else {}
         self._unasked = {scope: None for scope, state in known.items() if state.digest}
@@ -108,12 +111,12 @@ class StrategyPasses:
     @property
     def output_schema(self) -> dict[str, Any] | None:
         """The schema that the run's output must satisfy."""
-        return self._run.state.output_schema
+        return copied(self._run.state.output_schema)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools that the agent lists; meta-tools are none of them: what they say is for the planner that calls them."""
-        return tuple(tool.spec for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
+        return tuple(copied(tool.spec) for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
@@ -146,6 +149,10 @@ class StrategyPasses:
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
         """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
+        with self.hold:
+            return await self._side_by_side(branches)
+
+    async def _side_by_side(self, branches: Sequence[Branch]) -> tuple[Passed, ...]:
         if not branches:
             return ()
         pairs = [(branch, self._scope(branch.label)) for branch in branches]
@@ -186,6 +193,10 @@ class StrategyPasses:
         return tuple([one for one in ended if isinstance(one, Passed)])
 
     async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None) -> Passed:
+        with self.hold:
+            return await self._passed(branch, scope, limits)
+
+    async def _passed(self, branch: Branch, scope: str, limits: Budget | None) -> Passed:
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
@@ -240,7 +251,7 @@ class StrategyPasses:
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
             return hooked(carrying_out(branch.calls), self._run.hooks)
-        return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
+        return hooked(ASK if branch.kernel == ASK.name else sheltered(self._kernel_of(branch.kernel)), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
         """Return what a restart compares: kernel, limits and input of the pass."""
@@ -267,16 +278,19 @@ class StrategyPasses:
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
         """Return the JSON value recorded under the label and its occurrence, or make and record it now; raise `EffectFailed`."""
-        return made(await self._value(label, make, self._before(f"effect {label}"), commit=True))
+        return copied(made(await self._value(label, make, self._before(f"effect {label}"), commit=True)))
 
     async def _value(self, label: str, make: Callable[[], Awaitable[Any]], occurrence: int = 0, *, commit: bool = False) -> Any:
         """Return the value of an effect of the run (`Run.effect`); where a cancellation ends it, the strategy does not continue."""
         run = self._run
         try:
-            return await run.effect("", label, make, occurrence=occurrence, commit=commit)
+            with self.hold:
+                return await run.effect("", label, make, occurrence=occurrence, commit=commit)
         except Interrupted:
             await self._run.world.absorb(self._run, fresh=False)
             raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
+        except BoundReached as late:
+            raise Ends(Settled(reason="budget_exhausted", error=str(late), bound=late.bound)) from None
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
@@ -291,7 +305,8 @@ class StrategyPasses:
 
     async def full(self, item: Item) -> Any:
         """Return the whole value of a tool item; see `ports.StrategyRun.full`."""
-        return await self._run.world.full(item)
+        with self.hold:
+            return await self._run.world.full(item)
 
     async def now(self) -> float:
         """Return the recorded time, in seconds since 1970."""
@@ -360,7 +375,7 @@ def _finished(settled: Settled) -> e.PassFinished:
 def passed(state: KernelState, label: str) -> Passed:
     """Return what came of a pass that has ended."""
     plan = state.plan
-    return Passed(
+    whole = Passed(
         label=label,
         scope=state.scope,
         status="done" if state.status == "done" else "failed",
@@ -374,6 +389,7 @@ def passed(state: KernelState, label: str) -> Passed:
         tools_used=state.tools_used,
         results=state.results,
     )
+    return copied(whole)
 
 
 def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:

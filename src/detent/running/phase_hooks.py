@@ -22,6 +22,7 @@ from detent.kernel.execution import give_up
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
+from detent.ports.copies import copied
 from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
@@ -87,7 +88,7 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     async def ask() -> list[str]:
         answer: Any = None
         try:
-            answer = await answer_of(hook, _copied(context.state))
+            answer = await answer_of(hook, copied(context.state))
         except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
             log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
             return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label == "before act" else ["", ""]
@@ -105,12 +106,12 @@ def apart(sink: Sink, *, events: bool = True) -> Sink:
     """
     closed: dict[str, tuple[KernelState, KernelState]] = {}
 
-    def copied(scope: str, known: KernelState) -> KernelState:
+    def a_copy(scope: str, known: KernelState) -> KernelState:
         """Copy an open pass each time, and one that is closed once."""
         if known.status not in CLOSED:
-            return _copied(known)
+            return copied(known)
         if scope not in closed or closed[scope][0] is not known:
-            closed[scope] = known, _copied(known)
+            closed[scope] = known, copied(known)
         return closed[scope][1]
 
     def told(record: Record, state: RunState) -> Any:
@@ -121,8 +122,10 @@ def apart(sink: Sink, *, events: bool = True) -> Sink:
             and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
         ):
             record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
-        passes = {scope: copied(scope, known) for scope, known in state.passes.items()}
-        return sink(record, msgspec.structs.replace(state, passes=passes, variables=_copy(state.variables)))
+        bare = msgspec.structs.replace(state, passes={})
+        return sink(
+            record, msgspec.structs.replace(copied(bare), passes={scope: a_copy(scope, known) for scope, known in state.passes.items()})
+        )
 
     return told
 
@@ -131,16 +134,3 @@ def _stopped(reason: str, context: KernelContext) -> KernelState:
     if context.state.status not in CLOSED and not context.state.ended:
         context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=reason))
     return context.state
-
-
-def _copied(state: KernelState) -> KernelState:
-    """Return the state with copies of what could be changed in place."""
-    calls = {i: msgspec.structs.replace(call, args=_copy(call.args)) for i, call in state.calls.items()}
-    plan: Any = None if state.plan is None else decode_event(encode_event(state.plan))
-    return msgspec.structs.replace(
-        state, calls=calls, plan=plan, meta=_copy(state.meta), scratchpad=dict(state.scratchpad), memory=tuple(_copy(state.memory))
-    )
-
-
-def _copy(value: Any) -> Any:
-    return msgspec.json.decode(encode_event(value))

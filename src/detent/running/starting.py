@@ -21,6 +21,7 @@ from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReope
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import Observer, SecretSource
+from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
@@ -135,10 +136,10 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
         if reserved:
             journal.release(reserved)
             await journal.commit()
-    if turns != 0:
-        return journal
-    await journal.commit(durable=True)
-    return journal.state
+    if turns == 0 or not ours(runtime.parts.strategies.get(started.strategy)):
+        # before the first line of its strategy the run is there; those of Detent begin with a pass or a value, which is committed first
+        await journal.commit(durable=turns == 0)
+    return journal.state if turns == 0 else journal
 
 
 async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:

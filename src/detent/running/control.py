@@ -50,8 +50,12 @@ class Control:
         self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
         self.told: dict[Callable[[], None], None] = {}
-        self.time_left: Callable[[], float | None] = _unbounded  # seconds, as the world of the run has it
-        self.late: Callable[[], BaseException | None] = _unbounded  # what to raise where the time is up
+        self.forget_time()
+
+    def forget_time(self) -> None:
+        """Have no bound of time, until the world of the run sets one: `time_left` is in seconds, `late` what to raise where it is up."""
+        self.time_left: Callable[[], float | None] = _unbounded
+        self.late: Callable[[], BaseException | None] = _unbounded
 
     def attach(self) -> None:
         """Make the current task the one that a suspension cancels."""

@@ -14,6 +14,7 @@ from detent.kernel.context import Run
 from detent.kernel.kernel import Kernel
 from detent.kernel.runner import Turns
 from detent.ports import Passed, Strategy, json_problem
+from detent.ports.copies import ours
 from detent.ports.outside import BoundReached, Interrupted
 from detent.running.endings import honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
@@ -50,7 +51,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
     """Run the strategy from its top; return what its end means for the run."""
     try:
-        returned = await run.world.attend(strategy(passes), passes.hold)
+        work = strategy(passes)
+        returned = await (work if ours(strategy) else run.world.attend(work, passes.hold))
         passes.all_asked_for("the end of the strategy")
     except PassFailed as failed:
         return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))

@@ -47,11 +47,13 @@ def _apart(phase: Phase, number: int, shared: list[Handed]) -> Phase:
     return apart
 
 
-def answering(tool: Tool) -> Tool:
-    """Return a tool as a pass has it: the handler of a foreign meta-tool is given a facade and copies."""
-    if not isinstance(tool, MetaTool) or ours(tool.handler):
-        return tool
+def answering(tools: dict[str, Tool]) -> dict[str, Tool]:
+    """Return the tools as a pass has them: handlers of foreign meta-tools are given a facade and copies."""
+    foreign = {name: tool for name, tool in tools.items() if isinstance(tool, MetaTool) and not ours(tool.handler)}
+    return {**tools, **{name: _answering(tool) for name, tool in foreign.items()}} if foreign else tools
 
+
+def _answering(tool: MetaTool) -> MetaTool:
     async def handler(args: dict[str, Any], state: KernelState, context: KernelContext) -> Answer:
         handed = Handed(context)
         answer = await context.run.world.attend(tool.handler(args, handed.begin(), handed.context), handed.hold)

@@ -117,7 +117,8 @@ class LiveWorld(Values):
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         self._recorded: Recorded | None = None
-        control.time_left, control.late = self._time_left, self._late
+        if self._time_left() is not None:
+            control.time_left, control.late = self._time_left, self._late
 
     def _time_left(self) -> float | None:
         return time_left(self._journal.state, self.running_ms())

@@ -37,7 +37,8 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
     """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
     state = run.state
     agent = state.agent if given.instructions is None else msgspec.structs.replace(state.agent, instructions=given.instructions)
-    known = {**run.tools, **meta_tools_of(kernel, agent.tools if given.tools is None else given.tools)}
+    own = meta_tools_of(kernel, agent.tools if given.tools is None else given.tools)
+    known = {**run.tools, **own} if own else run.tools
     tools = known if given.tools is None else {name: tool for name, tool in known.items() if name in given.tools}
     return KernelContext(
         input=KernelInput(
@@ -52,7 +53,7 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
         agent=agent,
         profile=run.profile,
         compression=run.compression,
-        tools={name: answering(tool) for name, tool in tools.items()},
+        tools=answering(tools),
         hooks=run.hooks,
         guards=run.guards_with(kernel.guards, given.guards),
         run=run,

@@ -193,10 +193,6 @@ class StrategyPasses:
         return tuple([one for one in ended if isinstance(one, Passed)])
 
     async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None) -> Passed:
-        with self.hold:
-            return await self._passed(branch, scope, limits)
-
-    async def _passed(self, branch: Branch, scope: str, limits: Budget | None) -> Passed:
         run, kernel = self._run, self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
@@ -207,9 +203,10 @@ class StrategyPasses:
         if run.state.passes[scope].status in CLOSED:
             return passed(run.state.passes[scope], branch.label)
         self.all_asked_for(f"pass {scope!r}")
-        await run.journal.commit()
-        context = make_context(run, scope, kernel, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
-        verdict = await run_kernel(kernel, context, self._turns)
+        with self.hold:
+            await run.journal.commit()
+            context = make_context(run, scope, kernel, Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__}))
+            verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
         if isinstance(verdict, Wait):

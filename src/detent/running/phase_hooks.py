@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from detent.core.codec import decode_event, encode_event
 from detent.core.errors import UnknownName
 from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolStarted, TurnStarted
 from detent.core.records import Record
@@ -121,7 +120,7 @@ def apart(sink: Sink, *, events: bool = True) -> Sink:
             and event is not None
             and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
         ):
-            record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
+            record = Record(record.envelope, copied(event), record.digest)
         bare = msgspec.structs.replace(state, passes={})
         return sink(
             record, msgspec.structs.replace(copied(bare), passes={scope: a_copy(scope, known) for scope, known in state.passes.items()})

@@ -195,7 +195,8 @@ class Told:
         vandalise(record.event, state)
 
     def on_chunk(self, chunk: Any) -> None:
-        """Nothing."""
+        """Write into it."""
+        vandalise(chunk)
 
 
 LOOK = MetaTool(spec=ToolSpec(name="where", side_effect="none"), handler=vandal_answer)

@@ -163,7 +163,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def time_left(self) -> float | None:
         """Seconds of running and total time that are left (the smaller), None without such a bound."""
-        return time_left(self.run.journal.state, self.run.world.running_ms())
+        return time_left(self.run.journal.state, self.run.world.running_ms)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""

@@ -40,11 +40,11 @@ def made(value: Any) -> Any:
     return value
 
 
-def time_left(run: RunState, running_ms: float) -> float | None:
+def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
     """Return the seconds of running and total time that are left to a run (the smaller), None without such a bound."""
     if run.budget.max_running_s is None and run.budget.max_total_s is None:
         return None
-    bounds = ((run.budget.max_running_s, running_ms), (run.budget.max_total_s, running_ms + run.away_ms))
+    bounds = ((run.budget.max_running_s, now := running_ms()), (run.budget.max_total_s, now + run.away_ms))
     return max(0.001, min(bound - used_ms / 1000 for bound, used_ms in bounds if bound is not None) + 0.001)
 
 

@@ -40,6 +40,7 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.copies import copied
 from detent.ports.outside import Begin, BoundReached, Hold, Interrupted, time_left
 from detent.running.control import Control
 from detent.running.hiding import Values
@@ -121,7 +122,7 @@ class LiveWorld(Values):
             control.time_left, control.late = self._time_left, self._late
 
     def _time_left(self) -> float | None:
-        return time_left(self._journal.state, self.running_ms())
+        return time_left(self._journal.state, self.running_ms)
 
     def _late(self) -> BoundReached | None:
         """Return the bound of time that is used up, to be raised."""
@@ -256,7 +257,7 @@ class LiveWorld(Values):
         except ToolFailed as refused:
             return ToolOutcome(kind="not_executed", error_code=refused.error_code, message=str(refused), final=True)
         if self._chunk is not None:
-            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": copied(call.args), "attempt": context.attempt}))
         started = self._clock.monotonic()
         with self.control.during():
             try:

@@ -21,11 +21,12 @@ from detent.kernel.execution import give_up
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
-from detent.ports.copies import copied
+from detent.ports.copies import Copier, copied
 from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
 
+_NONE: dict[str, KernelState] = {}
 HOOK = -1
 """Stands for the phase where a hook decided something: it belongs to none."""
 
@@ -103,15 +104,7 @@ def apart(sink: Sink, *, events: bool = True) -> Sink:
 
     `events`: of the record's event too; hooks are handed none.
     """
-    closed: dict[str, tuple[KernelState, KernelState]] = {}
-
-    def a_copy(scope: str, known: KernelState) -> KernelState:
-        """Copy an open pass each time, and one that is closed once."""
-        if known.status not in CLOSED:
-            return copied(known)
-        if scope not in closed or closed[scope][0] is not known:
-            closed[scope] = known, copied(known)
-        return closed[scope][1]
+    copier = Copier()
 
     def told(record: Record, state: RunState) -> Any:
         event = record.event
@@ -121,10 +114,9 @@ def apart(sink: Sink, *, events: bool = True) -> Sink:
             and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
         ):
             record = Record(record.envelope, copied(event), record.digest)
-        bare = msgspec.structs.replace(state, passes={})
-        return sink(
-            record, msgspec.structs.replace(copied(bare), passes={scope: a_copy(scope, known) for scope, known in state.passes.items()})
-        )
+        passes = {scope: copier.copied(known, scope) for scope, known in state.passes.items()}
+        bare = copier.copied(msgspec.structs.replace(state, passes=_NONE), None)
+        return sink(record, msgspec.structs.replace(bare, passes=passes))
 
     return told
 

@@ -88,7 +88,7 @@ class Block(msgspec.Struct, frozen=True):
     reason: str
 
 
-Guard = Callable[[Call, KernelState, RunState], "Block | None"]
+Guard = Callable[[Call, KernelState, RunState], Block | None]
 """A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
 
 

@@ -68,5 +68,5 @@ def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> 
     if item is None or isinstance(event, e.ToolFinished):
         return item is not None
     if event.source == "late_worker":
-        return item.result is event.result if event.error is None else item.error == event.error
+        return item.result is event.result if event.error is None else item.error is event.error
     return event.outcome != "again"

@@ -253,7 +253,7 @@ class Advancing:
         """Return a journal that goes on after `state`."""
         sinks = [apart(sink) for sink in self._sinks]
         if self.parts.hooks is not noop_hooks:
-            sinks.append(apart(LifecycleHooks(self.parts.hooks).on_record, events=False))
+            sinks.append(LifecycleHooks(self.parts.hooks).on_record)
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
         )

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from detent.core.errors import UnknownName
-from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolReconciled, ToolStarted, TurnStarted
+from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolStarted, TurnStarted
 from detent.core.records import Record
 from detent.core.state import CLOSED, KernelState, RunState
 from detent.kernel.context import KernelContext
@@ -99,35 +99,20 @@ async def _decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple
     return kind, reason
 
 
-def apart(sink: Sink, *, events: bool = True) -> Sink:
-    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools.
-
-    `events`: of the record's event too; hooks are handed none.
-    """
+def apart(sink: Sink) -> Sink:
+    """Return a sink that is told copies: what observers do to arguments, plans and variables reaches neither the run nor its tools."""
     copier = Copier()
 
     def told(record: Record, state: RunState) -> Any:
-        event, shown = record.event, None
+        event = record.event
         plain = isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None)
-        if event is not None and not plain and (events or isinstance(event, ToolReconciled)):
-            shown = copied(event)
-            record = Record(record.envelope, shown, record.digest)
+        if event is not None and not plain:
+            record = Record(record.envelope, copied(event), record.digest)
         passes = {scope: copier.copied(known, scope) for scope, known in state.passes.items()}
-        if isinstance(event, ToolReconciled) and isinstance(shown, ToolReconciled):
-            _keep_outcome(event, shown, state, passes)
         bare = copier.copied(msgspec.structs.replace(state, passes=_NONE), None)
         return sink(record, msgspec.structs.replace(bare, passes=passes))
 
     return told
-
-
-def _keep_outcome(event: ToolReconciled, shown: ToolReconciled, state: RunState, passes: dict[str, KernelState]) -> None:
-    """Let the copy of a call have the error of the copied event where the call has that of the event: by that it is known whose outcome it is."""
-    call = state.call(event.call)
-    if call is not None and call.item is not None and event.error is not None and call.item.error is event.error:
-        copy = passes[event.call.rsplit(".", 2)[0]].calls[event.call].item
-        if copy is not None:
-            msgspec.structs.force_setattr(copy, "error", shown.error)
 
 
 def _stopped(reason: str, context: KernelContext) -> KernelState:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from meaning.offered import Called
-from meaning.strict_json import CONSTANTS, Doubt, Number, doubt, json_lines, json_of
+from meaning.strict_json import CONSTANTS, NUMERAL, Doubt, Number, doubt, json_lines, json_of
 
 Tools = Mapping[str, tuple[dict[str, Any], bool]]
 """By name: the schema of the arguments, and whether the tool only reads."""
@@ -64,15 +64,14 @@ def python_value(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Constant(value=bool() | None as value):
             return value
-        case ast.Constant(value=int() | float() as value):
-            return Number(str(value))
+        case ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            written = ast.get_source_segment(text, node) or ""
+            return Number(written) if NUMERAL.fullmatch(written) else doubt("not as JSON writes numbers")
         case ast.Constant(value=str() as value):
             written = ast.get_source_segment(text, node) or ""
             if "from__=" in value or not re.fullmatch(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", written):
                 doubt("more than one string")
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
-            return Number(str(-value))
         case ast.Name(id="true" | "false" | "null" as name):
             return CONSTANTS[name]
         case ast.List(elts=values):

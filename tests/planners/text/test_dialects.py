@@ -192,6 +192,20 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         '{"name": "read_file", "arguments": "{\\"path\\": \\"a\\", \\"path\\": \\"b\\"}"}',
         '"{"tool": "read_file", "args": {"path": "a"}}"',
         "1. " + NAMED,
+        NAMED + ",",
+        ";" + NAMED,
+        NAMED + ",;" + NAMED,
+        f"<tool_calls>,{NAMED}</tool_calls>",
+        f"<tool_calls>{NAMED};</tool_calls>",
+        f"<tool_calls>{NAMED}<tool_calls>",
+        f"{NAMED}\n```tool_code\n```",
+        '<invoke name="read_file"><parameter name=path>a</parameter></invoke>',
+        '<invoke name="read_file"><parameter name="path" >a</parameter></invoke>',
+        'Action: ask\nAction Input: >"what": "x"}',
+        "Action: ask\nAction Input: what is {x",
+        "Action: ask\nAction Input: x}",
+        '{"tool": "read_file", "args": {"path": "a\ufffd.txt"}}',
+        '[TOOL_CALLS]read_file[ARGS]{"path": "a\ufffd.txt"}',
     ],
 )
 def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str) -> None:
@@ -268,6 +282,25 @@ def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(
     found = reading(f"<function=typed>\n<parameter={name}>{text}</parameter>\n</function>")
     assert not found.actions
     assert repr(name) in found.problem or "stands twice" in found.problem
+
+
+def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:
+    """It may be what a model stops at, and then nothing has it; a call must stand after every mark that opens."""
+    for text in (
+        f"<tool_call>{NAMED}",
+        f"```json\n{NAMED}",
+        f"```tool_code\nread_file({ARGS})",
+        f"<tool_call>{NAMED}</tool_call><tool_call>{NAMED}",
+    ):
+        assert actions(text)[0] == CALL, text
+
+
+def test_a_character_that_was_lost_stops_calls_and_no_answers() -> None:
+    """What it was cannot be known, unless it is written as an escape."""
+    assert args('{"tool": "ask", "args": {"what": "a\\ufffd"}}') == {"what": "a\ufffd"}
+    assert "write \\ufffd" in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
+    assert "write \\ufffd" in reading('ask({"what": "a\ufffd"})', native=True).problem
+    assert actions('{"type": "final_answer", "content": "a\ufffd"}') == (FinalAnswer(content="a\ufffd"),)
 
 
 def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:

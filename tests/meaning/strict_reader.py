@@ -182,6 +182,8 @@ def dialect(text: str, tools: Tools) -> list[Any]:
         return re.fullmatch(pattern, text, re.DOTALL)
 
     def of_fence(match: re.Match[str]) -> list[Any]:
+        if match["lang"] not in ("", "json", "tool_code", "python", "py"):
+            doubt("a block of something else")
         body = match["body"]
         if match["lang"] == "tool_code":
             body = re.sub(r"^(print\()?default_api\.", r"\1", body, flags=re.MULTILINE)
@@ -360,8 +362,8 @@ NOT_ASKED = re.compile(
     |refrain|leave|omit|block|hold|delete|hardly|veto|drop|opposite|wait|undo|don|isn|won|can't
     |nicht|kein\w*|nie|niemals|ne|pas|jamais|nunca|jamás|non|não|не|нет|nie|wolno|niet|geen|çalıştırma|hüten|unterlassen|verhindern|éviter|bloquer|evitar
     |says?|said|contains?|wrote|writes?|returned|reads|asks?|asked|asking|example|already|if|would|could|might|yesterday
-    |wants|attacker|mail|output|website|text|notes|content|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
-    |n['’]t\b|不|拒绝|避免|阻止|没|勿|别|ないで|写着|should|must""",
+    |wants|last|attacker|mail|output|website|text|notes|content|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
+    |n['’]t\b|\Atool:|不|拒绝|避免|阻止|没|勿|别|ないで|写着|should|must""",
     re.IGNORECASE | re.VERBOSE,
 )
 

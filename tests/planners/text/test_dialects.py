@@ -275,6 +275,7 @@ def test_the_text_of_an_element_has_the_type_that_the_schema_says(name: str, tex
     [
         ("whole", "5 EUR"), ("whole", "five"), ("whole", "true"), ("whole", ""), ("real", "10 000"), ("yes", "yes"), ("yes", "1"), ("many", "1, 2"),
         ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("maybe", "none"),
+        ("thing", '{"a": 12'), ("many", "[1, 23"),
     ],
 )  # fmt: skip
 def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(name: str, text: str) -> None:
@@ -282,6 +283,33 @@ def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(
     found = reading(f"<function=typed>\n<parameter={name}>{text}</parameter>\n</function>")
     assert not found.actions
     assert repr(name) in found.problem or "stands twice" in found.problem
+
+
+def test_an_element_may_say_itself_whether_it_is_a_text() -> None:
+    """As DeepSeek writes it; then the schema is not asked."""
+    for said, value in (("true", "5"), ("false", 5)):
+        text = f'<invoke name="typed">\n<parameter name="open" string="{said}">5</parameter>\n</invoke>'
+        assert args(text) == {"open": value}
+
+
+@pytest.mark.parametrize("target", ["#/properties/x/type/y", "#/none/there", "elsewhere"])
+def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
+    """The text could be of any type then, and words are a text."""
+    tool = ToolSpec(name="odd", input_schema={"type": "object", "properties": {"x": {"type": "string"}, "odd": {"$ref": target}}})
+    found = reading("<function=odd><parameter=odd>words</parameter></function>", tool)
+    assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
+
+
+@pytest.mark.parametrize("label", ["Tool", "function", "tool_name", "name"])
+def test_a_call_that_nothing_stands_around_is_told_how_it_is_written() -> None:
+    """The words before it are not what is wrong."""
+    assert "not written as a call that can be read" in reading(NAMED, native=True).problem
+
+
+def test_a_label_before_a_name_and_one_before_its_arguments_are_a_call_that_is_not_made(label: str) -> None:
+    """Nobody reads this form; it is no answer either."""
+    assert "was not made" in reading(f'{label}: read_file\nArgs: {{"path": "a"}}').problem
+    assert actions(f"{label}: read_file\nIt reads.") == (FinalAnswer(content=f"{label}: read_file\nIt reads."),)
 
 
 def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:

@@ -31,7 +31,9 @@ _CALLING = re.compile(
     re.IGNORECASE,
 )
 """Marks between which only calls stand. Tags and words an answer may hold as well; the others a model writes for nothing else."""
-_FENCE = re.compile(r"```(?P<info>[\w-]*)[ \t]*")
+_TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
+_FENCE = re.compile(rf"```(?P<info>(?:json[5cl]?|xml|{'|'.join(_TOOL_CODE)})\b)?[ \t]*(?![^\s{{\[<`])", re.IGNORECASE)
+"""Around calls; one of another language is of something else, as of what a program printed."""
 _NOISE = re.compile(
     rf"\s+|</?(?:answer|json|output)>|</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|endoftext|stop|call|return|END_OF_TURN_TOKEN)\|>|<{_BAR}end{_DASH}of{_DASH}sentence{_BAR}>"
     r"|<(?:end_of_turn|eos)>|\.\s*\Z",
@@ -41,7 +43,6 @@ _NOISE = re.compile(
 _THOUGHT = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?<\|end\|>|<\|START_THINKING\|>.*?<\|END_THINKING\|>", re.DOTALL
 )
-_TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
 _NAME = r"(?P<name>[\w./-]{1,128})"
 _CALL = re.compile(rf"{_NAME}[ \t]*\(")
 
@@ -144,7 +145,7 @@ class _Marks:
         if (mark := _FENCE.match(text, at, end)) is not None:
             if self.fence is not None and mark["info"]:
                 return -1
-            self.fence = mark["info"] if self.fence is None else None
+            self.fence = (mark["info"] or "") if self.fence is None else None
             self.own, self._due = self.own or self.fence in _TOOL_CODE, self._due or self.fence is not None
             return mark.end()
         if text[at] in ",;":

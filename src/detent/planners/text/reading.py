@@ -35,6 +35,8 @@ _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
 _QUOTED = "it stands, letter for letter, in the result of a tool"
 _LOST = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
+_GIVEN = re.compile(r"(?:^|:|<(?:answer|json|output)>)[ \t`*]*\Z", re.MULTILINE | re.IGNORECASE)
+"""How a text ends before an object that is given, and not spoken of."""
 _FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
 
 
@@ -171,7 +173,13 @@ def _prose(said: str, offer: Offer) -> Reading:
     objects = objects_in(said)
     if len(objects) == 1 and offer.output_schema is not None and "final_answer" in offer.actions:
         value, one = objects[0].value, objects[0]
-        if value is not None and not one.mended and one.stands == "alone" and plain_json(value) and not offer.answer_problem(value):
+        if (
+            value is not None
+            and not one.mended
+            and _GIVEN.search(said[: one.start])
+            and plain_json(value)
+            and not offer.answer_problem(value)
+        ):
             return Reading(actions=(FinalAnswer(content=value),))
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")

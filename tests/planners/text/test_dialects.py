@@ -300,12 +300,12 @@ def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
     assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
 
 
-@pytest.mark.parametrize("label", ["Tool", "function", "tool_name", "name"])
 def test_a_call_that_nothing_stands_around_is_told_how_it_is_written() -> None:
     """The words before it are not what is wrong."""
     assert "not written as a call that can be read" in reading(NAMED, native=True).problem
 
 
+@pytest.mark.parametrize("label", ["Tool", "function", "tool_name", "name"])
 def test_a_label_before_a_name_and_one_before_its_arguments_are_a_call_that_is_not_made(label: str) -> None:
     """Nobody reads this form; it is no answer either."""
     assert "was not made" in reading(f'{label}: read_file\nArgs: {{"path": "a"}}').problem

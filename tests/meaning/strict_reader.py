@@ -87,7 +87,7 @@ def python_value(node: ast.expr, text: str) -> Any:
 
 TOOL_KEYS, ARGUMENT_KEYS = ("tool", "name", "tool_name", "recipient_name"), ("args", "arguments", "parameters", "input", "tool_input")
 LIST_KEYS = {"tool_calls", "actions", "tool_uses", "calls", "function_calls"}
-CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call"}
+CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call", "tool"}
 NOTES = {"id", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "thinking", "index", "createdAt"}
 
 
@@ -222,12 +222,12 @@ def dialect(text: str, tools: Tools) -> list[Any]:
     ):
         if (found := tagged(pattern, text, make)) is not None:
             return found
-    deep = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{NAME}(?:\n```json\n|<｜tool▁sep｜>){json}(?:\n```)?<｜tool▁call▁end｜>"
+    deep = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{NAME}(?:\n```json\n|<｜tool▁sep｜>){json}(?:\n?```)?<｜tool▁call▁end｜>"
     deep = deep.replace("{NAME}", NAME).replace("{json}", object_json).replace("▁", "[▁_ ]")
     section = r"<｜tool▁calls▁begin｜>(?P<rest>.*?)(?:<｜tool▁calls▁end｜>|\Z)".replace("▁", "[▁_ ]")
     if (found := tagged(section, text, lambda match: tagged(deep, match["rest"], named_json) or doubt("left over"))) is not None:
         return found
-    kimi = rf"<\|tool_call_begin\|>functions\.{NAME}:\d+<\|tool_call_argument_begin\|>{object_json}<\|tool_call_end\|>"
+    kimi = rf"<\|tool_call_begin\|>\s*functions\.{NAME}:\d+<\|tool_call_argument_begin\|>{object_json}<\|tool_call_end\|>"
     section = r"<\|tool_calls_section_begin\|>(?P<rest>.*?)<\|tool_calls_section_end\|>"
     if (found := tagged(section, text, lambda match: tagged(kimi, match["rest"], named_json) or doubt("left over"))) is not None:
         return found

@@ -195,6 +195,7 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         NAMED + ",",
         ";" + NAMED,
         NAMED + ",;" + NAMED,
+        NAMED + ",x" + NAMED,
         f"<tool_calls>,{NAMED}</tool_calls>",
         f"<tool_calls>{NAMED};</tool_calls>",
         f"<tool_calls>{NAMED}<tool_calls>",
@@ -298,6 +299,12 @@ def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
     tool = ToolSpec(name="odd", input_schema={"type": "object", "properties": {"x": {"type": "string"}, "odd": {"$ref": target}}})
     found = reading("<function=odd><parameter=odd>words</parameter></function>", tool)
     assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
+
+
+def test_a_name_may_be_the_key_of_its_arguments_after_a_lead_in_too() -> None:
+    """Then it looks like an action, as other data does not."""
+    assert actions(f'Let me check:\n{{"read_file": {ARGS}}}') == (CALL,)
+    assert actions('The config is:\n{"read": {"path": "a"}}') == (FinalAnswer(content='The config is:\n{"read": {"path": "a"}}'),)
 
 
 def test_a_call_that_nothing_stands_around_is_told_how_it_is_written() -> None:

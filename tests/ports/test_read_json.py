@@ -76,3 +76,9 @@ def test_a_call_in_an_answer_with_a_name_given_twice_is_none() -> None:
     """As native arguments and JSON in text."""
     assert list(calls_in('pay({"n": 1, "n": 2})', ("pay",))) == []
     assert len(list(calls_in('pay({"n": 1, "m": 2})', ("pay",)))) == 1
+
+
+def test_a_call_in_the_last_line_is_found_whatever_stands_before_it() -> None:
+    """It is not made; its sensitive fields are hidden all the same."""
+    assert list(calls_in('I must not.\npay({"n": 1})', ("pay",))) == [('pay({"n": 1})', "pay", {"n": 1})]
+    assert not list(calls_in('I must not.\npay({"n": 1})', ("other",)))

@@ -301,6 +301,17 @@ def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
     assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
 
 
+def test_data_between_the_marks_of_calls_is_no_answer() -> None:
+    """A model writes them for nothing else; after a lead-in, too."""
+    for text in ('<|tool_call|>{"path": "a"}', 'Let me check:\n<|tool_call|>{"path": "a"}'):
+        assert 'no "type"' in reading(text).problem
+
+
+def test_a_call_without_arguments_that_is_alone_on_its_line_is_mentioned() -> None:
+    """What comes in the lines after it does not make it a word of a sentence."""
+    assert "words after it" in reading("read_file()\nThat is how it goes.").problem
+
+
 def test_a_name_may_be_the_key_of_its_arguments_after_a_lead_in_too() -> None:
     """Then it looks like an action, as other data does not."""
     assert actions(f'Let me check:\n{{"read_file": {ARGS}}}') == (CALL,)

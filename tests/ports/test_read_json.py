@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -51,6 +52,12 @@ def test_what_does_not_say_one_thing_is_refused(text: str, problem: str) -> None
     """A name that is given twice, and a number that would become another whole number."""
     with pytest.raises(msgspec.DecodeError, match=problem):
         read_json(text)
+
+
+def test_many_brackets_are_no_depth() -> None:
+    """Those that are closed count no more."""
+    many = [[{"a": "["}]] * MOST_NESTED
+    assert read_json(json.dumps(many)) == many
 
 
 @pytest.mark.parametrize(

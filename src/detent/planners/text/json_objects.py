@@ -137,7 +137,7 @@ def whole_json(text: str) -> tuple[bool, Any]:
     """Return (True, value) when a text is JSON and nothing else, fenced or not, else (False, None)."""
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```"):
-        stripped = stripped.strip("`").removeprefix("json").strip()
+        stripped = stripped.strip("`").removeprefix("json")
     try:
         return True, read_json(stripped)
     except UNREADABLE:

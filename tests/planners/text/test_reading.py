@@ -67,6 +67,7 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
         '{"type": "read_file", "path": "a.txt",}',
         "{'type': 'read_file', 'path': 'a.txt'}",
+        *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function")),
         "{type: 'read_file', path: 'a.txt'}",
     ],
 )

@@ -301,6 +301,12 @@ def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
     assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
 
 
+def test_an_action_that_begins_and_cannot_be_read_is_no_answer_whatever_its_tool() -> None:
+    """A name that is misspelt in JSON that is broken, too."""
+    for broken in ('{"tool": "raed_file", "args": {"path": ', '[ {"tool": "raed_file", "args": {"path": '):
+        assert "never closed" in reading(f"I do it.\n{broken}").problem
+
+
 def test_data_between_the_marks_of_calls_is_no_answer() -> None:
     """A model writes them for nothing else; after a lead-in, too."""
     for text in ('<|tool_call|>{"path": "a"}', 'Let me check:\n<|tool_call|>{"path": "a"}'):

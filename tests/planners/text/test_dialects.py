@@ -307,6 +307,12 @@ def test_an_action_that_begins_and_cannot_be_read_is_no_answer_whatever_its_tool
         assert "never closed" in reading(f"I do it.\n{broken}").problem
 
 
+def test_a_thought_in_a_line_may_stand_before_a_call() -> None:
+    """As ReAct writes it; one that doubts makes none."""
+    assert actions(f"Thought: I look at the file.\n{NAMED}") == (CALL,)
+    assert "question" in reading(f"Thought: Should I?\n{NAMED}").problem
+
+
 def test_data_between_the_marks_of_calls_is_no_answer() -> None:
     """A model writes them for nothing else; after a lead-in, too."""
     for text in ('<|tool_call|>{"path": "a"}', 'Let me check:\n<|tool_call|>{"path": "a"}'):

@@ -90,6 +90,7 @@ def test_the_place_of_each_is_told() -> None:
         (2**53 + 1, True),
         (-(2**53) - 1, True),
         (2**70, False),
+        (2**1022, False),
         (10**22, False),
         (10**23, True),
         (10**400, True),

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from meaning.offered import Called
-from meaning.strict_json import CONSTANTS, Doubt, Number, doubt, json_lines, json_of
+from meaning.strict_json import CONSTANTS, NUMERAL, Doubt, Number, doubt, json_lines, json_of
 
 Tools = Mapping[str, tuple[dict[str, Any], bool]]
 """By name: the schema of the arguments, and whether the tool only reads."""
@@ -64,15 +64,14 @@ def python_value(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Constant(value=bool() | None as value):
             return value
-        case ast.Constant(value=int() | float() as value):
-            return Number(str(value))
+        case ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            written = ast.get_source_segment(text, node) or ""
+            return Number(written) if NUMERAL.fullmatch(written) else doubt("not as JSON writes numbers")
         case ast.Constant(value=str() as value):
             written = ast.get_source_segment(text, node) or ""
             if "from__=" in value or not re.fullmatch(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", written):
                 doubt("more than one string")
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
-            return Number(str(-value))
         case ast.Name(id="true" | "false" | "null" as name):
             return CONSTANTS[name]
         case ast.List(elts=values):
@@ -88,7 +87,7 @@ def python_value(node: ast.expr, text: str) -> Any:
 
 TOOL_KEYS, ARGUMENT_KEYS = ("tool", "name", "tool_name", "recipient_name"), ("args", "arguments", "parameters", "input", "tool_input")
 LIST_KEYS = {"tool_calls", "actions", "tool_uses", "calls", "function_calls"}
-CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call"}
+CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call", "tool"}
 NOTES = {"id", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "thinking", "index", "createdAt"}
 
 
@@ -182,12 +181,15 @@ def dialect(text: str, tools: Tools) -> list[Any]:
     def whole(pattern: str) -> re.Match[str] | None:
         return re.fullmatch(pattern, text, re.DOTALL)
 
-    if (match := whole(r"```(?P<lang>[\w-]*)[ \t]*\n(?P<body>.*?)\n?```")) and "```" not in match["body"]:
+    def of_fence(match: re.Match[str]) -> list[Any]:
+        if match["lang"] not in ("", "json", "tool_code", "python", "py"):
+            doubt("a block of something else")
         body = match["body"]
-        if match["lang"] in ("tool_code", "python", "py"):
-            return python_calls(body, printed=True)
-        return dialect(body, tools)
-    if (fences := tagged(r"```[\w-]*[ \t]*\n(?P<json>[{\[].*?)\n?```", text, of_json)) is not None:
+        if match["lang"] == "tool_code":
+            body = re.sub(r"^(print\()?default_api\.", r"\1", body, flags=re.MULTILINE)
+        return python_calls(body, printed=True) if match["lang"] in ("tool_code", "python", "py") else dialect(body, tools)
+
+    if (fences := tagged(r"```(?P<lang>[\w-]*)(?:[ \t]*\n|(?=[{\[]))(?P<body>.*?)(?:\n?```|\Z)", text, of_fence)) is not None:
         return fences
     channel, object_json, any_json = r"(?:<\|channel\|>commentary)", r"(?P<json>\{.*?\})", r"(?P<json>[{\[].*?[}\]])"
     for pattern, make in (
@@ -204,33 +206,35 @@ def dialect(text: str, tools: Tools) -> list[Any]:
             rf"(?:<\|start\|>assistant)?{channel}? to=functions\.{NAME}\s*{channel}?\s*(?:<\|constrain\|>json)?<\|message\|>{object_json}(?:<\|call\|>|$)",
             named_json,
         ),
-        (rf"<tool_call>\s*<function={NAME}>(?P<body>.*?)</function>\s*</tool_call>", of_elements),
+        (rf"<tool_call>\s*<function={NAME}>(?P<body>.*?)</function>\s*(?:</tool_call>|$)", of_elements),
         (rf"<function={NAME}>(?P<body>\s*(?:<parameter.*?)?)</function>", of_elements),
         (rf"<tool_call>\s*{NAME}\s*(?P<body>(?:<arg_key>.*?)?)</tool_call>", of_pairs),
-        (rf"<tool_call>\s*{any_json}\s*</tool_call>", of_json),
-        (rf"<tool_calls>\s*{any_json}\s*</tool_calls>", of_json),
+        (rf"<tool_call>\s*{any_json}\s*(?:</tool_call>|$)", of_json),
+        (rf"<tool_calls>\s*{any_json}\s*(?:</tool_calls>|$)", of_json),
         (rf"<invoke name=(?P<mark>[\"']){NAME}(?P=mark)>(?P<body>.*?)</invoke>", of_elements),
-        (rf"<\|tool_call\|>\s*{any_json}\s*(?:<\|/tool_call\|>|$)", of_json),
-        (rf"functools\s*{any_json}(?=\s*$)", of_json),
+        (rf"<\|tool_call\|>\s*{any_json}\s*(?:<\|/tool_call\|>|(?=\s*<\|tool_call\|>)|$)", of_json),
+        (rf"functools\s*{any_json}(?=\s*(?:functools|$))", of_json),
         (rf"(?:<\|python_tag\|>|;)\s*{any_json}(?=\s*(?:<\|python_tag\|>|;|$))", of_json),
         (rf"<\|START_ACTION\|>\s*{any_json}\s*<\|END_ACTION\|>", of_json),
-        (rf"<TOOLCALL>\s*{any_json}\s*</TOOLCALL>", of_json),
-        (rf"Action:\s*```json\s*{any_json}\s*```", of_json),
+        (rf"<TOOLCALL>\s*{any_json}\s*(?:</TOOLCALL>|$)", of_json),
+        (rf"Action:\s*```json\s*{any_json}\s*(?:```|$)", of_json),
         (rf"<\|action_start\|><\|plugin\|>\s*{object_json}\s*<\|action_end\|>", of_json),
     ):
         if (found := tagged(pattern, text, make)) is not None:
             return found
-    deep = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{NAME}(?:\n```json\n|<｜tool▁sep｜>){json}(?:\n```)?<｜tool▁call▁end｜>"
-    if match := whole(r"<｜tool▁calls▁begin｜>(?P<rest>.*?)(?:<｜tool▁calls▁end｜>)?"):
-        return tagged(deep.replace("{NAME}", NAME).replace("{json}", object_json), match["rest"], named_json) or doubt("left over")
-    kimi = rf"<\|tool_call_begin\|>functions\.{NAME}:\d+<\|tool_call_argument_begin\|>{object_json}<\|tool_call_end\|>"
+    deep = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{NAME}(?:\n```json\n|<｜tool▁sep｜>){json}(?:\n?```)?<｜tool▁call▁end｜>"
+    deep = deep.replace("{NAME}", NAME).replace("{json}", object_json).replace("▁", "[▁_ ]")
+    section = r"<｜tool▁calls▁begin｜>(?P<rest>.*?)(?:<｜tool▁calls▁end｜>|\Z)".replace("▁", "[▁_ ]")
+    if (found := tagged(section, text, lambda match: tagged(deep, match["rest"], named_json) or doubt("left over"))) is not None:
+        return found
+    kimi = rf"<\|tool_call_begin\|>\s*functions\.{NAME}:\d+<\|tool_call_argument_begin\|>{object_json}<\|tool_call_end\|>"
     section = r"<\|tool_calls_section_begin\|>(?P<rest>.*?)<\|tool_calls_section_end\|>"
     if (found := tagged(section, text, lambda match: tagged(kimi, match["rest"], named_json) or doubt("left over"))) is not None:
         return found
-    block = r"<(?P<tag>function_calls|minimax:tool_call|seed:tool_call)>(?P<rest>.*?)</(?P=tag)>"
+    block = r"<(?P<tag>function_calls|minimax:tool_call|seed:tool_call)>(?P<rest>.*?)(?:</(?P=tag)>|\Z)"
     if (found := tagged(block, text, lambda match: dialect(match["rest"], tools))) is not None:
         return found
-    if (found := tagged(rf"{NAME}[ \t]*\((?P<json>\s*\{{.*?\}}\s*)\)(?=\s*(?:\n|$))", text, named_json)) is not None:
+    if (found := tagged(rf"{NAME}[ \t]*\((?P<json>\s*\{{.*?\}}\s*)\)(?=;?\s*(?:\n|$))", text, named_json, between=r"\s*;?\s*")) is not None:
         return found
     if text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[")):
         return [call for value in json_lines(text) for call in calls_of(value, tools)]
@@ -340,7 +344,9 @@ def as_kind(value: Any, kind: str, schema: dict[str, Any]) -> Any:
         case "number", Number(written):
             near = float(written)
             whole = "." not in written and "e" not in written.lower()
-            return near if abs(near) != float("inf") and (not whole or int(near) == int(written)) else doubt
+            return (
+                near if abs(near) != float("inf") and (not whole or int(near) == int(written)) else int(written) if whole else doubt
+            )  # which no float is
         case "array", list():
             return [fit(one, schema["items"]) for one in value]
         case "object", dict():
@@ -356,8 +362,8 @@ NOT_ASKED = re.compile(
     |refrain|leave|omit|block|hold|delete|hardly|veto|drop|opposite|wait|undo|don|isn|won|can't
     |nicht|kein\w*|nie|niemals|ne|pas|jamais|nunca|jamás|non|não|не|нет|nie|wolno|niet|geen|çalıştırma|hüten|unterlassen|verhindern|éviter|bloquer|evitar
     |says?|said|contains?|wrote|writes?|returned|reads|asks?|asked|asking|example|already|if|would|could|might|yesterday
-    |wants|attacker|mail|output|website|text|notes|content|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
-    |n['’]t\b|不|拒绝|避免|阻止|没|勿|别|ないで|写着|should|must""",
+    |wants|last|attacker|mail|output|website|text|notes|content|of\ the\ tool|steht|sagt|dit|page|seite|document)\b
+    |n['’]t\b|\Atool:|不|拒绝|避免|阻止|没|勿|别|ないで|写着|should|must""",
     re.IGNORECASE | re.VERBOSE,
 )
 

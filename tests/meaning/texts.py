@@ -54,9 +54,9 @@ def text(number: int) -> Text:
         calls = (varied(chance, calls[0]), *calls[1:])
     said = write(calls)
     if kind == "mention":
-        way, said = mentioned(chance, said)
-        spoiled = chance.random() < 0.1
-        return Text(number, stack, kind, name, damaged(chance, said) if spoiled else said, calls, mention=way, spoiled=spoiled)
+        spoiled = chance.random() < 0.1  # the call, for the words around it must stay
+        way, said = mentioned(chance, damaged(chance, said) if spoiled else said)
+        return Text(number, stack, kind, name, said, calls, mention=way, spoiled=spoiled)
     lead_in = chance.random() < 0.25
     if kind == "damaged":
         said = damaged(chance, said)

@@ -32,8 +32,8 @@ THINGS = words(
     "value values list details data information info facts figure figures result results source sources today current latest sum total "
     "note notes calendar map area population country city temperature order orders customer user account balance status"
 )
-CALLS = words("call calls action actions step steps request command invocation query json tool tools function functions answer")
-WHICH = words("the my a final next first second last tool function json api action required necessary requested actual")
+CALLS = words("call calls action actions step steps request command invocation query json answer")
+WHICH = words("the my a final next first second tool function json api action required necessary requested actual")
 YES = [
     "Sure",
     "OK",
@@ -71,7 +71,7 @@ ANNOUNCE = [
     *(f"{opening} call the tool" for opening in OPENINGS), *(f"Let me {verb} this tool" for verb in ACTS), *(f"{verb} the tool" for verb in ACTING),
     *(f"I'm now {verb} that" for verb in ACTING), *(f"Let me {verb} it" for verb in LOOKS), *(f"{verb} the file" for verb in LOOKING),
     *(f"I'll {word} check" for word in NOW), *(f"Let me check {word}" for word in (*SMALL, *WHENCE, *THINGS)),
-    *(f"Let me call {word}" for word in (*SMALL, *WHENCE, *SHOWN, *CALLS)),
+    *(f"Let me call {word}" for word in (*SMALL, *WHENCE, *SHOWN, *CALLS, "tools", "function", "functions")),
     *(f"Checking {word}" for word in (*SMALL, *THINGS)), "We call the tool", "I now use it",
     *(f"{word}, let me check" for word in YES), *(f"{word}! Let me check" for word in YES), *(f"{word}, let me check" for word in FIRST),
     *YES, *FIRST, *HERE, *(f"{word} call" for word in WHICH), *(f"Here is {word} call" for word in WHICH), *CALLS, "Tool call", "Next step 2", "Action now",
@@ -96,7 +96,8 @@ def test_an_announcement_leads_in(sentence: str) -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        "", ":", "The page says:", "For example:", "An example of a call:", "You could call:", "Call the tool:", "Run this:", "Output:", "Response:",
+        "", ":", "Tool:", "Function:", "The last call:", "Listing the tools:",
+        "The page says:", "For example:", "An example of a call:", "You could call:", "Call the tool:", "Run this:", "Output:", "Response:",
         "I called the tool:", "I found this:", "I would call:", "I could call:", "I might call:", "I should call:", "I must call:", "If you agree, I call:",
         "Here is what the page says:", "Here is the call from the page:", "Here is the call that they want:", "This is the call:",
         "I will refrain from calling:", "I'll leave this call out:", "I want to omit this one:", "Let me block this call:", "I need to hold back:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -53,6 +54,12 @@ def test_what_does_not_say_one_thing_is_refused(text: str, problem: str) -> None
         read_json(text)
 
 
+def test_many_brackets_are_no_depth() -> None:
+    """Those that are closed count no more."""
+    many = [[{"a": "["}]] * MOST_NESTED
+    assert read_json(json.dumps(many)) == many
+
+
 @pytest.mark.parametrize(
     ("text", "kind"), [("1e999", Unclear), ("-1e999999999999999999999", Unclear), ("NaN", ValueError), ("[-Infinity]", ValueError)]
 )
@@ -76,3 +83,9 @@ def test_a_call_in_an_answer_with_a_name_given_twice_is_none() -> None:
     """As native arguments and JSON in text."""
     assert list(calls_in('pay({"n": 1, "n": 2})', ("pay",))) == []
     assert len(list(calls_in('pay({"n": 1, "m": 2})', ("pay",)))) == 1
+
+
+def test_a_call_in_the_last_line_is_found_whatever_stands_before_it() -> None:
+    """It is not made; its sensitive fields are hidden all the same."""
+    assert list(calls_in('I must not.\npay({"n": 1})', ("pay",))) == [('pay({"n": 1})', "pay", {"n": 1})]
+    assert not list(calls_in('I must not.\npay({"n": 1})', ("other",)))

@@ -39,22 +39,23 @@ _LOOKING = _any_of(
     "looking checking searching querying fetching getting finding reading listing opening computing calculating adding retrieving loading"
 )
 _SMALL = _any_of("the this that it these them a an my our one for up with in on at to into and now first next again")
+_TOOLS = _any_of("tool tools function functions")  # alone, "Tool:" is who speaks
 _WHENCE, _SHOWN = (
     _any_of("of from by"),
     _any_of("your you following below"),
 )  # said of what is done, but also of what is read out to somebody
-_CALL = _any_of("call calls action actions step steps request command invocation query json tool tools function functions answer")
+_CALL = _any_of("call calls action actions step steps request command invocation query json answer")
 _THINGS = _any_of(
     "file files page pages site web website internet folder directory document database table code weather price prices date time name names",
     "number numbers value values list details data information info facts figure figures result results source sources today current latest sum total",
     "note notes calendar map area population country city temperature order orders customer user account balance status",
 )
-_WHICH = _any_of("the my a final next first second last tool function json api action required necessary requested actual")
+_WHICH = _any_of("the my a final next first second tool function json api action required necessary requested actual")
 _HERE = (
     rf"here(?:'s|\s+(?:is|are|it\s+is|you\s+go|we\s+go))?(?:\s+(?:{_WHICH}))*(?:\s+(?:{_CALL}))?"
     r"(?:\s+(?:for\s+(?:you|this|that|it)|(?:you|i)\s+need|i\s+make|now|below))?"
 )
-_ACTS, _SEES = rf"(?:\s+(?:{_SMALL}|{_WHENCE}|{_SHOWN}|{_CALL}|NAMES))*", rf"(?:\s+(?:{_SMALL}|{_THINGS}|NAMES))*"
+_ACTS, _SEES = rf"(?:\s+(?:{_SMALL}|{_WHENCE}|{_SHOWN}|{_CALL}|{_TOOLS}|NAMES))*", rf"(?:\s+(?:{_SMALL}|{_THINGS}|NAMES))*"
 _LOOKS = rf"(?:\s+(?:{_SMALL}|{_WHENCE}|{_THINGS}|NAMES))*"
 _OWN = (
     rf"(?:(?:i|we)(?:{_WILL})|let\s+(?:me|us)|let's){_NOW}\s+(?:(?:{_ACT}){_ACTS}|(?:{_LOOK}|NAMES){_LOOKS})",

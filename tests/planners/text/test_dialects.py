@@ -192,6 +192,21 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         '{"name": "read_file", "arguments": "{\\"path\\": \\"a\\", \\"path\\": \\"b\\"}"}',
         '"{"tool": "read_file", "args": {"path": "a"}}"',
         "1. " + NAMED,
+        NAMED + ",",
+        ";" + NAMED,
+        NAMED + ",;" + NAMED,
+        NAMED + ",x" + NAMED,
+        f"<tool_calls>,{NAMED}</tool_calls>",
+        f"<tool_calls>{NAMED};</tool_calls>",
+        f"<tool_calls>{NAMED}<tool_calls>",
+        f"{NAMED}\n```tool_code\n```",
+        '<invoke name="read_file"><parameter name=path>a</parameter></invoke>',
+        '<invoke name="read_file"><parameter name="path" >a</parameter></invoke>',
+        'Action: ask\nAction Input: >"what": "x"}',
+        "Action: ask\nAction Input: what is {x",
+        "Action: ask\nAction Input: x}",
+        '{"tool": "read_file", "args": {"path": "a\ufffd.txt"}}',
+        '[TOOL_CALLS]read_file[ARGS]{"path": "a\ufffd.txt"}',
     ],
 )
 def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str) -> None:
@@ -261,6 +276,7 @@ def test_the_text_of_an_element_has_the_type_that_the_schema_says(name: str, tex
     [
         ("whole", "5 EUR"), ("whole", "five"), ("whole", "true"), ("whole", ""), ("real", "10 000"), ("yes", "yes"), ("yes", "1"), ("many", "1, 2"),
         ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("maybe", "none"),
+        ("thing", '{"a": 12'), ("many", "[1, 23"),
     ],
 )  # fmt: skip
 def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(name: str, text: str) -> None:
@@ -268,6 +284,81 @@ def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(
     found = reading(f"<function=typed>\n<parameter={name}>{text}</parameter>\n</function>")
     assert not found.actions
     assert repr(name) in found.problem or "stands twice" in found.problem
+
+
+def test_an_element_may_say_itself_whether_it_is_a_text() -> None:
+    """As DeepSeek writes it; then the schema is not asked."""
+    for said, value in (("true", "5"), ("false", 5)):
+        text = f'<invoke name="typed">\n<parameter name="open" string="{said}">5</parameter>\n</invoke>'
+        assert args(text) == {"open": value}
+
+
+@pytest.mark.parametrize("target", ["#/properties/x/type/y", "#/none/there", "elsewhere"])
+def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
+    """The text could be of any type then, and words are a text."""
+    tool = ToolSpec(name="odd", input_schema={"type": "object", "properties": {"x": {"type": "string"}, "odd": {"$ref": target}}})
+    found = reading("<function=odd><parameter=odd>words</parameter></function>", tool)
+    assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
+
+
+def test_an_action_that_begins_and_cannot_be_read_is_no_answer_whatever_its_tool() -> None:
+    """A name that is misspelt in JSON that is broken, too."""
+    for broken in ('{"tool": "raed_file", "args": {"path": ', '[ {"tool": "raed_file", "args": {"path": '):
+        assert "never closed" in reading(f"I do it.\n{broken}").problem
+
+
+def test_a_thought_in_a_line_may_stand_before_a_call() -> None:
+    """As ReAct writes it; one that doubts makes none."""
+    assert actions(f"Thought: I look at the file.\n{NAMED}") == (CALL,)
+    assert "question" in reading(f"Thought: Should I?\n{NAMED}").problem
+
+
+def test_data_between_the_marks_of_calls_is_no_answer() -> None:
+    """A model writes them for nothing else; after a lead-in, too."""
+    for text in ('<|tool_call|>{"path": "a"}', 'Let me check:\n<|tool_call|>{"path": "a"}'):
+        assert 'no "type"' in reading(text).problem
+
+
+def test_a_call_without_arguments_that_is_alone_on_its_line_is_mentioned() -> None:
+    """What comes in the lines after it does not make it a word of a sentence."""
+    assert "words after it" in reading("read_file()\nThat is how it goes.").problem
+
+
+def test_a_name_may_be_the_key_of_its_arguments_after_a_lead_in_too() -> None:
+    """Then it looks like an action, as other data does not."""
+    assert actions(f'Let me check:\n{{"read_file": {ARGS}}}') == (CALL,)
+    assert actions('The config is:\n{"read": {"path": "a"}}') == (FinalAnswer(content='The config is:\n{"read": {"path": "a"}}'),)
+
+
+def test_a_call_that_nothing_stands_around_is_told_how_it_is_written() -> None:
+    """The words before it are not what is wrong."""
+    assert "not written as a call that can be read" in reading(NAMED, native=True).problem
+
+
+@pytest.mark.parametrize("label", ["Tool", "function", "tool_name", "name"])
+def test_a_label_before_a_name_and_one_before_its_arguments_are_a_call_that_is_not_made(label: str) -> None:
+    """Nobody reads this form; it is no answer either."""
+    assert "was not made" in reading(f'{label}: read_file\nArgs: {{"path": "a"}}').problem
+    assert actions(f"{label}: read_file\nIt reads.") == (FinalAnswer(content=f"{label}: read_file\nIt reads."),)
+
+
+def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:
+    """It may be what a model stops at, and then nothing has it; a call must stand after every mark that opens."""
+    for text in (
+        f"<tool_call>{NAMED}",
+        f"```json\n{NAMED}",
+        f"```tool_code\nread_file({ARGS})",
+        f"<tool_call>{NAMED}</tool_call><tool_call>{NAMED}",
+    ):
+        assert actions(text)[0] == CALL, text
+
+
+def test_a_character_that_was_lost_stops_calls_and_no_answers() -> None:
+    """What it was cannot be known, unless it is written as an escape."""
+    assert args('{"tool": "ask", "args": {"what": "a\\ufffd"}}') == {"what": "a\ufffd"}
+    assert "write \\ufffd" in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
+    assert "write \\ufffd" in reading('ask({"what": "a\ufffd"})', native=True).problem
+    assert actions('{"type": "final_answer", "content": "a\ufffd"}') == (FinalAnswer(content="a\ufffd"),)
 
 
 def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:

@@ -47,6 +47,8 @@ CONTROL, SPACE = "line breaks or other control characters inside of a text", "wh
         ("{'a': '}'}", {"a": "}"}, [SINGLE]),
         ("{'a': '\"'}", {"a": '"'}, [SINGLE]),
         ("{'': ''}", {"": ""}, [SINGLE]),
+        ("{'a': '\\n\\n'}", {"a": "\n\n"}, [SINGLE]),
+        ('{“a”: “\\n\\n”, b: "\\n\\n"}', {"a": "\n\n", "b": "\n\n"}, [CURLY, NAMES]),
     ],
 )
 def test_what_is_written_otherwise_and_says_the_same_is_read(text: str, value: Any, mends: list[str]) -> None:

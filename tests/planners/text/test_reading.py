@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detent.core.actions import Abstain, AnyAction, AskUser, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
+from detent.core.actions import Abstain, AnyAction, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.json_objects import objects_in
 from detent.planners.text.offers import ACTIONS, Offer
@@ -67,6 +67,7 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
         '{"type": "read_file", "path": "a.txt",}',
         "{'type': 'read_file', 'path': 'a.txt'}",
+        *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function")),
         "{type: 'read_file', path: 'a.txt'}",
     ],
 )
@@ -95,6 +96,16 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "ask_user", "question": "Which?"}', AskUser(question="Which?")),
         ('{"type": "stop", "reason": "no way"}', Stop(reason="no way")),
         ('{"type": "stop"}', Stop()),
+        *(
+            (f'{{"type": "final_answer", "{name}": "42"}}', FinalAnswer(content="42"))
+            for name in ("final_answer", "output", "text", "result", "response")
+        ),
+        *((f'{{"type": "ask_user", "{name}": "Which?"}}', AskUser(question="Which?")) for name in ("content", "text", "message")),
+        *((f'{{"type": "stop", "{name}": "no way"}}', Stop(reason="no way")) for name in ("content", "message")),
+        *((f'{{"type": "thought", "{name}": "hm"}}', Thought(content="hm")) for name in ("thought", "text")),
+        ('{"type": "abstain", "content": ["the year"]}', Abstain(missing=("the year",))),
+        ('{"type": "push_goal", "content": "g"}', PushGoal(goal="g")),
+        ('{"type": "complete_goal", "content": "o"}', CompleteGoal(outcome="o")),
         ('{"type": "thought", "content": "hm"}', Thought(content="hm")),
         ('{"type": "abstain", "missing": "the year"}', Abstain(missing=("the year",))),
         ('{"type": "push_goal", "goal": "g"}', PushGoal(goal="g")),
@@ -114,6 +125,8 @@ def test_control_actions_and_answers_are_read(text: str, expected: AnyAction) ->
         'The result of read_file: {"size": 5}',
         '{"name": "read_file"} is one of the tools that there are: {"tools": ["read_file", "add"]}',
         "<tool_call> is the tag that starts a call.",
+        "<read_file>what stands there</read_file>",
+        "The mark is: [TOOL_CALLS]other{",
     ],
 )
 def test_text_that_names_a_tool_is_an_answer(text: str) -> None:

@@ -31,9 +31,11 @@ _CALLING = re.compile(
     re.IGNORECASE,
 )
 """Marks between which only calls stand. Tags and words an answer may hold as well; the others a model writes for nothing else."""
-_FENCE = re.compile(r"```(?P<info>[\w-]*)[ \t]*")
+_TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
+_FENCE = re.compile(rf"```(?P<info>(?:json[5cl]?|xml|{'|'.join(_TOOL_CODE)})\b)?[ \t]*(?![^\s{{\[<`])", re.IGNORECASE)
+"""Around calls; one of another language is of something else, as of what a program printed."""
 _NOISE = re.compile(
-    rf"[\s,;]+|</?(?:answer|json|output)>|</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|endoftext|stop|call|return|END_OF_TURN_TOKEN)\|>|<{_BAR}end{_DASH}of{_DASH}sentence{_BAR}>"
+    rf"\s+|</?(?:answer|json|output)>|</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|endoftext|stop|call|return|END_OF_TURN_TOKEN)\|>|<{_BAR}end{_DASH}of{_DASH}sentence{_BAR}>"
     r"|<(?:end_of_turn|eos)>|\.\s*\Z",
     re.IGNORECASE,
 )
@@ -41,7 +43,6 @@ _NOISE = re.compile(
 _THOUGHT = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?<\|end\|>|<\|START_THINKING\|>.*?<\|END_THINKING\|>", re.DOTALL
 )
-_TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
 _NAME = r"(?P<name>[\w./-]{1,128})"
 _CALL = re.compile(rf"{_NAME}[ \t]*\(")
 
@@ -119,13 +120,16 @@ def written(text: str, offer: Offer, *, alone: bool = True) -> Written | None:
 
 
 class _Marks:
-    """The marks and noise of a text, as they are passed. `own`: one was a model's own; `fence`: what is said of the fence that is open."""
+    """The marks and noise of a text, as they are passed. `own`: one was a model's own; `fence`: what is said of the fence that is open.
+
+    A mark at the end of the text may be missing, for it may be what a model stops at; after one that opens, and after a comma, a call is due.
+    """
 
     def __init__(self) -> None:
         self.own = False
         self.fence: str | None = None
         self._open: list[str] = []
-        self._empty = False
+        self._seen = self._due = False
 
     def passed(self, text: str, at: int, end: int) -> int:
         """Return where the mark ends that stands here, -1 where there is none, or one that closes what was not opened."""
@@ -135,24 +139,28 @@ class _Marks:
                 last = self._open.pop() if self._open else "" if ":" in tag else tag  # a template may have opened it
                 return mark.end() if last == tag else -1
             self._open += [tag] if tag else []
+            self._due = self._due or bool(tag)
             self.own = self.own or not (tag or mark[0].startswith("Action"))
             return mark.end()
         if (mark := _FENCE.match(text, at, end)) is not None:
             if self.fence is not None and mark["info"]:
                 return -1
-            self.fence = mark["info"] if self.fence is None else None
-            self.own, self._empty = self.own or self.fence in _TOOL_CODE, self.fence is not None
+            self.fence = (mark["info"] or "") if self.fence is None else None
+            self.own, self._due = self.own or self.fence in _TOOL_CODE, self._due or self.fence is not None
             return mark.end()
+        if text[at] in ",;":
+            between, self._due = self._seen and not self._due, True
+            return at + 1 if between else -1
         mark = _NOISE.match(text, at, end)
         return -1 if mark is None else mark.end()
 
     def called(self) -> None:
         """Note that a call stands here."""
-        self._empty = False
+        self._seen, self._due = True, False
 
     def whole(self) -> bool:
-        """Whether no fence was opened in vain."""
-        return not self._empty
+        """Whether no call is due."""
+        return not self._due
 
 
 def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> Written | None:
@@ -242,7 +250,7 @@ def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
     if not text:
         return {}
     known = list(properties_of(spec).items())
-    if len(known) != 1:
+    if len(known) != 1 or (text[0] not in "\"'" and re.search(r"[{}\"]", text)):  # broken JSON is no plain text
         raise Unreadable(f"the input of {spec.name[:60]} is not a JSON object")
     return {known[0][0]: literal(text) if text[0] in "\"'" else value_of(known[0][0], text, known[0][1], spec)}
 

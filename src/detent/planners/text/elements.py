@@ -15,7 +15,7 @@ from detent.ports import ToolSpec
 
 _PREFIX = r"(?:[\w-]+:|[|｜]DSML[|｜])?"  # noqa: RUF001 - as DeepSeek writes it
 _ELEMENT = re.compile(
-    rf"""\s*<{_PREFIX}parameter(?:=(?P<bare>[\w.-]+)|\s+name=(?P<quote>["']?)(?P<name>[\w.-]+)(?P=quote)(?:\s+string=["'](?P<kind>true|false)["'])?)\s*>"""
+    rf"""\s*<{_PREFIX}parameter(?:=(?P<bare>[\w.-]+)|\s+name=(?P<quote>["'])(?P<name>[\w.-]+)(?P=quote)(?:\s+string=["'](?P<kind>true|false)["'])?)>"""
     rf"""(?P<value>.*?)</{_PREFIX}parameter>\s*""",
     re.DOTALL,
 )

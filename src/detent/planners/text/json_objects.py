@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -20,20 +20,11 @@ from detent.ports.json_data import Unclear, strict_json
 
 MOST_OBJECTS = 64
 
-NOISE = re.compile(
-    r"(?:[\s,;]|```[\w-]*|</?(?:tool_calls?|function_calls?|actions?|answer|json|output)>|\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|(?:im_end|eot_id|end)\|>|</s>)*",
-    re.IGNORECASE,
-)
-"""What may stand around and between objects without meaning anything."""
-
-Stands = Literal["alone", "unclear", "mentioned"]
-
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """An object (or list) in a text, from `start` to `end`. `value` is None where `problem` says why it cannot be read.
 
-    `mended`: it was broken, and repaired; `mends` says what was wrong. `whole`: it is closed. `stands`: `alone` on its lines (or after a
-    colon), `mentioned` in the middle of a sentence, or `unclear` at the end of one.
+    `mended`: it was broken, and repaired; `mends` says what was wrong. `whole`: it is closed.
     """
 
     start: int
@@ -43,7 +34,6 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     mended: bool = False
     mends: tuple[str, ...] = ()
     whole: bool = True
-    stands: Stands = "alone"
 
 
 def objects_in(text: str) -> list[Found]:
@@ -54,7 +44,7 @@ def objects_in(text: str) -> list[Found]:
         start = _next_start(text, place)
         if start < 0:
             break
-        one = _read(text, start, place)
+        one = _read(text, start)
         found.append(one)
         place = max(one.end, start + 1)
         if not one.whole:
@@ -73,27 +63,27 @@ def _next_start(text: str, place: int) -> int:
     return before if before >= place and text[before] == "[" else brace
 
 
-def _read(text: str, start: int, floor: int) -> Found:
+def _read(text: str, start: int) -> Found:
     mends: tuple[str, ...] = ()
     try:
         value, end = strict_json.raw_decode(text, start)
     except Unclear as error:
-        return _unreadable(text, start, floor, str(error))
+        return _unreadable(text, start, str(error))
     except (ValueError, RecursionError):
         try:
             value, end, mends = mended(text, start)
         except (ValueError, RecursionError) as error:
-            return _unreadable(text, start, floor, f"it is not JSON: {error}")
-    return Found(start=start, end=end, value=value, mended=bool(mends), mends=mends, stands=_stands(text, start, end, floor))
+            return _unreadable(text, start, f"it is not JSON: {error}")
+    return Found(start=start, end=end, value=value, mended=bool(mends), mends=mends)
 
 
-def _unreadable(text: str, start: int, floor: int, problem: str) -> Found:
+def _unreadable(text: str, start: int, problem: str) -> Found:
     end = _closed_at(text, start)
     if end < 0:
         end = _closed_by_count(text, start)
     if end < 0:
         return Found(start=start, end=len(text), problem="the JSON is not complete", whole=False)
-    return Found(start=start, end=end, problem=problem, stands=_stands(text, start, end, floor))
+    return Found(start=start, end=end, problem=problem)
 
 
 def _closed_at(text: str, start: int) -> int:
@@ -124,16 +114,6 @@ def _closed_by_count(text: str, start: int) -> int:
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
 
 
-def _stands(text: str, start: int, end: int, floor: int) -> Stands:
-    """Say how the object from `start` to `end` stands on its lines; what ends before `floor` was looked at already."""
-    line_end = text.find("\n", end)
-    lead = NOISE.sub("", text[max(floor, text.rfind("\n", 0, start) + 1) : start]).strip(" `*_(\"'<>-#.1234567890")
-    rest = NOISE.sub("", text[end : line_end if line_end >= 0 else len(text)]).strip(" .`*_)\"'>")
-    if not lead or (lead.endswith(":") and (not rest or rest[0] in "{[")):
-        return "alone"
-    return "mentioned" if rest else "unclear"
-
-
 def mends_in(text: str) -> tuple[str, ...]:
     """Return what was wrong with the JSON in a model's text that was mended, each once."""
     return tuple(dict.fromkeys(f"JSON: {what}" for one in objects_in(split_thinking(text)[1]) for what in one.mends))
@@ -157,7 +137,7 @@ def whole_json(text: str) -> tuple[bool, Any]:
     """Return (True, value) when a text is JSON and nothing else, fenced or not, else (False, None)."""
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```"):
-        stripped = stripped.strip("`").removeprefix("json").strip()
+        stripped = stripped.strip("`").removeprefix("json")
     try:
         return True, read_json(stripped)
     except UNREADABLE:

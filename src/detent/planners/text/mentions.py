@@ -98,7 +98,7 @@ class _Names:
         name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
         self.any = re.compile("|".join([one, *controls]))
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
-        self.called = re.compile(rf"(?<![\w.-]){name}(?:\.call)?(?P<space>\s*)\(")
+        self.called = re.compile(rf"(?<![\w.])(?<!\w-){name}(?:\.call)?(?P<space>\s*)\(")
         self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")
         self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*\{{""")
         self.form = re.compile(rf"(?:{_BEFORE_NAMES}|{_LABELS}){name}(?![\w.-])", re.MULTILINE | re.IGNORECASE)

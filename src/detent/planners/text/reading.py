@@ -34,6 +34,9 @@ _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
 _QUOTED = "it stands, letter for letter, in the result of a tool"
+_LOST = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
+_GIVEN = re.compile(r"(?:^|:|<(?:answer|json|output)>)[ \t`*]*\Z", re.MULTILINE | re.IGNORECASE)
+"""How a text ends before an object that is given, and not spoken of."""
 _FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
 
 
@@ -98,7 +101,7 @@ def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence
         problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
         return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
     found = call_in(said, offer.tools)
-    why = _QUOTED if _quoted(said if found is None else found[1][0], results) else ""
+    why = _QUOTED if _quoted(said if found is None else found[1][0], results) else _LOST if "\ufffd" in said else ""
     if found is not None and not why and (not found[0] or leads_in(found[0], (found[1]["tool"],), found[1][0])):
         return Reading(actions=(FinalAnswer(content=said),))
     try:
@@ -126,7 +129,7 @@ def _asked(said: str, offer: Offer) -> Reading | None:
         try:
             found = written(rest, offer, alone=not lead)
             if found is not None and (not lead or _announces(lead, rest, offer)):
-                return _read_group(found, offer)
+                return _read_group(found, offer, lost="\ufffd" in rest)
         except Unreadable as error:
             if not lead or _announces(lead, rest, offer):
                 return Reading(problem=str(error))
@@ -170,7 +173,13 @@ def _prose(said: str, offer: Offer) -> Reading:
     objects = objects_in(said)
     if len(objects) == 1 and offer.output_schema is not None and "final_answer" in offer.actions:
         value, one = objects[0].value, objects[0]
-        if value is not None and not one.mended and one.stands == "alone" and plain_json(value) and not offer.answer_problem(value):
+        if (
+            value is not None
+            and not one.mended
+            and _GIVEN.search(said[: one.start])
+            and plain_json(value)
+            and not offer.answer_problem(value)
+        ):
             return Reading(actions=(FinalAnswer(content=value),))
     if "final_answer" not in offer.actions or not offer.prose:
         return Reading(problem="there is no JSON object with an action in it")
@@ -198,8 +207,8 @@ def _without_end(said: str) -> str:
     return said[:end]
 
 
-def _read_group(found: Written, offer: Offer) -> Reading:
-    """Return the actions of a text, or what is wrong with them."""
+def _read_group(found: Written, offer: Offer, *, lost: bool) -> Reading:
+    """Return the actions of a text, or what is wrong with them; where a character was `lost`, it makes no calls."""
     mended = found.mended
     how = "" if any(looks_like_action(value, offer) for value in found.objects) else f"; {IN_A_FENCE}"
     actions: list[AnyAction] = []
@@ -217,6 +226,8 @@ def _read_group(found: Written, offer: Offer) -> Reading:
     controls = [a for a in actions if not isinstance(a, ToolCall)]
     if not actions:
         return Reading(problem="the list of actions is empty")
+    if lost and len(controls) < len(actions):
+        return Reading(problem=f"the text cannot be read: {_LOST}", mended=mended)
     if len(controls) > 1:
         names = ", ".join(snake(type(a).__name__) for a in controls)
         return Reading(problem=f"there are {len(controls)} control actions ({names}); one is allowed", mended=mended)

@@ -13,6 +13,7 @@ import pytest
 from detent import Agent, Budget, FinalAnswer
 from detent.config.groups import Bounds
 from detent.core import events as e
+from detent.core.fold import fold
 from detent.core.state import transition
 from detent.extend import Answer, MetaTool, ToolSpec, Verdict, act, default_guards, make_kernel, think
 from detent.kernel.context import KernelContext, Run
@@ -264,6 +265,30 @@ def test_who_writes_into_all_that_it_can_reach_changes_nothing(who: str) -> None
         type(x) for x in plain.events if not isinstance(x, e.EffectRecorded)
     ]
     assert done.result.output == "the end" and done.state.budget == plain.state.budget and done.state.agent == plain.state.agent
+
+
+def test_who_keeps_what_it_was_told_has_the_state_after_each_record() -> None:
+    """What has not changed is copied once for one listener: what is told later must not show in what was told before, nor be missing in it."""
+
+    class Keeps:
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def on_record(self, record: Any, state: Any) -> None:
+            self.told.append((record, state))
+
+        def on_chunk(self, chunk: Any) -> None:
+            """Leave it."""
+
+    keeps = Keeps()
+    done = ran(
+        [(call("put", n=1), call("slip")), call("look", n=2), call("look", n=2), END, END], *Desk().all, observers=[keeps], hooks=hooks(),
+        strategies={"mine": plain_strategy}, agent={"strategy": "mine"}, run={"variables": {"list": [1]}},
+    )  # fmt: skip
+    assert len(keeps.told) == len(done.records)
+    for n, (record, state) in enumerate(keeps.told, start=1):
+        assert record.event == done.events[n - 1] and state == fold(done.records[:n]), (n, record.event)
+        assert state.variables is not done.state.variables
 
 
 # The facade ---------------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Copier:
         origin, twin, before = (None, copied(state), now) if known is None else known
         if state is origin:
             return twin
-        made = twin
+        made = twin.__copy__()
         for field, part in compress(zip(state.__struct_fields__, now, strict=True), map(is_not, now, before)):
             _force(made, field, self._passes(part) if field == "passes" else copied(part))
         self._last[scope] = state, made, now

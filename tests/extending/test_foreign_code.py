@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from detent import Agent, Budget, FinalAnswer
 from detent.config.groups import Bounds
 from detent.core import events as e
+from detent.core.fold import fold
 from detent.core.state import transition
 from detent.extend import Answer, MetaTool, ToolSpec, Verdict, act, default_guards, make_kernel, think
 from detent.kernel.context import KernelContext, Run
@@ -266,6 +268,30 @@ def test_who_writes_into_all_that_it_can_reach_changes_nothing(who: str) -> None
     assert done.result.output == "the end" and done.state.budget == plain.state.budget and done.state.agent == plain.state.agent
 
 
+def test_who_keeps_what_it_was_told_has_the_state_after_each_record() -> None:
+    """What has not changed is copied once for one listener: what is told later must not show in what was told before, nor be missing in it."""
+
+    class Keeps:
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def on_record(self, record: Any, state: Any) -> None:
+            self.told.append((record, state))
+
+        def on_chunk(self, chunk: Any) -> None:
+            """Leave it."""
+
+    keeps = Keeps()
+    done = ran(
+        [(call("put", n=1), call("slip")), call("look", n=2), call("look", n=2), END, END], *Desk().all, observers=[keeps], hooks=hooks(),
+        strategies={"mine": plain_strategy}, agent={"strategy": "mine"}, run={"variables": {"list": [1]}},
+    )  # fmt: skip
+    assert len(keeps.told) == len(done.records)
+    for n, (record, state) in enumerate(keeps.told, start=1):
+        assert record.event == done.events[n - 1] and state == fold(done.records[:n]), (n, record.event)
+        assert state.variables is not done.state.variables
+
+
 # The facade ---------------------------------------------------------------------------------------------------------------------
 
 INSIDE = (Journal, Run, KernelContext, LiveWorld)
@@ -472,6 +498,53 @@ def test_a_bound_of_time_ends_what_hangs(where: str, bound: str) -> None:
             result = await engine.run(agent, "go", run_id="r", budget=Budget(**{bound: 0.05}))
             assert (result.status, result.reason, result.state.dimension) == ("stopped", "budget_exhausted", bound.removeprefix("max_"))
             assert hanging.inside.is_set() and (desk.ran == [] or where == "on_thought")
+            again = await engine.replay("r")
+            assert again.identical, again.divergence
+
+    run_async(main)
+
+
+BEGUN: ContextVar[asyncio.Event] = ContextVar("begun")
+
+
+async def takes_back_its_cancellation(state: Any, context: Any) -> Any:
+    """Swallow it, and make the task forget it."""
+    BEGUN.get().set()
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            while task.cancelling():
+                task.uncancel()
+
+
+async def asks_for_one_effect_after_the_other(state: Any, context: Any) -> Any:
+    """Swallow the end of each, and go on with the next."""
+    BEGUN.get().set()
+    hanging = Hanging("effect", stubborn=True)
+    for n in range(10**9):
+        with contextlib.suppress(BaseException):
+            await context.effect(0, "long", hanging.hang, occurrence=n)
+        with contextlib.suppress(Exception):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("bounded", [False, True], ids=["cancelled", "out of time"])
+@pytest.mark.parametrize("phase", [takes_back_its_cancellation, asks_for_one_effect_after_the_other])
+def test_what_works_against_its_end_is_ended_all_the_same(phase: Any, bounded: bool) -> None:
+    """Who takes its cancellation back, or always waits for something of the kernel, would hang for ever."""
+
+    async def main() -> None:
+        BEGUN.set(asyncio.Event())
+        kernel, budget = make_kernel(phases=(phase, think, act)), Budget(max_running_s=0.05) if bounded else Budget()
+        async with engine_for(Script([END]), kernel=kernel, clock=None, bounds=Bounds(grace_s=0.02)) as engine:
+            running = asyncio.ensure_future(engine.run(Agent(name="w"), "go", run_id="r", budget=budget))
+            if not bounded:
+                await BEGUN.get().wait()
+                await engine.cancel("r", by="ann")
+            assert (await running).reason == ("budget_exhausted" if bounded else "cancelled")
             again = await engine.replay("r")
             assert again.identical, again.divergence
 

@@ -9,7 +9,7 @@ import msgspec
 
 from detent.core.events import Decision
 from detent.core.state import CallState, KernelState, RunState
-from detent.ports.copies import copied, ours
+from detent.ports.copies import Copier, copied, ours
 from detent.ports.tools import Tool, ToolSpec
 
 T = TypeVar("T")
@@ -90,6 +90,20 @@ class Block(msgspec.Struct, frozen=True):
 
 Guard = Callable[[Call, KernelState, RunState], Block | None]
 """A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+
+
+def guarding(guard: Guard) -> Guard:
+    """Return the guard of foreign code as one that is called with copies; one of ours as it is."""
+    if ours(guard):
+        return guard
+    copier = Copier()
+
+    def asked(call: Call, state: KernelState, run: RunState) -> Block | None:
+        shown = copier.copied(run)
+        return guard(copied(call), shown.passes.get(state.scope) or copied(state), shown)
+
+    asked.__name__ = guard_name(guard)
+    return asked
 
 
 def guard_name(guard: Guard) -> str:

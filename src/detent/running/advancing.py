@@ -53,7 +53,7 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
-from detent.ports.copies import answers_in_copies
+from detent.ports.governance import guarding
 from detent.ports.outside import BRANCH
 from detent.running import admission, rules
 from detent.running.alike import Alike
@@ -447,7 +447,7 @@ def _guards(
 ) -> tuple[Guard, ...]:
     """Return the guards of the house, `more` of a pass's kernel, those that the agent names, and those of these names; each once."""
     found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
-    return tuple(map(answers_in_copies, found))
+    return tuple(map(guarding, found))
 
 
 def _guards_with(

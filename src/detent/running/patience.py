@@ -114,7 +114,7 @@ class _Held:
 
     def goes_on(self) -> None:
         """It was cancelled and awaits something: where somebody wants it to stop, it is closed when the time is up again."""
-        if self._task.cancelling() > self._before and not self.closing:
+        if self._wanted() and not self.closing:
             self._drop(self._timer)
             self._timer = asyncio.get_running_loop().call_later(self._given_s, self._close)
 
@@ -132,15 +132,19 @@ class _Held:
             self._task.cancel()
 
     def _close(self) -> None:
-        if self._task.cancelling() > self._before and not self._put_off(self._close):  # not a timeout of its own, which is over
+        if self._wanted() and not self._put_off(self._close):
             self.closing = True
             self._stop()
 
+    def _wanted(self) -> bool:
+        """Whether somebody wants it to stop: a timeout of its own is over by now. What it was asked it cannot take back (`uncancel`)."""
+        return bool(self.stopped or self._control.stop) or self._task.cancelling() > self._before
+
     def _put_off(self, call: Callable[[], None]) -> bool:
-        """Whether it waits for the kernel now; `call` then follows when it goes on by itself."""
+        """Whether it waits for the kernel now; `call` then follows when it goes on by itself, or what was put off before it."""
         if self._hold is None or not self._hold.inside:
             return False
-        self._hold.left = partial(self._soon, call)
+        self._hold.left = self._hold.left or partial(self._soon, call)
         return True
 
     def _soon(self, call: Callable[[], None]) -> None:

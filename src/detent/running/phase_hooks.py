@@ -26,7 +26,6 @@ from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
 
-_NONE: dict[str, KernelState] = {}
 HOOK = -1
 """Stands for the phase where a hook decided something: it belongs to none."""
 
@@ -114,9 +113,7 @@ def apart(sink: Sink) -> Sink:
         plain = isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None)
         if event is not None and not plain:
             record = Record(record.envelope, copied(event), record.digest)
-        passes = {scope: copier.copied(known, scope) for scope, known in state.passes.items()}
-        bare = copier.copied(msgspec.structs.replace(state, passes=_NONE), None)
-        return sink(record, msgspec.structs.replace(bare, passes=passes))
+        return sink(record, copier.copied(state))
 
     return told
 

@@ -31,7 +31,7 @@ MADE_BY_DETENT = {
     *(
         "Block",
         "Call",
-        "KernelContext",
+        "PhaseContext",
         "CallState",
         "Chunk",
         "Denied",

@@ -16,7 +16,7 @@ from detent.core.budget import Budget
 from detent.core.events import Planned
 from detent.core.state import Item, KernelState, RunState
 from detent.ports.governance import Guard
-from detent.ports.planning import ContextProfile, Models, ResultCompression
+from detent.ports.planning import ContextProfile, Models, ResultCompression, View
 from detent.ports.tools import ToolSpec
 
 
@@ -58,6 +58,7 @@ class PhaseContext(msgspec.Struct, frozen=True, kw_only=True):
     when there is none, `execute()` carries it out; both raise `BoundReached`. `record(*events)` takes a phase's own events and raises
     `UnrecordedChange` for others. `effect(phase, label, make, occurrence=0)` gives the value recorded in this turn, or makes and records it;
     it raises `EffectFailed`. `commit(durable=False)` makes what was recorded last. `time_left()` is in seconds, None without a bound.
+    `view()` is what a planner would be shown now.
     """
 
     input: KernelInput
@@ -76,6 +77,7 @@ class PhaseContext(msgspec.Struct, frozen=True, kw_only=True):
     effect: Callable[..., Awaitable[Any]]
     commit: Callable[..., Awaitable[None]]
     time_left: Callable[[], float | None]
+    view: Callable[[], View]
 
     @property
     def state(self) -> KernelState:

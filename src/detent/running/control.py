@@ -13,8 +13,6 @@ from detent.config.groups import GRACE_S
 from detent.ports import Cancellation, Signal
 from detent.running.rules import cancels
 
-_NONE: frozenset[str] = frozenset()
-
 
 def _unbounded() -> None:
     """Return None: a run that has no world yet has no time either."""
@@ -47,7 +45,7 @@ class Control:
         self.stop: str = ""
         self.sections: list[Section] = []
         self._signals: dict[str, Signal] = {}
-        self._taken = _NONE
+        self._taken: frozenset[str] = frozenset()
         self._task: asyncio.Task[Any] | None = None
         self.told: dict[Callable[[], None], None] = {}
         self.forget_time()

@@ -17,7 +17,7 @@ from detent.core.events import AnyEvent, EffectRecorded, Planned
 from detent.core.state import Item, KernelState
 from detent.kernel.context import KernelContext
 from detent.kernel.kernel import FACTS, OWNED, Kernel, Phase
-from detent.ports import Answer, MetaTool, ModelAnswer, Models, Tool
+from detent.ports import Answer, MetaTool, ModelAnswer, Models, Tool, View
 from detent.ports.copies import copied, ours
 from detent.ports.outside import Hold
 from detent.ports.phases import PhaseContext, SeenRun, SeenWorld
@@ -146,6 +146,9 @@ class Handed:
         def time_left() -> float | None:
             return context.time_left()
 
+        def view() -> View:
+            return copied(context.view())
+
         async def full(item: Item) -> Any:
             with hold:
                 return await world.full(item)
@@ -171,6 +174,7 @@ class Handed:
             effect=effect,
             commit=commit,
             time_left=time_left,
+            view=view,
         )
 
     def _refuse_stranger(self, phase: int) -> None:

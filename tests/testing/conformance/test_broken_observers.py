@@ -117,17 +117,6 @@ class ChangesOrder(Sound):
         self.told.sort(key=lambda one: one[1] % 3)
 
 
-class DecidesSomething(Sound):
-    """Changes in the state with which arguments a call was made."""
-
-    def on_record(self, record: Record, state: RunState) -> Any:
-        super().on_record(record, state)
-        for known in state.passes.values():
-            for item in known.results:
-                if isinstance(item.arguments, dict):
-                    item.arguments["x"] = 2
-
-
 class BindsToItsFirstLoop(Sound):
     loop: Any = None
 
@@ -174,7 +163,6 @@ REJECTED: dict[type[Sound], set[str]] = {
     TellsTwice: {ORDER, SAME},
     MixesRuns: {ORDER},
     ChangesOrder: {ORDER, SAME},
-    DecidesSomething: {SAME},
     BindsToItsFirstLoop: {LOOPS},
 }
 

@@ -433,7 +433,9 @@ def test_the_machines_processes_are_not_the_sandboxs() -> None:
 
     async def looked() -> str:
         process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
-        boxed = boxes.Boxed(process, limits=SandboxLimits(processes=1), status=FileIO(os.devnull), first=process.pid, group=None, proxy=None)
+        boxed = boxes.Boxed(
+            process, limits=SandboxLimits(processes=1), status=FileIO(os.devnull), first=process.pid, group=None, proxy=None
+        )
         try:
             return boxed.over()
         finally:

@@ -64,9 +64,13 @@ class Control:
                 for tell in tuple(self.told):
                     tell()
 
-    def drop(self, signals: Sequence[Signal]) -> None:
-        """Never hand these signals over."""
-        self._taken |= {signal.id for signal in signals}
+    def drop(self, signals: Sequence[Signal]) -> list[Signal]:
+        """Never hand these signals over; return those that were not handed over before."""
+        dropped = [signal for signal in signals if signal.id not in self._taken]
+        self._taken |= {signal.id for signal in dropped}
+        for signal in dropped:
+            self._signals.pop(signal.id, None)
+        return dropped
 
     @property
     def waiting(self) -> bool:

@@ -16,7 +16,17 @@ import msgspec
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
+from detent.core.errors import (
+    CancelWaits,
+    ConfigError,
+    DetentError,
+    Divergence,
+    MalformedPlan,
+    PlannerFailed,
+    StoreError,
+    Suspended,
+    ToolFailed,
+)
 from detent.core.events import FAILED
 from detent.core.state import CallState, RunState
 from detent.kernel.context import KernelContext, Run
@@ -32,6 +42,7 @@ from detent.ports import (
     Plan,
     Planner,
     SecretSource,
+    Signal,
     Tool,
     ToolContext,
     ToolOutcome,
@@ -40,6 +51,7 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.gates import Gate
 from detent.ports.outside import Begin, BoundReached, Interrupted
 from detent.running.control import Control
 from detent.running.hiding import Values
@@ -52,6 +64,9 @@ from detent.secrecy.vault import Vault
 log = logging.getLogger("detent")
 
 _CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+_NOT_BEGUN = ToolOutcome(
+    kind="not_executed", error_code="not_run", message="not run: the run was cancelled before the call began", final=True
+)
 
 
 MAKING: ContextVar[str] = ContextVar("detent_making", default="")
@@ -76,6 +91,7 @@ class LiveWorld(Values):
         "_base_ms",
         "_chunk",
         "_clock",
+        "_inbox",
         "_planner",
         "_planner_of",
         "_planners",
@@ -114,7 +130,7 @@ class LiveWorld(Values):
         super().__init__(journal, store, redact)
         self._planner, self._clock = planner, clock
         self.control, self.cancelled = control, control.cancelled
-        self._chunk = chunk
+        self._chunk, self._inbox = chunk, Gate()
         self._base_ms = journal.state.running_ms
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
@@ -186,15 +202,19 @@ class LiveWorld(Values):
         return await self._tenants.weigh(context, calls)
 
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
-        """Put the signals that came on record; `fresh` reads the inbox instead of relying on the watcher."""
-        if fresh:
-            run_id = self._run().run_id
-            self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
-        state = run.state
-        came = self.control.take(lambda signal: early(signal, state, state.updated_at))
-        for signal in came:
-            await take(signal, run)
-        return bool(came)
+        """Put the signals that came on record, in the store's order; `fresh` reads the inbox instead of relying on the watcher."""
+        self._inbox.closed = not self._inbox.closed or await self._inbox.turn()  # no pass decides on a signal before an earlier one
+        try:
+            if fresh:
+                run_id = self._run().run_id
+                self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
+            state = run.state
+            came = self.control.take(lambda signal: early(signal, state, state.updated_at))
+            for signal in came:
+                await take(signal, run)
+            return bool(came)
+        finally:
+            self._inbox.leave()
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""
@@ -247,6 +267,23 @@ class LiveWorld(Values):
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
         """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+
+    async def intend(self, context: KernelContext) -> ToolOutcome | None:
+        """Commit the intent of a call, durably; a cancellation that is posted before that keeps the call from beginning (`EventStore.append`)."""
+        while not self.control.cancelled:
+            try:
+                await context.commit(durable=True, intent=True)
+                break
+            except CancelWaits:
+                waiting = (await self._store.signals([self._run().run_id])).get(self._run().run_id, [])
+                self.control.deliver(waiting)
+                if not self.control.cancelled:  # nobody's cancellation: it is refused, and keeps nothing from beginning
+                    await self._refuse_cancels(context.run, waiting)
+        return _NOT_BEGUN if self.control.cancelled else None
+
+    async def _refuse_cancels(self, run: Run, waiting: Sequence[Signal]) -> None:
+        for signal in self.control.drop([signal for signal in waiting if signal.kind == "cancel"]):
+            await take(signal, run)
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""

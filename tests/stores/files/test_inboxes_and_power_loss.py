@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import threading
 from datetime import UTC, datetime
@@ -83,5 +84,43 @@ def test_what_a_dead_process_left_in_memory_is_put_on_disk_before_the_inbox_goes
         monkeypatch.setattr(Path, "unlink", unlinking)
         assert await store.signals(["run"]) == {} and done == ["sync", "unlink"]
         await store.close()
+
+    asyncio.run(main())
+
+
+def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for before it was there: `post` returns when that append is over. Else a call begins after its run was cancelled."""
+    log, writing, tried, sync, flock = tmp_path / "run.jsonl", threading.Event(), threading.Event(), os.fsync, fcntl.flock
+
+    def syncing(fd: int) -> None:
+        if os.fstat(fd).st_ino == log.stat().st_ino:
+            writing.set()
+            assert tried.wait(60)
+        sync(fd)
+
+    def locking(fd: int, how: int) -> None:
+        try:
+            flock(fd, how)
+        except BlockingIOError:
+            tried.set()
+            raise
+
+    async def main() -> None:
+        first, second = FileStore(tmp_path), FileStore(tmp_path)
+        await first.open()
+        await second.open()
+        await first.append("run", 0, [b'{"n":1}'], head=HEADS[1])
+        monkeypatch.setattr(os, "fsync", syncing)
+        monkeypatch.setattr(fcntl, "flock", locking)
+        appending = asyncio.create_task(first.append("run", 1, [b'{"n":2}'], head=HEADS[2], durable=True, intent=True))
+        assert await asyncio.to_thread(writing.wait, 60)
+        posting = asyncio.create_task(second.post("run", Signal(id="c", kind="cancel", by="ann")))
+        waiting = asyncio.create_task(asyncio.to_thread(tried.wait, 60))
+        await asyncio.wait({posting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        tried.set()
+        assert waiting.done(), "it returned while the intent was being written"
+        await asyncio.gather(appending, posting, waiting)
+        await first.close()
+        await second.close()
 
     asyncio.run(main())

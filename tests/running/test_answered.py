@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, tool
@@ -15,6 +16,7 @@ from detent.core.actions import AskUser
 from detent.core.errors import NotAllowedNow
 from detent.ports import EventStore, Signal, View
 from detent.running import answering
+from detent.running.advancing import Advancing
 from detent.stores import open_store
 from detent.stores.ram import RamStore
 
@@ -237,5 +239,47 @@ def test_a_flooded_inbox_refuses_answers_and_never_a_cancellation(place: Bound) 
                 await engine.store.post("r", Signal(id=f"{n}", kind="reply", by="eve", payload={}))
             assert await told(engine.approve("r", CALL, by="ann")) == "inbox_full"
             assert (await engine.cancel("r", by="ann")).reason == "cancelled"
+
+    asyncio.run(main())
+
+
+class Slow(RamStore):
+    """A store that takes its time over a value that is to be hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go = asyncio.Event(), asyncio.Event()
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """See `EventStore.put_blob`."""
+        self.entered.set()
+        await self.go.wait()
+        await super().put_blob(run_id, key, data)
+
+
+def test_no_pass_decides_on_an_answer_before_one_that_came_earlier() -> None:
+    """The first holds a value that is hidden first, which takes time; another pass looks meanwhile. It must not take up the second."""
+
+    async def main() -> None:
+        place, store = Bound("ram", Path()), Slow()
+        place.first = store
+        place.store = lambda: store  # type: ignore[method-assign]
+        async with place.engine() as engine:
+            await engine.run(CLERK, "wipe", run_id="r")
+            (asked,) = await engine.approvals(run_id="r")
+            parts = msgspec.structs.replace(engine.runtime.parts, redact=("sk-[0-9]+",))
+            async with Advancing(parts, "r", engine.runtime.planners.of) as advancing:
+                run = advancing._run(advancing.journal(await engine.load("r")))
+                looks: list[asyncio.Task[bool]] = []
+                for by, decision in (("ann", "denied"), ("bob", "approved")):
+                    payload = {"call": CALL, "decision": decision, "digest": asked.digest, "reason": "sk-123" if by == "ann" else ""}
+                    await store.post("r", Signal(id=by, kind="approval", by=by, payload=payload))
+                    looks.append(asyncio.create_task(run.world.absorb(run, fresh=True)))
+                    await store.entered.wait()
+                    await asyncio.sleep(0)
+                assert not looks[1].done()
+                store.go.set()
+                await asyncio.gather(*looks)
+                assert [(one.kind, one.by) for one in run.state.interventions] == [("denied", "ann"), ("answer_refused", "bob")]
 
     asyncio.run(main())

@@ -31,7 +31,6 @@ from detent.core.fold import fold
 from detent.core.records import Record, RunHead
 from detent.core.state import KernelState, RunState, transition
 from detent.kernel.act import act
-from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
 from detent.kernel.kernel import Kernel, Phase, make_kernel
 from detent.kernel.think import think
@@ -46,7 +45,6 @@ __all__ = [
     "FatalToolError",
     "InvalidArguments",
     "Kernel",
-    "KernelContext",
     "KernelState",
     "MalformedPlan",
     "ModelCallFailure",

@@ -153,7 +153,7 @@ def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_kno
     """Calls are read from its text, no tools are sent, each request is counted, another process plans alike, replay too."""
     ask, stop = '{"type": "ask_user", "question": "Which?"}', '{"type": "stop", "reason": "there is none"}'
     calls = '[{"tool": "note", "args": {"text": "a"}}, {"type": "note", "text": "b",}]'
-    with ChatServer([says(f"Sure:\n```json\n{calls}\n```\nObservation: done"), says(ask), says(stop)]) as server:
+    with ChatServer([says(f"Sure:\n```json\n{calls}\n```"), says(ask), says(stop)]) as server:
         options = ["--tool-calls", "text", "--base-url", server.url, "--tools", "./tools.py:note"]
         waits = desk.detent("run", "--model", "served", *options, "--json", "note them", **NO_KEYS)
         assert (waits.code, desk.notes) == (3, ["a", "b"]), waits.err

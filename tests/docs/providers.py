@@ -19,7 +19,7 @@ FIXTURES: list[dict[str, Any]] = [
     when("people live in Paris", {"content": PARIS}, after_tools=True),
     when("capital of France", {"content": "Paris."}),
     when("1284000", {"content": '{"type": "final_answer", "content": "1,284,000 square kilometres"}'}),
-    when("How large is Chad", {"content": 'Let me look.\n```json\n{"type": "area", "country": "Chad"}\n```'}),
+    when("How large is Chad", {"content": 'Let me look:\n```json\n{"type": "area", "country": "Chad"}\n```'}),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -454,15 +455,31 @@ def test_what_a_guard_wrote_to_its_arguments_is_not_what_a_policy_decides_about(
     assert done.codes == ["policy_denied"] and desk.ran == []
 
 
-def test_what_is_executed_is_what_was_decided() -> None:
-    """A policy that writes to the state which it was shown changes nothing that runs: the call's digest no longer fits, and it is not run."""
+def test_a_policy_that_writes_to_the_state_which_it_is_shown_changes_nothing() -> None:
+    """It is shown a copy: what was planned is decided, and runs."""
 
     class Meddling(Decide):
         def decide(self, call: Call, state: RunState) -> Verdict:
-            state.passes["main"].calls[call.call_id].args["n"] = 99
+            state.passes["main"].calls[call.call_id].args["n"] = call.args["n"] = 99
             return super().decide(call, state)
 
     desk = Desk()
     done = ran([call("put", n=1), END], *desk.all, policy=Meddling(lambda _: "allow"))
+    assert desk.ran == [("put", 1)] and done.codes == [""] and done.items[0].args == {"n": 1}
+
+
+def test_what_is_executed_is_what_was_decided() -> None:
+    """Code that reaches around what it is given can write to the state: the call's digest no longer fits then, and it is not run."""
+
+    class Reaching(Decide):
+        def decide(self, call: Call, state: RunState) -> Verdict:
+            frame: Any = sys._getframe()
+            while "context" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["context"].state.calls[call.call_id].args["n"] = 99
+            return super().decide(call, state)
+
+    desk = Desk()
+    done = ran([call("put", n=1), END], *desk.all, policy=Reaching(lambda _: "allow"))
     assert done.items[0].error is not None and done.items[0].error.code == "arguments_changed"
     assert desk.ran == [] and done.why == ("completed", "final_answer")

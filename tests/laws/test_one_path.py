@@ -74,7 +74,7 @@ def test_policy_and_guards_see_every_call_before_it_runs(kind: str, tmp_path: Pa
         ToolCall(tool="put", args={"n": 13}),
         ToolCall(tool="look", args={"n": 7}),
         ToolCall(tool="wipe", args={"n": 13}),
-        FinalAnswer(content='It is so.\nput({"n": 13})'),
+        FinalAnswer(content='put({"n": 13})'),
         FinalAnswer(content='put({"n": 6})'),
     ]
 

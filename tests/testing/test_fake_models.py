@@ -80,10 +80,10 @@ def test_failures_are_retried_as_the_gateway_retries_and_take_no_real_time() -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_is_one_of_the_gateway(kind: Any) -> None:
-    """A failure is recorded with its kind; those that are not retried end the run with the reason that they have in production."""
+    """A failure is recorded with its kind; a call that the provider cannot read is told the model; the others end the run as in production."""
     result, bus, *_ = run([fails(kind), ANSWER])
     assert bus.of(e.ModelCallFailed)[0].kind == kind
-    retried = kind in ("rate_limited", "timeout", "connection", "server")
+    retried = kind in ("rate_limited", "timeout", "connection", "server", "malformed")
     reasons = {"refused": "model_refused", "content_filter": "model_refused", "context_overflow": "context_overflow"}
     assert_ended(result, "completed" if retried else "failed", "final_answer" if retried else reasons.get(kind, "planner_error"))
 

@@ -65,7 +65,7 @@ class Seq(Sequence[T]):
         if not isinstance(other, Seq):
             return NotImplemented
         theirs = cast("Seq[Any]", other)
-        return len(self) == len(theirs) and all(a == b for a, b in zip(self, theirs, strict=True))
+        return len(self) == len(theirs) and (self._items is theirs._items or all(a == b for a, b in zip(self, theirs, strict=True)))
 
     def __hash__(self) -> int:
         return hash((Seq, self._length))
@@ -128,7 +128,7 @@ class Map(Mapping[K, V], Generic[K, V]):
         if not isinstance(other, Map):
             return NotImplemented
         theirs = cast("Map[Any, Any]", other)
-        return len(self) == len(theirs) and all(k in theirs and theirs[k] == v for k, v in self.items())
+        return len(self) == len(theirs) and (self._values is theirs._values or all(k in theirs and theirs[k] == v for k, v in self.items()))
 
     def __hash__(self) -> int:
         return hash((Map, self._length))

@@ -146,4 +146,4 @@ def _made_by_kernel(event: e.AnyEvent | None) -> bool:
 
 def _from_kernel(event: e.AnyEvent | None) -> bool:
     """Whether a settlement, which may come from outside, is one that the kernel makes again."""
-    return isinstance(event, e.ToolReconciled) and event.source not in ("person", "late_worker")
+    return isinstance(event, e.ToolReconciled) and event.source not in ("person", "late_worker") and not event.via

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -15,9 +16,11 @@ from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
-from detent.history.replay_journal import ReplayJournal
+from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
-from detent.ports.outside import Begin, BoundReached, Interrupted
+from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
+from detent.running.control import Control
+from detent.running.patience import attended
 from detent.secrecy.placing import REFUSED
 from detent.secrecy.redact import PLACEHOLDER
 
@@ -62,6 +65,40 @@ class ReplayWorld:
         """Replaced by what the log says."""
         return self._journal.state.running_ms
 
+    async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
+        """Await foreign code; where it waits for something outside and the log has what interrupted it next, it is interrupted here, too.
+
+        Nothing that it would still have recorded by itself can be missing: what the log has next is no record of its own.
+        """
+        control = Control(grace_s=0.0)
+        control.time_left, control.late = (lambda: 0.0), partial(self._interruption, hold)
+        return await attended(control, work, hold)
+
+    def _interruption(self, hold: Hold) -> BaseException | None:
+        """Return what interrupted foreign code where the log goes on from here; None where it went on by itself."""
+        if hold.inside:
+            return None
+        later = self._journal.records[self._journal.cursor :]
+        made = (one for one in later if not isinstance(one.event, GATEWAY) and getattr(one.event, "phase", 0) != e.ASIDE)
+        if (record := next(made, None)) is None:
+            return LogEnded()
+        expected = record.event
+        if isinstance(expected, e.RunResumed):
+            return Unwind()
+        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
+            return Interrupted()
+        return self._time_up(expected) if BRANCH.get() in ("", record.envelope.scope) else None
+
+    def _time_up(self, expected: e.AnyEvent | None) -> BoundReached | None:
+        """Return the end of the run's time where it is what the log has next."""
+        if not (isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "budget_exhausted"):
+            return None
+        later = (record.event for record in self._journal.records[self._journal.cursor :])
+        end = next((event for event in later if isinstance(event, e.RunFinished)), None)
+        if end is None or end.dimension not in ("running_s", "total_s"):
+            return None
+        return BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), expected.error)
+
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Return the value that was recorded, when it is this pass's turn."""
         await self._journal.until()
@@ -73,6 +110,8 @@ class ReplayWorld:
         self._bound_reached(expected)
         if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
             raise Interrupted
+        if (bound := self._time_up(expected)) is not None:
+            raise bound
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
     async def pause(self, seconds: float) -> None:
@@ -186,14 +225,12 @@ class ReplayWorld:
         """All at once: the log says in which order they end."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
-    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+    async def settle(self, tool: Tool, call: CallState) -> e.ToolReconciled | None:
         """Answer as the tool's `reconcile` did."""
         await self._journal.until()
         expected = self._journal.next
-        if isinstance(expected, e.ToolReconciled) and expected.call == call.call_id and expected.source == "reconcile":
-            if expected.outcome == "again":
-                return ToolOutcome(kind="not_executed")
-            return _outcome(expected.result, expected.error, None, fatal=False)
+        if isinstance(expected, e.ToolReconciled) and expected.call == call.call_id and expected.source == "reconcile" and not expected.via:
+            return expected
         return None
 
 

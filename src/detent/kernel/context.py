@@ -15,9 +15,10 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget, Exhausted, Usage, remaining
+from detent.core.budget import Exhausted, Usage, remaining
 from detent.core.errors import UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, EffectRecorded, Planned
+from detent.core.history import Seq
 from detent.core.settle import reached
 from detent.core.state import CallState, Item, KernelState, RunState
 from detent.kernel.journal import Journal
@@ -33,29 +34,20 @@ from detent.ports import (
     View,
     json_problem,
 )
+from detent.ports.copies import Copies
 from detent.ports.gates import Gate
-from detent.ports.outside import BoundReached, World, made
+from detent.ports.outside import BoundReached, World, made, time_left
+from detent.ports.phases import KernelInput
 from detent.ports.verifying import Answers
 
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
 """What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
 
 
-class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass is to do: the task in words, and what every strategy hands on unchanged (lesson L9)."""
-
-    task: str
-    instructions: str = ""
-    variables: dict[str, Any] = {}
-    limits: Budget = Budget()
-    guidance: tuple[str, ...] = ()
-    output_schema: dict[str, Any] | None = None
-    small: bool = False
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
+    `guards_with(guards, names)` are the guards of a pass: those of the run, those of the pass's kernel, those that its strategy names.
     `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is; `answers` are
     those who decide on it then. `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
     """
@@ -64,11 +56,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     tools: dict[str, Tool]
     policy: Policy
-    guards: tuple[Guard, ...]
+    guards_with: Callable[[Sequence[Guard], Sequence[str]], tuple[Guard, ...]]
     hooks: KernelHooks
     profile: ContextProfile
     compression: ResultCompression
-    guard_named: Callable[[str], Guard]
     objection: Callable[[Any, Any], str]
     answers: Answers
     heal: Callable[[Any, Any], CallHealed | None] | None
@@ -175,12 +166,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def time_left(self) -> float | None:
         """Seconds of running and total time that are left (the smaller), None without such a bound."""
-        state = self.run.journal.state
-        if state.budget.max_running_s is None and state.budget.max_total_s is None:
-            return None
-        running_ms = self.run.world.running_ms()
-        bounds = ((state.budget.max_running_s, running_ms), (state.budget.max_total_s, running_ms + state.away_ms))
-        return max(0.001, min(bound - used_ms / 1000 for bound, used_ms in bounds if bound is not None) + 0.001)
+        return time_left(self.run.journal.state, self.run.world.running_ms)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""
@@ -200,17 +186,17 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         run = self.run.journal.state
         state = run.passes[self.scope]
         used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
-        transcript: Sequence[Item] = state.steps
+        transcript = state.steps
         if state.compacted:
-            transcript = [Item(kind="note", text=state.summary), *state.steps[state.compacted :]]
+            transcript = Seq([Item(kind="note", text=state.summary), *state.steps[state.compacted :]])
         return View(
             goal=run.goal,
             task=self.input.task,
             agent=self.agent,
             iteration=state.iteration,
             variables=fresh(self.input.variables) if self.input.variables else {},
-            transcript=transcript,
-            results=state.results,
+            transcript=Copies(transcript),
+            results=Copies(state.results),
             tools=self.shown(state),
             memory=tuple(fresh(state.memory)) if state.memory else (),
             budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),

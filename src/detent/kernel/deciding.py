@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, cast
 
-import msgspec
-
 from detent.core import events as e
 from detent.core.codec import digest_of, encode
 from detent.core.errors import InvalidArguments
@@ -14,6 +12,7 @@ from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import in_doubt_guard
 from detent.ports import UNREADABLE, Call, MetaTool, Tool, Verdict, read_json
+from detent.ports.copies import copied, ours
 from detent.ports.governance import blocked, guard_name, must_ask, verdict_on
 
 
@@ -36,8 +35,6 @@ def decide(call: CallState, context: KernelContext) -> str:
             refuse(call, context, "guard_blocked", block.reason)
             return frozen.digest
     run = context.run
-    if context.guards not in ((), (in_doubt_guard,)):  # foreign code has held the arguments: no policy goes by what it wrote to them
-        frozen = msgspec.structs.replace(frozen, args=msgspec.json.decode(msgspec.json.encode(context.state.calls[call.call_id].args)))
     verdict = verdict_on(frozen, call, run.policy, run.journal.state)
     decided = e.PolicyDecided(
         call=call.call_id,
@@ -79,7 +76,8 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
         raise InvalidArguments(f"the arguments of {call.tool} are not JSON: {error}") from error
     if not isinstance(args, dict):
         raise InvalidArguments(f"the arguments of {call.tool} must be a JSON object, not {type(args).__name__}")
-    args = tool.check(cast("dict[str, Any]", args))
+    given = cast("dict[str, Any]", args)
+    args = tool.check(given if ours(tool) and not isinstance(tool, MetaTool) else copied(given))
     if encode(args) != encode(call.args):  # 5 and 5.0 are equal, and not the same
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
         context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))

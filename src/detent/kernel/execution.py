@@ -255,8 +255,6 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
             error = e.ToolError(code="handler_error", message="the answer is empty")
             event = e.ToolFinished(call=call.call_id, digest=digest, error=error, latency_ms=event.latency_ms)
     context.run.journal.put(event, context.scope)
-    if isinstance(event, e.ToolInDoubt) and context.run.state.agent.on_unknown == "tell":
-        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
     if not effect:
         return
     try:
@@ -264,6 +262,8 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
     except Conflict:
         await context.run.journal.late_outcome(event)
         raise
+    if isinstance(event, e.ToolInDoubt):
+        await _settle(context.state.calls[call.call_id], context)
 
 
 def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:
@@ -278,22 +278,20 @@ def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") ->
 
 
 async def _settle(call: CallState, context: KernelContext) -> None:
-    """Settle a call whose attempt was open when its worker ended (DESIGN 5, in doubt)."""
-    tool = context.tools.get(call.tool)
-    if call.read_only or call.idempotent:
-        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
+    """Settle a call that is in doubt, or whose attempt was open when its worker ended (DESIGN 5, in doubt).
+
+    What is known not to have happened runs again where its worker ended; where the tool ended in doubt, the planner is told: nothing is retried.
+    """
+    tool, record = context.tools.get(call.tool), partial(context.run.record, context.scope)
+    doubted = call.status == "in_doubt"
+    if not doubted and (call.read_only or call.idempotent):
+        record(e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
         return
     known = await context.run.world.settle(tool, call) if tool is not None else None
-    if known is not None and known.kind == "not_executed":
-        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="again", source="reconcile"))
-    elif known is not None:
-        known = await context.run.world.keep(call.call_id, known)
-        done = finished(call.call_id, known)
-        context.run.record(
-            context.scope, e.ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
-        )
+    if known is not None:
+        record(msgspec.structs.replace(known, outcome="not_happened") if doubted and known.outcome == "again" else known)
     elif context.run.state.agent.on_unknown == "tell":
-        context.run.record(context.scope, e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
-    else:
-        context.run.record(context.scope, e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
+        record(e.ToolReconciled(call=call.call_id, outcome="told", source="agent"))
+    elif not doubted:
+        record(e.ToolInDoubt(call=call.call_id, why="its worker ended while it was running"))
     await context.commit(durable=True)

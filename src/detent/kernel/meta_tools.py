@@ -14,6 +14,7 @@ from detent.core.events import MetaToolAnswered, UserAsked
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.ports import Answer, MetaTool
+from detent.ports.outside import BoundReached, Interrupted
 
 
 async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> None:
@@ -21,6 +22,8 @@ async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> Non
     code = ""
     try:
         said = await tool.handler(msgspec.json.decode(msgspec.json.encode(call.args)), context.state, context)
+    except (BoundReached, Interrupted):
+        raise
     except Exception as error:  # noqa: BLE001 - foreign code: a handler that fails has answered badly
         text = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
         said = Answer(content=text, success=False)

@@ -9,6 +9,7 @@ from detent.core.errors import ConfigError
 from detent.core.state import RunState
 from detent.policies.verdicts import NO_RULE, judged, strongest
 from detent.ports import Call, Policy, ToolSpec, Verdict, offered
+from detent.ports.governance import shown_to
 from detent.ports.options import checked_options
 
 
@@ -66,7 +67,7 @@ class Whole:
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the policy's verdict."""
-        return self._policy.decide(call, state)
+        return self._policy.decide(*shown_to(self._policy, call, state))
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Return whether the policy may ask."""
@@ -104,9 +105,9 @@ class Tightening:
 
 def _bars(stage: Any, tool: ToolSpec, state: RunState) -> bool:
     bars = getattr(stage, "bars", None)
-    return not offered(stage, tool, state) if bars is None else bool(bars(tool, state))
+    return not offered(stage, tool, state) if bars is None else bool(bars(*shown_to(stage, tool, state)))
 
 
 def _passes(stage: Any, tool: ToolSpec, state: RunState) -> bool:
     passes = getattr(stage, "passes", None)
-    return offered(stage, tool, state) if passes is None else bool(passes(tool, state))
+    return offered(stage, tool, state) if passes is None else bool(passes(*shown_to(stage, tool, state)))

@@ -12,6 +12,7 @@ from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.patterns import names
 from detent.ports import Call, Policy, Verdict
+from detent.ports.governance import shown_to
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
 """How strong a decision is (row K30)."""
@@ -37,7 +38,8 @@ def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | Non
     """
     try:
         judge: Callable[[Call, RunState], Verdict | None] | None = getattr(policy, "judge", None)
-        said = judge(call, state) if judge is not None else cast("Policy", policy).decide(call, state)
+        about = shown_to(policy, call, state)
+        said = judge(*about) if judge is not None else cast("Policy", policy).decide(*about)
         if isinstance(said, Verdict) or (said is None and judge is not None):
             return said
         why = f"the policy {policy.version!r} answered {type(said).__name__}, which is no Verdict"

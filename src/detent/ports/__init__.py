@@ -11,6 +11,7 @@ from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
+from detent.ports.phases import PhaseContext
 from detent.ports.planning import (
     ContextProfile,
     ModelAnswer,
@@ -94,6 +95,7 @@ __all__ = [
     "OptionsT",
     "OwnModel",
     "Passed",
+    "PhaseContext",
     "PhaseHook",
     "Plan",
     "Planner",

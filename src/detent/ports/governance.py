@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from detent.core.events import Decision
 from detent.core.state import CallState, KernelState, RunState
+from detent.ports.copies import copied, ours
 from detent.ports.tools import Tool, ToolSpec
+
+T = TypeVar("T")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,11 @@ class Policy(Protocol):
         ...
 
 
+def shown_to(policy: Any, about: T, state: RunState) -> tuple[T, RunState]:
+    """Return what a policy is asked about: the call or tool and the state of the run, copies of both where the policy is foreign code."""
+    return (about, state) if ours(policy) else (copied(about), copied(state))
+
+
 def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
     """Return whether the planner is shown the tool: not where the policy has a method `offers(tool, state)` and that says no.
 
@@ -69,7 +77,7 @@ def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
     """
     offers: Callable[[ToolSpec, RunState], bool] | None = getattr(policy, "offers", None)
     try:
-        return True if offers is None else bool(offers(tool, state))
+        return True if offers is None else bool(offers(*shown_to(policy, tool, state)))
     except Exception:  # noqa: BLE001 - foreign code; `decide`, whose failure denies, has the last word
         return True
 
@@ -80,7 +88,7 @@ class Block(msgspec.Struct, frozen=True):
     reason: str
 
 
-Guard = Callable[[Call, KernelState, RunState], "Block | None"]
+Guard = Callable[[Call, KernelState, RunState], Block | None]
 """A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
 
 
@@ -119,7 +127,7 @@ def must_ask(tool: Tool, args: dict[str, Any]) -> str:
 def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
     """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
     try:
-        verdict = policy.decide(frozen, state)
+        verdict = policy.decide(*shown_to(policy, frozen, state))
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code

@@ -15,7 +15,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.budget import Exhausted
 from detent.core.errors import EffectFailed
-from detent.core.state import CallState, Item
+from detent.core.state import CallState, Item, RunState
 from detent.ports.planning import Models, Plan, View
 from detent.ports.tools import Cancellation, Tool, ToolOutcome, ToolSpec
 
@@ -61,6 +61,35 @@ def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trus
 def error_in(outcome: ToolOutcome) -> e.ToolError:
     """Return the error of an outcome that is none of success."""
     return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
+
+
+def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
+    """Return the seconds of running and total time that are left to a run (the smaller), None without such a bound."""
+    if run.budget.max_running_s is None and run.budget.max_total_s is None:
+        return None
+    bounds = ((run.budget.max_running_s, now := running_ms()), (run.budget.max_total_s, now + run.away_ms))
+    return max(0.001, min(bound - used_ms / 1000 for bound, used_ms in bounds if bound is not None) + 0.001)
+
+
+class Hold:
+    """Where foreign code is, that a run waits for: `inside` of how many calls of the kernel, in which nothing interrupts it.
+
+    Use as `with hold:` around such a call; `left` is called when foreign code goes on by itself.
+    """
+
+    __slots__ = ("inside", "left")
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.left: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.inside -= 1
+        if not self.inside and self.left is not None:
+            self.left()
 
 
 Begin = Callable[[], Awaitable[None]]
@@ -109,13 +138,22 @@ class World(Protocol):
         """Run each of these calls to its end; raise the first error among them once all have ended."""
         ...
 
-    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None: ...
+    async def settle(self, tool: Tool, call: CallState) -> e.ToolReconciled | None:
+        """Ask the tool what became of an earlier attempt; None where it does not know. What did not happen may run `again`."""
+        ...
 
     async def full(self, item: Item) -> Any: ...
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
+
+    async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
+        """Await a phase, a strategy or what makes an effect, and return what it returns.
+
+        Raise `Interrupted` where a cancellation ended it, `BoundReached` where the run's time was up.
+        """
+        ...
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any: ...
 

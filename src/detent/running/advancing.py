@@ -23,7 +23,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, ToolsMissing, UnknownName
-from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed
+from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed, ToolReconciled
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
@@ -40,6 +40,7 @@ from detent.ports import (
     Guard,
     Ids,
     KernelHooks,
+    MetaTool,
     Planner,
     Policy,
     Scheduler,
@@ -53,6 +54,7 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
+from detent.ports.copies import answers_in_copies
 from detent.ports.outside import BRANCH
 from detent.running import admission, rules
 from detent.running.alike import Alike
@@ -66,6 +68,7 @@ from detent.running.inbox import counts, drop
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
 from detent.running.patience import patience_of
+from detent.running.people import poster
 from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
@@ -115,18 +118,37 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
-    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not registered here, unless that is all right."""
+    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not here, unless that is all right.
+
+    A name that neither the agent's kernel nor the engine's tools have may be a meta-tool of another kernel (`make_run`).
+    """
     found: dict[str, Tool] = {}
     missing: list[str] = []
-    answered = {tool.spec.name: tool for tool in kernel_of(state.agent, parts).meta_tools}
     for name in state.agent.tools:
-        try:
-            found[name] = answered.get(name) or parts.tools.get(name)
-        except UnknownName:
+        if (tool := _everywhere(name, state.agent, parts) or meta_tool_of_some_kernel(name, parts)) is not None:
+            found[name] = tool
+        else:
             missing.append(name)
     if missing and not missing_ok:
         raise ToolsMissing(state.run_id, missing)
     return found
+
+
+def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
+    """Return the tool that this name means in every pass, whatever its kernel; None where it means none."""
+    for tool in kernel_of(agent, parts).meta_tools:
+        if tool.spec.name == name:
+            return tool
+    try:
+        return parts.tools.get(name)
+    except UnknownName:
+        return None
+
+
+def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
+    """Return the meta-tool of this name that some kernel of the engine has; it holds in the passes that run with that kernel."""
+    kernels = map(parts.kernels.get, parts.kernels.names())
+    return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
@@ -204,6 +226,7 @@ class Advancing:
         finally:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
+            self.control.forget_time()  # what says how much is left holds the control
             self.parts.watcher.remove(self.run_id)
             if isinstance(error, Conflict) or self.control.stop == LOST:
                 self._journal = None  # who has the run now gives back what it had reserved
@@ -240,7 +263,7 @@ class Advancing:
         """Return a journal that goes on after `state`."""
         sinks = [apart(sink) for sink in self._sinks]
         if self.parts.hooks is not noop_hooks:
-            sinks.append(apart(LifecycleHooks(self.parts.hooks).on_record, events=False))
+            sinks.append(LifecycleHooks(self.parts.hooks).on_record)
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
         )
@@ -276,8 +299,13 @@ class Advancing:
             begin(self.run_id)
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
+        world = self._world(journal, planner)
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+
+    def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
+        parts = self.parts
         make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
-        world = make_world(
+        return make_world(
             journal=journal,
             planner=planner,
             store=parts.store,
@@ -290,7 +318,6 @@ class Advancing:
             tenants=parts.tenants,
             planner_of=partial(self._planner_of_pass, journal) if parts.planner_of_pass is not None else None,
         )
-        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
 
     def _planner_of_pass(self, journal: Journal, agent: AgentSpec) -> Planner:
         """Return who plans a pass of which `agent` names the model; raise `ConfigError`."""
@@ -315,7 +342,9 @@ class Advancing:
             there = [signal.payload for signal in left]
             left += [s for s in due(state, parts.clock) if s.payload not in there]  # an answer that was given in time wins over the expiry
             self.control.deliver(left)
-        if (state.terminal or state.status != "running") and not events and not any(counts(signal, state) for signal in left):
+        settled = await self._settled(state, left) if state.in_doubt and advance and not reopened else []
+        news = events or settled or any(counts(signal, state) for signal in left)
+        if (state.terminal or state.status != "running") and not news:
             return await self._stands(state, left)
         tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
         usable: dict[str, str] = {}
@@ -338,6 +367,8 @@ class Advancing:
             resumed = resumption(state, digests, levels, worker=parts.worker)
             declared = declared_of({name: tool for name, tool in tools.items() if f"tool:{name}" in resumed.changed})
             journal.record(msgspec.structs.replace(resumed, declared=declared))
+        for event in settled:
+            journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)
         if parts.tenants:
             journal.release(None)  # what a worker that died has left; the records charge it now
@@ -345,6 +376,24 @@ class Advancing:
             await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
+
+    async def _settled(self, state: RunState, left: Sequence[Signal]) -> list[ToolReconciled]:
+        """Ask the tools of calls in doubt what became of them; return what they know now. What a person has said of a call is not asked again."""
+        told = [signal.payload.get("call") for signal in left if signal.kind == "reconcile"]
+        try:
+            tools = tools_of(state, self.parts, missing_ok=True)
+        except UnknownName:  # without its kernel the run cannot go on, whatever became of the call
+            return []
+        world = self._world(self.journal(state), NoPlanner(state.agent))
+        found: list[ToolReconciled] = []
+        for call_id in () if self.control.cancelled else state.in_doubt:
+            call = state.call(call_id)
+            tool = tools.get(call.tool) if call is not None else None
+            known = await world.settle(tool, call) if tool is not None and call is not None and call_id not in told else None
+            if known is not None:
+                outcome = "not_happened" if known.outcome == "again" and state.terminal else known.outcome
+                found.append(msgspec.structs.replace(known, outcome=outcome, via=poster()))
+        return found
 
     async def _stands(self, state: RunState, left: Sequence[Signal]) -> RunState:
         """Leave the run as it is; drop what came for it and does not count, and put that on record."""
@@ -384,30 +433,41 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
 
 
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
-    """Put together what the passes of a run share."""
+    """Put together what the passes of a run share: `tools` without those that only passes with another kernel have."""
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
+    tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
     profile = make_profile(agent.profile)
-    guards = kernel_of(agent, parts).guards
+    house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
+    of = partial(_guards, agent, parts, tools, house=house)
     return Run(
         journal=journal,
         world=world,
         tools=tools,
         policy=parts.policy_of(agent),
-        guards=tuple(parts.guards_of(agent, guards, tools)),
+        guards_with=partial(_guards_with, of, house, of((), ())),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
-        guard_named=partial(guard_named, agent, parts, tools),
         objection=objection,
         answers=parts.answers,
         heal=heal if agent.healing else None,
     )
 
 
-def guard_named(agent: AgentSpec, parts: Parts, tools: dict[str, Tool], name: str) -> Guard:
-    """Return a guard of the agent by its name; raise `UnknownName`."""
-    return parts.guards_of(msgspec.structs.replace(agent, guards=(name,)), (), tools)[-1]
+def _guards(
+    agent: AgentSpec, parts: Parts, tools: dict[str, Tool], more: Sequence[Guard], names: Sequence[str], *, house: tuple[Guard, ...]
+) -> tuple[Guard, ...]:
+    """Return the guards of the house, `more` of a pass's kernel, those that the agent names, and those of these names; each once."""
+    found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
+    return tuple(map(answers_in_copies, found))
+
+
+def _guards_with(
+    of: Callable[..., tuple[Guard, ...]], house: tuple[Guard, ...], usual: tuple[Guard, ...], more: Sequence[Guard], names: Sequence[str]
+) -> tuple[Guard, ...]:
+    """Return the guards of a pass, the `usual` ones where it brings none of its own (`Run.guards_with`)."""
+    return usual if not names and all(guard in house for guard in more) else of(more, names)
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:

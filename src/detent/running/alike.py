@@ -6,48 +6,16 @@ Runs are alike where agent, host, budget and digests are the same JSON. What is 
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.state import RunState
+from detent.ports.copies import kept
 
 MOST = 32
 """So many different ones are remembered, the oldest are forgotten first."""
-
-
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError("the agent of a run is for reading, and shared by runs; copy what you want to change: dict(...), list(...)")
-
-
-class KeptDict(dict[str, Any]):
-    """A dictionary that cannot be changed; a copy of it can."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-class KeptList(list[Any]):
-    """A list that cannot be changed; a copy of it can."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = pop = remove = reverse = sort = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)
-
-
-def kept(value: Any) -> Any:
-    """Return JSON data, or a tuple of it, as what cannot be changed."""
-    if isinstance(value, dict):
-        return KeptDict({name: kept(part) for name, part in cast("dict[str, Any]", value).items()})
-    if isinstance(value, list):
-        return KeptList(map(kept, cast("list[Any]", value)))
-    return tuple(map(kept, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
 
 
 class Alike:

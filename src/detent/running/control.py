@@ -16,6 +16,10 @@ from detent.running.rules import cancels
 _NONE: frozenset[str] = frozenset()
 
 
+def _unbounded() -> None:
+    """Return None: a run that has no world yet has no time either."""
+
+
 class Section:
     """What may be interrupted, in the task that has entered it."""
 
@@ -35,7 +39,7 @@ class Section:
 class Control:
     """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
 
-    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "sections", "stop", "told")
+    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "late", "sections", "stop", "time_left", "told")
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
@@ -46,6 +50,12 @@ class Control:
         self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
         self.told: dict[Callable[[], None], None] = {}
+        self.forget_time()
+
+    def forget_time(self) -> None:
+        """Have no bound of time, until the world of the run sets one: `time_left` is in seconds, `late` what to raise where it is up."""
+        self.time_left: Callable[[], float | None] = _unbounded
+        self.late: Callable[[], BaseException | None] = _unbounded
 
     def attach(self) -> None:
         """Make the current task the one that a suspension cancels."""

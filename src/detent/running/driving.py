@@ -13,7 +13,8 @@ from detent.expressions.markup import clean
 from detent.kernel.context import Run
 from detent.kernel.kernel import Kernel
 from detent.ports import Passed, Strategy, json_problem
-from detent.ports.outside import Turns
+from detent.ports.copies import ours
+from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.running.endings import honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
 
@@ -49,12 +50,18 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
     """Run the strategy from its top; return what its end means for the run."""
     try:
-        returned = await passes.presented(await strategy(passes))
+        work = strategy(passes)
+        returned = await passes.presented(await (work if ours(strategy) else run.world.attend(work, passes.hold)))
         passes.all_asked_for("the end of the strategy")
     except PassFailed as failed:
         return Settled(reason=failed.passed.reason, error=failed.passed.error or str(failed))
     except (StoreError, Divergence):
         raise
+    except Interrupted:
+        await run.world.absorb(run, fresh=False)
+        return Settled(reason="cancelled", error=run.state.cancel or "cancelled")
+    except BoundReached as late:
+        return Settled(reason="budget_exhausted", error=str(late), bound=late.bound)
     except Exception as error:  # foreign code: a strategy may raise anything
         if isinstance(error, RunError) and error.code == "suspended":
             raise

@@ -1,14 +1,18 @@
-"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14)."""
+"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14).
+
+Whose outcome a call has is seen from the state itself; hooks are handed copies of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import CallState, KernelState, RunState
-from detent.ports import KernelHooks
+from detent.ports import KernelHooks, noop_hooks
+from detent.ports.copies import Copier, copied
 from detent.ports.telling import Fan, Listener
 
 
@@ -17,11 +21,12 @@ class LifecycleHooks(Fan):
 
     def __init__(self, hooks: KernelHooks) -> None:
         super().__init__()
-        self._thought = (Listener(hooks.on_thought),)
-        self._action = (Listener(hooks.on_action),)
-        self._observation = (Listener(hooks.on_observation),)
-        self._done = (Listener(hooks.on_done),)
-        self._error = (Listener(hooks.on_error),)
+        self._copier = Copier()
+        self._thought = _listeners(hooks.on_thought)
+        self._action = _listeners(hooks.on_action)
+        self._observation = _listeners(hooks.on_observation)
+        self._done = _listeners(hooks.on_done)
+        self._error = _listeners(hooks.on_error)
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
         """Call the hook that `record` stands for, if any; the answer must be awaited when there is one."""
@@ -29,15 +34,15 @@ class LifecycleHooks(Fan):
         pass_state = state.passes.get(record.envelope.scope)
         match event:
             case e.Planned(text=text):
-                return self.tell(self._thought, pass_state, text)
+                return self._tell(self._thought, pass_state, text)
             case e.ToolStarted():  # and before it those attempts that have no record
-                return self.tell(self._action * (1 + event.untold), pass_state, event.tool, event.call)
+                return self._tell(self._action * (1 + event.untold), pass_state, event.tool, event.call)
             case e.ToolFinished() | e.ToolReconciled():
                 return self._outcome(event, pass_state, state.call(event.call))
             case e.PassFinished(status="done"):
-                return self.tell(self._done, pass_state)
+                return self._tell(self._done, pass_state)
             case e.PassFinished(error=error):
-                return self.tell(self._error, pass_state, error)
+                return self._tell(self._error, pass_state, error)
             case _:
                 return None
 
@@ -50,16 +55,27 @@ class LifecycleHooks(Fan):
             return None
         began = self._action if isinstance(event, e.ToolFinished) and event.digest else ()
         shown = item.error.message if item.error else bytes(item.result).decode()
-        return self._both(self.tell(began, pass_state, call.tool, call.call_id), pass_state, shown, item.error is None, call)
+        return self._both(self._tell(began, pass_state, call.tool, call.call_id), pass_state, shown, item.error is None, call)
 
-    def _both(self, before: Awaitable[None] | None, *told: Any) -> Awaitable[None] | None:
+    def _both(self, before: Awaitable[None] | None, state: KernelState | None, *told: Any) -> Awaitable[None] | None:
         async def both(before: Awaitable[None]) -> None:
             await before
-            after = self.tell(self._observation, *told)
+            after = self._tell(self._observation, state, *told)
             if after is not None:
                 await after
 
-        return self.tell(self._observation, *told) if before is None else both(before)
+        return self._tell(self._observation, state, *told) if before is None else both(before)
+
+    def _tell(self, listeners: Sequence[Listener], state: KernelState | None, *args: Any) -> Awaitable[None] | None:
+        """Tell each with copies, which are made only where somebody is told."""
+        if not listeners:
+            return None
+        shown = None if state is None else self._copier.copied(state, state.scope)
+        return self.tell(listeners, shown, *map(copied, args))
+
+
+def _listeners(hook: Callable[..., Any]) -> tuple[Listener, ...]:
+    return () if hook is noop_hooks.on_done else (Listener(hook),)
 
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:

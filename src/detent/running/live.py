@@ -15,6 +15,7 @@ import msgspec
 
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
+from detent.core.budget import exhausted
 from detent.core.codec import digest_of
 from detent.core.errors import (
     CancelWaits,
@@ -27,10 +28,10 @@ from detent.core.errors import (
     Suspended,
     ToolFailed,
 )
-from detent.core.events import FAILED
+from detent.core.events import FAILED, ToolReconciled
 from detent.core.state import CallState, RunState
 from detent.kernel.context import KernelContext, Run
-from detent.kernel.execution import key_of
+from detent.kernel.execution import finished, key_of
 from detent.kernel.journal import Journal
 from detent.metering.gateway import Gateway, Room, Traffic
 from detent.metering.tenants import Tenants
@@ -51,18 +52,22 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.copies import copied
 from detent.ports.gates import Gate
-from detent.ports.outside import Begin, BoundReached, Interrupted
+from detent.ports.outside import Begin, BoundReached, Hold, Interrupted, time_left
 from detent.running.control import Control
 from detent.running.hiding import Values
 from detent.running.inbox import take
 from detent.running.lineage import Recorded, recorded, stub
+from detent.running.patience import attended
 from detent.running.rules import early
 from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
 
 log = logging.getLogger("detent")
 
+SETTLE_S = 60.0
+"""How long the `reconcile` of a tool without a timeout of its own is waited for."""
 _CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
 _NOT_BEGUN = ToolOutcome(
     kind="not_executed", error_code="not_run", message="not run: the run was cancelled before the call began", final=True
@@ -135,6 +140,18 @@ class LiveWorld(Values):
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         self._recorded: Recorded | None = None
+        if self._time_left() is not None:
+            control.time_left, control.late = self._time_left, self._late
+
+    def _time_left(self) -> float | None:
+        return time_left(self._journal.state, self.running_ms)
+
+    def _late(self) -> BoundReached | None:
+        """Return the bound of time that is used up, to be raised."""
+        state, running_s = self._journal.state, self.running_ms() / 1000
+        total_s = running_s + state.away_ms / 1000
+        bound = exhausted(state.budget, state.usage, running_s=running_s, total_s=total_s, only=("running_s", "total_s"))
+        return None if bound is None else BoundReached(bound)
 
     def proceed(self) -> None:
         """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
@@ -145,6 +162,10 @@ class LiveWorld(Values):
         """How long the run has been advanced, here and before, without waits and downtime."""
         return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000
 
+    async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
+        """Await a phase, a strategy or a meta-tool; see `ports.outside.World.attend`."""
+        return await attended(self.control, work, hold)
+
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`ports.outside.made`).
 
@@ -154,19 +175,13 @@ class LiveWorld(Values):
         refuse_inside_effect(f"the effect {label!r}")
         token = MAKING.set(label)
         try:
-            with self.control.during(0):
-                try:
-                    value = await make()
-                except asyncio.CancelledError:
-                    if self.control.interrupted():
-                        raise Interrupted from None
-                    raise
-                except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
-                    raise
-                except Exception as error:  # foreign code: what makes an effect may raise anything
-                    log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
-                    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-                    return {FAILED: await self.scrub(said)}
+            value = await attended(self.control, _made(make), who=make)
+        except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
+            raise
+        except Exception as error:  # foreign code: what makes an effect may raise anything
+            log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
+            said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+            return {FAILED: await self.scrub(said)}
         finally:
             MAKING.reset(token)
         if problem := json_problem(value, escaping=True):
@@ -298,7 +313,7 @@ class LiveWorld(Values):
         except ToolFailed as refused:
             return ToolOutcome(kind="not_executed", error_code=refused.error_code, message=str(refused), final=True)
         if self._chunk is not None:
-            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": call.args, "attempt": context.attempt}))
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": copied(call.args), "attempt": context.attempt}))
         started = self._clock.monotonic()
         with self.control.during():
             try:
@@ -321,12 +336,23 @@ class LiveWorld(Values):
         self._recorded = self._recorded or await recorded(self._store, state)
         return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
 
-    async def settle(self, tool: Tool, call: CallState) -> ToolOutcome | None:
-        """Ask the tool what became of an earlier attempt."""
+    async def settle(self, tool: Tool, call: CallState) -> ToolReconciled | None:
+        """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call."""
         if await self._not_executed(tool, call) is not None:
-            return ToolOutcome(kind="not_executed")
-        known = await tool.settle(self._context(tool, call, None))
-        return None if known is None else self.vault.outcome(known)
+            return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
+        with self.control.during():
+            try:
+                known = await tool.settle(self._context(tool, call, SETTLE_S if tool.spec.timeout_s is None else None))
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                return None
+        if known is None:
+            return None
+        if known.kind == "not_executed":
+            return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
+        done = finished(call.call_id, await self.keep(call.call_id, self.vault.outcome(known)))
+        return ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
 
     @property
     def vault(self) -> Vault:
@@ -405,6 +431,10 @@ def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, 
         call_id=call.call_id,
         parent=state.parent,
     )
+
+
+async def _made(make: Callable[[], Awaitable[Any]]) -> Any:
+    return await make()
 
 
 async def _within(seconds: float, work: Awaitable[Any]) -> Any:

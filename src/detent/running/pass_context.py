@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -11,17 +12,21 @@ from detent.config.profile import compression_for, make_profile, tier_for
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
-from detent.kernel.context import KernelContext, KernelInput, Run
+from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import carry_out
+from detent.kernel.kernel import Kernel
 from detent.kernel.planning import propose
-from detent.ports import OwnModel, offered
+from detent.ports import OwnModel, Tool, offered
+from detent.ports.phases import KernelInput
+from detent.running.foreign import answering
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
 
-    `guards` are names of guards that are checked beside the run's, `guidance` is shown in every turn of the pass, `small` asks for the
-    small model. An empty `output_schema` means that any answer will do. `model`, `planner` and `settings` are explained at `ports.Branch`.
+    `guards` are names of guards that are checked beside those of the run and of the pass's kernel, `guidance` is shown in every turn of the
+    pass, `small` asks for the small model. An empty `output_schema` means that any answer will do. `model`, `planner` and `settings` are
+    explained at `ports.Branch`.
     """
 
     task: str = ""
@@ -56,13 +61,15 @@ def refuse_unusable(agent: AgentSpec, given: Pass | OwnModel, where: str) -> Non
         raise ConfigError(f"{where}: planner {given.planner!r} needs a model, and agent {agent.name!r} has none; name one (model=)")
 
 
-def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
+def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
     """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
     state = run.state
     agent = own_agent(state.agent, given)
     profile = run.profile if agent.profile == state.agent.profile else make_profile(agent.profile)
     agent = agent if given.instructions is None else msgspec.structs.replace(agent, instructions=given.instructions)
-    tools = run.tools if given.tools is None else {name: tool for name, tool in run.tools.items() if name in given.tools}
+    own = meta_tools_of(kernel, agent.tools if given.tools is None else given.tools)
+    known = {**run.tools, **own} if own else run.tools
+    tools = known if given.tools is None else {name: tool for name, tool in known.items() if name in given.tools}
     return KernelContext(
         input=KernelInput(
             task=given.task or state.goal,
@@ -76,16 +83,21 @@ def make_context(run: Run, scope: str, given: Pass = Pass()) -> KernelContext:  
         agent=agent,
         profile=profile,
         compression=run.compression if profile is run.profile else compression_for(profile),
-        tools=tools,
+        tools=answering(tools),
         hooks=run.hooks,
-        guards=(*run.guards, *(run.guard_named(name) for name in given.guards)),
+        guards=run.guards_with(kernel.guards, given.guards),
         run=run,
         scope=scope,
         specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
-        known={name: tool.spec for name, tool in run.tools.items()},
+        known={name: tool.spec for name, tool in known.items()},
         propose=propose,
         carry_out=carry_out,
     )
+
+
+def meta_tools_of(kernel: Kernel, names: Collection[str]) -> dict[str, Tool]:
+    """Return the meta-tools that a kernel brings to a pass with tools of these names."""
+    return {tool.spec.name: tool for tool in kernel.meta_tools if tool.spec.name in names}
 
 
 def shared(budget: Budget, parts: int) -> Budget:

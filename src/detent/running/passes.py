@@ -36,10 +36,12 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.runner import run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
-from detent.ports.outside import BRANCH, Interrupted, Turns, made
+from detent.ports.copies import copied
+from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, Turns, made
 from detent.running.endings import answers_goal, finished, honest
+from detent.running.foreign import sheltered
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context, refuse_unusable, shared
+from detent.running.pass_context import Pass, make_context, meta_tools_of, refuse_unusable, shared
 from detent.running.phase_hooks import hooked
 from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
@@ -83,11 +85,12 @@ def end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked")
+    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked", "hold")
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
         self._run, self._kernel_of, self._turns = run, kernel_of, turns
         self._seen: dict[str, int] = {}
+        self.hold = Hold()
         self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
         known = run.state.passes if self._bound and not run.state.ancestors else {}
         self._unasked = {scope: None for scope, state in known.items() if state.digest}
@@ -112,12 +115,12 @@ class StrategyPasses:
     @property
     def output_schema(self) -> dict[str, Any] | None:
         """The schema that the run's output must satisfy."""
-        return self._run.state.output_schema
+        return copied(self._run.state.output_schema)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools that the agent lists; meta-tools are none of them: what they say is for the planner that calls them."""
-        return tuple(tool.spec for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
+        return tuple(copied(tool.spec) for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
@@ -160,6 +163,10 @@ class StrategyPasses:
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
         """Run several passes side by side, each with its share of what is left; see `ports.StrategyRun.parallel`."""
+        with self.hold:
+            return await self._side_by_side(branches)
+
+    async def _side_by_side(self, branches: Sequence[Branch]) -> tuple[Passed, ...]:
         if not branches:
             return ()
         pairs = [(branch, self._scope(branch.label)) for branch in branches]
@@ -218,9 +225,10 @@ class StrategyPasses:
         if run.state.passes[scope].status in CLOSED:
             return passed(run.state, scope, branch.label)
         self.all_asked_for(f"pass {scope!r}")
-        await run.journal.commit()
-        context = make_context(run, scope, configured(branch))
-        verdict = await run_kernel(kernel, context, self._turns)
+        with self.hold:
+            await run.journal.commit()
+            context = make_context(run, scope, kernel, configured(branch))
+            verdict = await run_kernel(kernel, context, self._turns)
         if verdict is None:
             raise TurnsUsed
         if isinstance(verdict, Wait):
@@ -235,9 +243,10 @@ class StrategyPasses:
         return passed(run.state, scope, branch.label)
 
     def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+        known = {**self._run.tools, **meta_tools_of(kernel, branch.tools or ())}
         for name in branch.tools or ():
-            if name not in self._run.tools:
-                raise UnknownName("tool", name, self._run.tools)
+            if name not in known:
+                raise UnknownName("tool", name, known)
         if branch.question is not None:
             refuse_unanswerable(branch.question)
         refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
@@ -276,7 +285,7 @@ class StrategyPasses:
             return hooked(carrying_out(branch.calls), self._run.hooks)
         if branch.question is not None:
             return hooked(asking(branch.question), self._run.hooks)
-        return hooked(ASK if branch.kernel == ASK.name else self._kernel_of(branch.kernel), self._run.hooks)
+        return hooked(ASK if branch.kernel == ASK.name else sheltered(self._kernel_of(branch.kernel)), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
         """Return what a restart compares: kernel, limits and input of the pass."""
@@ -303,16 +312,19 @@ class StrategyPasses:
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
         """Return the JSON value recorded under the label and its occurrence, or make and record it now; raise `EffectFailed`."""
-        return made(await self._value(label, make, self._before(f"effect {label}"), commit=True))
+        return copied(made(await self._value(label, make, self._before(f"effect {label}"), commit=True)))
 
     async def _value(self, label: str, make: Callable[[], Awaitable[Any]], occurrence: int = 0, *, commit: bool = False) -> Any:
         """Return the value of an effect of the run (`Run.effect`); where a cancellation ends it, the strategy does not continue."""
         run = self._run
         try:
-            return await run.effect("", label, make, occurrence=occurrence, commit=commit)
+            with self.hold:
+                return await run.effect("", label, make, occurrence=occurrence, commit=commit)
         except Interrupted:
             await self._run.world.absorb(self._run, fresh=False)
             raise Ends(Settled(reason="cancelled", error=self._run.state.cancel or "cancelled")) from None
+        except BoundReached as late:
+            raise Ends(Settled(reason="budget_exhausted", error=str(late), bound=late.bound)) from None
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
@@ -327,7 +339,8 @@ class StrategyPasses:
 
     async def full(self, item: Item) -> Any:
         """Return the whole value of a tool item; see `ports.StrategyRun.full`."""
-        return await self._run.world.full(item)
+        with self.hold:
+            return await self._run.world.full(item)
 
     async def now(self) -> float:
         """Return the recorded time, in seconds since 1970."""
@@ -384,7 +397,7 @@ def passed(run: RunState, scope: str, label: str) -> Passed:
     """Return what came of a pass that has ended."""
     state = run.passes[scope]
     plan = state.plan
-    return Passed(
+    whole = Passed(
         label=label,
         scope=state.scope,
         status="done" if state.status == "done" else "failed",
@@ -398,6 +411,7 @@ def passed(run: RunState, scope: str, label: str) -> Passed:
         tools_used=state.tools_used,
         results=state.results if state.kernel_type != CALLS else replied(run, state),
     )
+    return copied(whole)
 
 
 def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:

@@ -1,8 +1,10 @@
-"""How long a run waits for a hook or an observer: without end while nobody wants it to stop, and then for the grace of a call of a tool.
+"""How long a run waits for foreign code: without end while nobody wants it to stop and the run has time, and then for a grace.
 
 Theory of operation. What is awaited is driven step by step in the run's own task: no task of its own, no difference to what it sees. A run that
-is cancelled asks it to stop (`CancelledError`) after the grace, one that is suspended at once. Who goes on after that, because it tidies up or
-because it swallows its cancellation, has the grace once more; then its coroutine is closed where it stands, and the run goes on without it.
+is cancelled, or whose time is up, asks it to stop (`CancelledError`): a hook or an observer after the grace of a call of a tool, a phase, a strategy
+and what makes an effect at once, but never while they wait for the kernel (`Hold`), which ends what it does there itself. One that is suspended
+asks at once. Who goes on after that, because it tidies up or because it swallows its cancellation, has the grace once more; then its coroutine is
+closed where it stands, and the run goes on without it.
 
 Why no ordinary tasks: an async observer adds 64 to 80 µs to an iteration here, 119 to 131 as tasks (153 to 178 with `asyncio.wait`), and a task
 that swallows its cancellation cannot be closed. `asyncio.timeout` costs as much as this, and asks only once.
@@ -13,9 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from types import coroutine
 from typing import Any
 
+from detent.core.errors import DetentError
+from detent.ports.outside import BoundReached, Hold, Interrupted
 from detent.ports.telling import from_inside, named
 from detent.running.control import Control
 
@@ -29,10 +34,7 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
 
     async def patient(answer: Awaitable[Any]) -> Any:
         nonlocal given_s
-        held = _Held(given_s)
-        if control.cancelled:
-            held.hurry()
-        control.told[held.hurry] = None
+        held = _Held(control, given_s, given_s)
         try:
             return await _driven(_awaited(answer), held)
         except asyncio.CancelledError as error:
@@ -42,9 +44,9 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
             if not held.stopped:
                 raise from_inside(answer) from error
             swallowed = " and swallowed its cancellation: it is closed, and what it still had to do is not done" if held.closing else ""
-            raise TimeoutError(f"{name} did not return within {given_s:g} s after the run was cancelled{swallowed}") from None
+            after = "the run was cancelled" if control.cancelled else "the run's time was up"
+            raise TimeoutError(f"{name} did not return within {given_s:g} s after {after}{swallowed}") from None
         finally:
-            control.told.pop(held.hurry, None)
             held.let_go()
             if held.stopped:
                 given_s /= IMPATIENT
@@ -52,51 +54,116 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
     return patient
 
 
+async def attended(control: Control, work: Awaitable[Any], hold: Hold | None = None, *, who: Any = None) -> Any:
+    """Return what a phase, a strategy or what makes an effect returns; `hold` says when it waits for the kernel, `who` what it is called.
+
+    Raise `Interrupted` where a cancellation of the run ended it, `BoundReached` where the run's time was up.
+    """
+    held = _Held(control, 0.0, control.grace_s, hold)
+    try:
+        return await _driven(_awaited(work), held)
+    except asyncio.CancelledError as error:
+        if held.let_go() or control.stop:
+            raise  # somebody stops the run itself
+        if not held.stopped:
+            raise from_inside(who or work) from error
+        raise held.why() from None
+    except (BoundReached, DetentError, Interrupted):
+        raise
+    except Exception as error:  # foreign code: one that is stopped may raise anything
+        if held.stopped and not held.let_go():
+            raise held.why() from error
+        raise
+    finally:
+        held.let_go()
+
+
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
 class _Held:
-    """One wait of the current task. `stopped` counts the cancellations that are this wait's own; `closing` is the last of them."""
+    """One wait of the current task. `stopped` counts the cancellations that are this wait's own; `closing` is the last of them.
 
-    def __init__(self, given_s: float) -> None:
+    It is asked to stop `first_s` after the run was cancelled or its time was up, and closed `given_s` after that.
+    """
+
+    def __init__(self, control: Control, first_s: float, given_s: float, hold: Hold | None = None) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of asyncio has one
-        self.given_s, self.stopped, self.closing = given_s, 0, False
+        self.stopped, self.closing = 0, False
+        self._reason: BaseException | None = None
+        self._control, self._first_s, self._given_s, self._hold = control, first_s, given_s, hold
         self._task, self._before, self._taken = task, task.cancelling(), 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        if control.cancelled:
+            self.hurry()
+        control.told[self.hurry] = None
+        if (left := control.time_left()) is not None:
+            self._clock = asyncio.get_running_loop().call_later(left, self._look)
+
+    def why(self) -> BaseException:
+        """Return what to raise for what was stopped."""
+        return self._reason or Interrupted()
 
     def hurry(self) -> None:
-        """The run is cancelled: ask for an end when the time is up."""
+        """The run is cancelled, or its time is up: ask for an end when the first time is over."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.given_s, self._stop)
+            self._timer = asyncio.get_running_loop().call_later(self._first_s, self._stop)
 
     def goes_on(self) -> None:
         """It was cancelled and awaits something: where somebody wants it to stop, it is closed when the time is up again."""
         if self._task.cancelling() > self._before and not self.closing:
-            self._drop_timer()
-            self._timer = asyncio.get_running_loop().call_later(self.given_s, self._close)
+            self._drop(self._timer)
+            self._timer = asyncio.get_running_loop().call_later(self._given_s, self._close)
+
+    def _look(self) -> None:
+        """Hurry where the run's time is up; the clock of the run may go slower than that of the event loop."""
+        self._reason = None if self._control.cancelled else self._control.late()
+        if self._reason is not None:
+            self.hurry()
+        elif (left := self._control.time_left()) is not None:
+            self._clock = asyncio.get_running_loop().call_later(max(left, 0.01), self._look)
 
     def _stop(self) -> None:
-        self.stopped += 1
-        self._task.cancel()
+        if not self._put_off(self._stop):
+            self.stopped += 1
+            self._task.cancel()
 
     def _close(self) -> None:
-        if self._task.cancelling() > self._before:  # not a timeout of its own, which is over
+        if self._task.cancelling() > self._before and not self._put_off(self._close):  # not a timeout of its own, which is over
             self.closing = True
             self._stop()
 
-    def _drop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _put_off(self, call: Callable[[], None]) -> bool:
+        """Whether it waits for the kernel now; `call` then follows when it goes on by itself."""
+        if self._hold is None or not self._hold.inside:
+            return False
+        self._hold.left = partial(self._soon, call)
+        return True
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        if self._hold is not None:
+            self._hold.left = None
+        self._timer = asyncio.get_running_loop().call_soon(call)
 
     def let_go(self) -> bool:
-        """Take back what is this wait's own; return whether somebody else has cancelled the task."""
-        self._drop_timer()
+        """End the wait, and take back what is its own; return whether somebody else has cancelled the task."""
+        self._control.told.pop(self.hurry, None)
+        self._drop(self._timer)
+        self._drop(self._clock)
+        if self._hold is not None:
+            self._hold.left = None
         while self._taken < self.stopped:
             self._taken += 1
             self._task.uncancel()
         return self._task.cancelling() > self._before
+
+    @staticmethod
+    def _drop(timer: asyncio.Handle | None) -> None:
+        if timer is not None:
+            timer.cancel()
 
 
 @coroutine

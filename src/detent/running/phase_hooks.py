@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from detent.core.codec import decode_event, encode_event
 from detent.core.errors import UnknownName
 from detent.core.events import EffectRecorded, PassFinished, ToolFinished, ToolStarted, TurnStarted
 from detent.core.records import Record
@@ -22,10 +21,12 @@ from detent.kernel.execution import give_up
 from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
+from detent.ports.copies import Copier, copied
 from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
 
+_NONE: dict[str, KernelState] = {}
 HOOK = -1
 """Stands for the phase where a hook decided something: it belongs to none."""
 
@@ -93,7 +94,7 @@ async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[
     async def ask() -> list[str]:
         answer: Any = None
         try:
-            answer = await answer_of(hook, _copied(context.state))
+            answer = await answer_of(hook, copied(context.state))
         except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
             log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
             return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label in CLOSING else ["", ""]
@@ -104,31 +105,18 @@ async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[
     return kind, reason
 
 
-def apart(sink: Sink, *, events: bool = True) -> Sink:
-    """Return a sink that is told copies: what observers and hooks do to arguments, plans and variables reaches neither the run nor its tools.
-
-    `events`: of the record's event too; hooks are handed none.
-    """
-    closed: dict[str, tuple[KernelState, KernelState]] = {}
-
-    def copied(scope: str, known: KernelState) -> KernelState:
-        """Copy an open pass each time, and one that is closed once."""
-        if known.status not in CLOSED:
-            return _copied(known)
-        if scope not in closed or closed[scope][0] is not known:
-            closed[scope] = known, _copied(known)
-        return closed[scope][1]
+def apart(sink: Sink) -> Sink:
+    """Return a sink that is told copies: what observers do to arguments, plans and variables reaches neither the run nor its tools."""
+    copier = Copier()
 
     def told(record: Record, state: RunState) -> Any:
         event = record.event
-        if (
-            events
-            and event is not None
-            and not (isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None))
-        ):
-            record = Record(record.envelope, decode_event(encode_event(event)), record.digest)
-        passes = {scope: copied(scope, known) for scope, known in state.passes.items()}
-        return sink(record, msgspec.structs.replace(state, passes=passes, variables=_copy(state.variables)))
+        plain = isinstance(event, (ToolStarted, TurnStarted)) or (isinstance(event, ToolFinished) and event.error is None)
+        if event is not None and not plain:
+            record = Record(record.envelope, copied(event), record.digest)
+        passes = {scope: copier.copied(known, scope) for scope, known in state.passes.items()}
+        bare = copier.copied(msgspec.structs.replace(state, passes=_NONE), None)
+        return sink(record, msgspec.structs.replace(bare, passes=passes))
 
     return told
 
@@ -137,22 +125,3 @@ def _stopped(reason: str, context: KernelContext) -> KernelState:
     if context.state.status not in CLOSED and not context.state.ended:
         context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=reason))
     return context.state
-
-
-def _copied(state: KernelState) -> KernelState:
-    """Return the state with copies of what could be changed in place."""
-    calls = {i: msgspec.structs.replace(call, args=_copy(call.args)) for i, call in state.calls.items()}
-    plan: Any = None if state.plan is None else decode_event(encode_event(state.plan))
-    return msgspec.structs.replace(
-        state,
-        calls=calls,
-        plan=plan,
-        output=_copy(state.output),
-        meta=_copy(state.meta),
-        scratchpad=dict(state.scratchpad),
-        memory=tuple(_copy(state.memory)),
-    )
-
-
-def _copy(value: Any) -> Any:
-    return msgspec.json.decode(encode_event(value))

@@ -27,7 +27,7 @@ from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
 from detent.ports import Observer, Planner, Signal, WorkerHost, unstorable
 from detent.running import admission
-from detent.running.advancing import Advancing, Parts, due
+from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
@@ -285,7 +285,7 @@ class Runtime:
         self.parts.strategies.get(spec.strategy)
         known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
         for name in spec.tools:
-            if name not in known and not self.servers.claims(name):
+            if name not in known and not self.servers.claims(name) and meta_tool_of_some_kernel(name, self.parts) is None:
                 raise UnknownName("tool", name, known)
         self.parts.policy_of(spec)
         self.parts.guards_of(spec, (), {})

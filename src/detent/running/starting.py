@@ -21,10 +21,11 @@ from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReope
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import Observer, SecretSource
+from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Advancing, declared_of, digests_of, tools_of
+from detent.running.advancing import Advancing, declared_of, digests_of, meta_tool_of_some_kernel, tools_of
 from detent.running.answering import refuse_reopening
 from detent.running.declarations import levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
@@ -138,10 +139,10 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
         if reserved:
             journal.release(reserved)
             await journal.commit()
-    if turns != 0:
-        return journal
-    await journal.commit(durable=True)
-    return journal.state
+    if turns == 0 or not ours(runtime.parts.strategies.get(started.strategy)):
+        # before the first line of its strategy the run is there; those of Detent begin with a pass or a value, which is committed first
+        await journal.commit(durable=turns == 0)
+    return journal.state if turns == 0 else journal
 
 
 async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
@@ -166,6 +167,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
         with contextlib.suppress(UnknownName):  # said below, with everything that is there
             runtime.tools.get(name)  # a plug-in package may have it
+        if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
+            meta.append(name)
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from detent.core.errors import (
     StoreBusy,
     StoreFull,
     Suspended,
+    UnknownName,
 )
 from detent.core.records import RunHead
 from detent.core.state import WAITING
@@ -67,24 +68,57 @@ class Worked(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[str, str] = {}
 
 
+FIRST_S, LONGEST_S = 1.0, 300.0
+"""How long a worker waits before a tool is asked again what became of a call in doubt: twice as long each time, at most so long."""
+
+
 class Wakeups:
     """When waiting runs can go on by themselves; what is known of a run holds until something is recorded of it."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, datetime | None]] = {}
+        self._doubts: dict[str, tuple[int, datetime | None, float]] = {}
 
     async def due(self, parts: Parts, heads: Sequence[RunHead]) -> list[RunHead]:
-        """Return those of the waiting runs that can move: a timer or an approval's time is over, or a signal is there."""
+        """Return those of the waiting runs that can move: a timer or an approval's time is over, or a signal is there.
+
+        A run with a call in doubt can move when its tool is to be asked again what became of it.
+        """
         news = await parts.store.signals([head.run_id for head in heads])
         timed = [head for head in heads if head.status in ("waiting_for_schedule", "waiting_for_approval")]
         self._known = {head.run_id: await self._at(parts.store, head) for head in timed}
         now = parts.clock.now()
+        doubted = [head for head in heads if head.status == "waiting_for_reconciliation"]
+        self._doubts = {head.run_id: await self._asked(parts, head, now) for head in doubted}
         found: list[RunHead] = []
         for head in heads:
+            if head.run_id in self._doubts and self._is_asked(head.run_id, now):
+                found.append(head)
+                continue
             at = self._known.get(head.run_id, (0, None))[1]
             if (at is not None and at <= now) or not all(map(says_the_time, news.get(head.run_id, ()))):
                 found.append(head)
         return found
+
+    async def _asked(self, parts: Parts, head: RunHead, now: datetime) -> tuple[int, datetime | None, float]:
+        """Return how many records the run has, when a tool of it is to be asked next (None: never), and how long the pause after that is."""
+        known = self._doubts.get(head.run_id)
+        if known is not None and known[0] == head.records:
+            return known
+        try:
+            state = await load_run(parts.store, head.run_id)
+        except (RunErased, RunNotFound, RunError, CorruptLog, NewerVersion):  # whoever looks at it says what is wrong with it
+            return head.records, None, FIRST_S
+        asks = any(_reconciles(parts, call.tool) for call_id in state.in_doubt if (call := state.call(call_id)) is not None)
+        return head.records, min(head.updated_at, now) + timedelta(seconds=FIRST_S) if asks else None, 2 * FIRST_S
+
+    def _is_asked(self, run_id: str, now: datetime) -> bool:
+        """Whether a tool of the run is to be asked now; the pause grows then."""
+        records, at, pause_s = self._doubts[run_id]
+        if at is None or now < at:
+            return False
+        self._doubts[run_id] = records, now + timedelta(seconds=pause_s), min(2 * pause_s, LONGEST_S)
+        return True
 
     async def _at(self, store: EventStore, head: RunHead) -> tuple[int, datetime | None]:
         known = self._known.get(head.run_id)
@@ -100,6 +134,14 @@ class Wakeups:
         else:
             times = [*state.timers.values(), *(one.expires_at for one in state.approvals.values() if one.expires_at is not None)]
         return head.records, min(times, default=None)
+
+
+def _reconciles(parts: Parts, tool: str) -> bool:
+    """Whether a tool may be able to say what became of a call; who takes the run on may have one that is not here."""
+    try:
+        return bool(getattr(parts.tools.get(tool), "reconciles", True))
+    except UnknownName:
+        return True
 
 
 class StoreBacklog:

@@ -18,10 +18,11 @@ from detent.tools.functions.threads import ThreadPool
 class PooledTool:
     """A tool together with the pool that it runs in; what a registry hands to the kernel."""
 
-    __slots__ = ("asks", "check", "run", "settle", "spec", "tool")
+    __slots__ = ("asks", "check", "reconciles", "run", "settle", "spec", "tool")
 
     def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
         self.tool, self.spec, self.check, self.asks = tool, tool.spec, tool.check, tool.asks
+        self.reconciles = tool.reconciles
         self.run, self.settle = partial(tool.run, pool=pool), partial(tool.settle, pool=pool)
 
 

@@ -57,6 +57,12 @@ GOOD = "- {name: a, call: {tool: t}, as: log}\n"
         ),
         ("- {name: b, call: {tool: t, args: {1: x}}}", r"the key 1 was read as a int; put it in quotes"),
         ("- {name: b, call: {tool: t, args: {'${goal}': x}}}", r"placeholders stand in values only"),
+        (
+            "- {name: b, spawn: {agent: a, goal: g}}",
+            r"rule 'b': nothing carries out 'spawn': a run starts no child runs; take it out. Actions: call,",
+        ),
+        ("- {name: b, join: c1}", r"rule 'b': nothing carries out 'join'"),
+        ("- default: {cancel: c1}", r"default: nothing carries out 'cancel'"),
         ("- {name: b, repeat: 0, call: {tool: t}}", r"repeat is true, false or a number above 0, not 0"),
         ("- {name: b, batch: true, call: {tool: t}}", r"this rule has no for_each with a call"),
         ("- {name: b, for_each: '[1]', batch: -1, call: {tool: t}}", r"batch is true, false or a number above 0"),

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from detent import Agent, Engine, tool
 from detent.core.actions import Abstain, AskUser, FinalAnswer, Schedule, Stop, Thought, ToolCall
 from detent.core.errors import PlannerFailed, ToolFailed
 from detent.core.events import ArtifactRef, Planned
 from detent.core.state import Item
+from detent.planners.rules.files import FORMS
 from planners.rules.views import Desk, answer, rules
 
 COUNT = """
@@ -260,3 +262,22 @@ def test_a_reason_given_by_the_rule_stands_beside_its_mark() -> None:
     desk, planner = Desk({"t": lambda: 1}), rules("- {name: t, call: {tool: t}, why: 'because of ${goal}'}\n- {name: end, answer: fin}")
     plans = desk.run(planner)
     assert plans[0][0].reason == "rule:t: because of g" and len(plans) == 2
+
+
+MINIMAL: dict[str, Any] = {"call": {"tool": "look"}, "schedule": {"delay_s": 0}}
+
+
+@pytest.mark.parametrize("action", sorted(FORMS))
+def test_every_action_that_a_rule_may_have_is_carried_out(action: str) -> None:
+    """What nothing carries out is refused when the rules are read: no run ever answers a rule that its action is not available."""
+
+    @tool(side_effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    rules = [{"name": "open", "push_goal": "a part"}, {"name": "one", action: MINIMAL.get(action, "text")}]
+    agent = Agent(name="w", tools=[look], rules=rules)
+    result = Engine(store="ram:").run_sync(agent, "go")
+    assert result.status in ("completed", "stopped", "waiting_for_user", "waiting_for_schedule"), result.error
+    assert [item.text for item in result.state.passes["main"].steps if "not available" in item.text] == []

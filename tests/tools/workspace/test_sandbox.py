@@ -12,6 +12,7 @@ import stat
 import struct
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +426,24 @@ asyncio.run(execute(Workspace({workspace.root!r}), sys.executable, ["-c", {DAEMO
         parent.wait()
     while left_of(workspace, mark(4)):
         os.sched_yield()
+
+
+def test_the_machines_processes_are_not_the_sandboxs() -> None:
+    """On a slow machine the limits are looked at before the sandbox has a /proc of its own; programs were killed for what ran beside them."""
+
+    async def looked() -> str:
+        process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+        boxed = boxes.Boxed(
+            process, limits=SandboxLimits(processes=1), status=FileIO(os.devnull), first=process.pid, group=None, proxy=None
+        )
+        try:
+            return boxed.over()
+        finally:
+            process.kill()
+            await process.wait()
+            boxed.close()
+
+    assert asyncio.run(looked()) == ""
 
 
 def test_descriptors_are_given_back(workspace: Workspace) -> None:

@@ -45,11 +45,10 @@ FORMS: dict[str, Form] = {
     "schedule": Form(fields=("at", "delay_s"), needs=()),
     "push_goal": Form(fields=("goal",), needs=("goal",), bare="goal"),
     "complete_goal": Form(fields=("goal_id", "outcome"), needs=(), bare="outcome"),
-    "spawn": Form(fields=("agent", "goal", "join", "budget"), needs=("agent", "goal")),
-    "join": Form(fields=("child",), needs=("child",), bare="child"),
-    "cancel": Form(fields=("child",), needs=("child",), bare="child"),
 }
 """The actions that a rule can take, by the key that names them."""
+NOT_CARRIED_OUT = ("spawn", "join", "cancel")
+"""Actions on child runs, which nothing carries out: a rule that has one is refused before it is planned with."""
 OPTIONS = ("name", "when", "for_each", "batch", "repeat", "as", "on_error", "why")
 RETRIES = 2
 """How often `on_error: retry` tries again."""
@@ -188,6 +187,8 @@ def _rule(entry: dict[str, Any], place: str, names: Names, *, label: str = "") -
         raise ConfigError(f"{place}: {said}; a name begins with a letter, goes on with letters, digits, - and _, and is not 'default'")
     where = f"{place}: {label or f'rule {name!r}'}"
     for key in entry:
+        if key in NOT_CARRIED_OUT:
+            raise ConfigError(f"{where}: nothing carries out {key!r}: a run starts no child runs; take it out. Actions: {', '.join(FORMS)}")
         if key not in OPTIONS and key not in FORMS:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(str(key), (*OPTIONS, *FORMS))}")
     actions = [key for key in entry if key in FORMS]

@@ -218,14 +218,6 @@ def _rarer_action(rule: Rule, fields: dict[str, Any], reason: str) -> a.AnyActio
             return a.PushGoal(goal=_said(rule, fields, "goal"), reason=reason)
         case "complete_goal":
             return a.CompleteGoal(goal_id=text(fields.get("goal_id", "")), outcome=text(fields.get("outcome", "")), reason=reason)
-        case "spawn":
-            budget = _map(rule, fields, "budget")
-            agent, goal = _said(rule, fields, "agent"), _said(rule, fields, "goal")
-            return a.SpawnSubagent(agent=agent, goal=goal, join=fields.get("join", True) is True, budget=budget, reason=reason)
-        case "join":
-            return a.JoinSubagent(child=_said(rule, fields, "child"), reason=reason)
-        case "cancel":
-            return a.CancelSubagent(child=_said(rule, fields, "child"), reason=reason)
         case _:
             raise AssertionError(f"rule_files knows an action {rule.action!r} that is not made here")
 

@@ -171,6 +171,11 @@ class Tool(Generic[P, R]):
         """Make one attempt and return its `ToolOutcome`; a sync function runs in `pool`, else in a thread of its own."""
         return attempt.run(self, args, context, pool)
 
+    @property
+    def reconciles(self) -> bool:
+        """Whether it can say what became of an earlier attempt."""
+        return self.options.reconcile is not None
+
     def settle(self, context: ToolContext, *, pool: ThreadPool | None = None) -> CoroutineType[Any, Any, ToolOutcome | None]:
         """Ask `reconcile` what became of an earlier attempt and return the `ToolOutcome`, None where it is not known."""
         return attempt.settle(self, context, pool)

@@ -243,8 +243,11 @@ class Boxed:
         """Return which limit all processes together have passed, in words; "" for none."""
         if killed := self.killed():
             return killed
-        own = Path(f"/proc/{self._first}/root/proc")
+        root = Path(f"/proc/{self._first}/root")
+        own = root / "proc"
         try:
+            if root.samefile("/"):
+                return ""  # it is still being set up: these are the processes of the whole machine
             pids = [name for name in os.listdir(own) if name.isdigit()]  # noqa: PTH208 - names, not paths
         except OSError:
             return ""  # it has ended

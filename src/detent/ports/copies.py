@@ -1,0 +1,189 @@
+"""What foreign code is handed: copies, or what cannot be changed. Nothing that a phase, guard, policy, hook or planner writes reaches the run.
+
+A copy of a state costs the same at 100,000 steps as at 100: what grows with the steps is copied item by item, where an item is read. Python
+promises no more than that to code that reaches for names that begin with `_`; see "What a phase is given" in the guide to phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
+
+import msgspec
+
+from detent.core.history import Map, Seq
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_EMPTY: Any = ()
+_force = msgspec.structs.force_setattr
+
+
+def ours(thing: Any) -> bool:
+    """Whether a function, or an object by its class, is part of Detent: what only reads is handed the originals, which costs nothing."""
+    return str(getattr(thing, "__module__", "")).startswith("detent.")
+
+
+def copied(value: T) -> T:
+    """Return a copy that shares nothing that could be changed with `value`: states, events, JSON data. A function is returned as it is."""
+    made: Any = value
+    kind = cast("type[Any]", type(made))
+    if kind in _UNCHANGING or made is _EMPTY:
+        return value
+    if isinstance(value, msgspec.Struct):
+        made = made.__copy__()  # `copy.copy` takes five times as long
+        for field in _changing(kind):
+            part = getattr(made, field)
+            if type(part) not in _UNCHANGING and part is not _EMPTY:
+                _force(made, field, copied(part))
+    elif isinstance(value, dict):
+        parts = cast("dict[Any, Any]", value)
+        made = {name: copied(part) for name, part in parts.items()} if parts else {}
+    elif isinstance(value, (list, tuple)):
+        inner = list(map(copied, cast("Sequence[Any]", value)))
+        made = inner if isinstance(value, list) else tuple(inner)
+    elif isinstance(value, Seq):
+        made = Copies(cast("Seq[Any]", value))
+    elif isinstance(value, Map):
+        made = CopiesByName(cast("Map[Any, Any]", value))
+    return made
+
+
+class Copier:
+    """Copies one state after the other for who is told of each: what has not changed since the last one is copied once."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: dict[Any, tuple[Any, Any]] = {}
+
+    def copied(self, value: T, name: Any = "") -> T:
+        """Return a copy of a struct; `name` tells it apart from others that are copied beside it."""
+        origin, twin = self._last.get(name, (None, None))
+        if value is origin:
+            return twin
+        of: Any = value
+        made: Any = of.__copy__()
+        for field in _changing(cast("type[Any]", type(of))):
+            part = getattr(of, field)
+            if type(part) not in _UNCHANGING and part is not _EMPTY:
+                _force(made, field, getattr(twin, field) if part is getattr(origin, field, None) else copied(part))
+        self._last[name] = value, made
+        return made
+
+
+@cache
+def _changing(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of a struct that may hold something that can be changed, or another struct, by their annotations."""
+    return tuple(name for name, hint in get_type_hints(kind).items() if name in kind.__struct_fields__ and not _is_unchanging(hint))
+
+
+def _is_unchanging(hint: Any) -> bool:
+    parts = [part for part in get_args(hint) if part is not ...]
+    if get_origin(hint) is Literal or hint in _UNCHANGING or get_origin(hint) is frozenset:
+        return True
+    return bool(parts) and get_origin(hint) in (tuple, Union, UnionType) and all(map(_is_unchanging, parts))
+
+
+class Copies(Seq[T]):
+    """A sequence of copies: each item is copied where it is read."""
+
+    __slots__ = ()
+
+    def __init__(self, items: Seq[T]) -> None:
+        self._items, self._length = items._items, items._length
+
+    def append(self, item: T) -> Seq[T]:
+        """Return a sequence with `item` at the end, apart from the one that this is a copy of."""
+        return Seq([*self, item])
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return [copied(item) for item in super().__getitem__(index)] if isinstance(index, slice) else copied(super().__getitem__(index))
+
+    def __iter__(self) -> Iterator[T]:
+        return map(copied, super().__iter__())
+
+
+class CopiesByName(Map[Any, V]):
+    """A mapping to copies: each value is copied where it is read."""
+
+    __slots__ = ()
+
+    def __init__(self, values: Map[Any, V]) -> None:
+        self._index, self._values, self._length = values._index, values._values, values._length
+
+    def put(self, key: Any, value: V) -> Map[Any, V]:
+        """Return a mapping in which `key` has `value`, apart from the one that this is a copy of."""
+        apart: Map[Any, V] = Map()
+        for known in self:
+            apart = apart.put(known, self[known])
+        return apart.put(key, value)
+
+    def __getitem__(self, key: Any) -> V:
+        return copied(super().__getitem__(key))
+
+
+def originals(items: Sequence[T]) -> Sequence[T]:
+    """Return the items of `Copies` without copying any, for our own code that reads all of them each turn and changes none."""
+    if not isinstance(items, Copies):
+        return items
+    whole: Seq[T] = Seq()
+    whole._items, whole._length = items._items, items._length  # pyright: ignore[reportPrivateUsage]
+    return whole
+
+
+def answers_in_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of foreign code as one that is called with copies of its arguments; one of ours as it is."""
+    if ours(function):
+        return function
+
+    def called(*args: Any) -> Any:
+        return function(*map(copied, args))
+
+    called.__name__ = getattr(function, "__name__", type(function).__name__)
+    return called
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise TypeError("the agent of a run is for reading, and shared by runs; copy what you want to change: dict(...), list(...)")
+
+
+class KeptDict(dict[str, Any]):
+    """A dictionary that cannot be changed; a copy of it can."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class KeptList(list[Any]):
+    """A list that cannot be changed; a copy of it can."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def kept(value: Any) -> Any:
+    """Return JSON data, or a tuple of it, as what cannot be changed."""
+    if isinstance(value, dict):
+        return KeptDict({name: kept(part) for name, part in cast("dict[str, Any]", value).items()})
+    if isinstance(value, list):
+        return KeptList(map(kept, cast("list[Any]", value)))
+    return tuple(map(kept, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
+
+
+_UNCHANGING = frozenset((str, int, float, bool, type(None), bytes, frozenset, datetime, msgspec.Raw, KeptDict, KeptList))
+"""Types of which a value cannot be changed, with all that is in it; what stands in a frozen set of a state is text."""

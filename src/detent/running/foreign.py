@@ -1,0 +1,203 @@
+"""Phases and meta-tools that are not Detent's own: they are given a facade and copies, and what they do to these is recorded or refused.
+
+A phase may change `meta`, `scratchpad` and `guidance` of the state that it returns, in place or by `transition`; every other field is a fact
+that only events change. What it writes into a state that it was given and does not return would be lost, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import CoroutineType
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from detent.core.errors import UnrecordedChange
+from detent.core.events import AnyEvent, EffectRecorded, Planned
+from detent.core.state import Item, KernelState
+from detent.kernel.context import KernelContext
+from detent.kernel.kernel import FACTS, OWNED, Kernel, Phase
+from detent.ports import Answer, MetaTool, ModelAnswer, Models, Tool
+from detent.ports.copies import copied, ours
+from detent.ports.outside import Hold
+from detent.ports.phases import PhaseContext, SeenRun, SeenWorld
+
+T = TypeVar("T")
+
+
+def sheltered(kernel: Kernel) -> Kernel:
+    """Return the kernel for one pass, its foreign phases given a facade of the pass's context and copies of its state."""
+    if all(map(ours, kernel.phases)):
+        return kernel
+    handed: list[Handed] = []
+    phases = tuple(phase if ours(phase) else _apart(phase, number, handed) for number, phase in enumerate(kernel.phases))
+    return msgspec.structs.replace(kernel, phases=phases)
+
+
+def _apart(phase: Phase, number: int, shared: list[Handed]) -> Phase:
+    async def apart(state: KernelState, context: KernelContext) -> KernelState:
+        if not shared:
+            shared.append(Handed(context))  # the phases of a pass are given one object
+        handed = shared[0]
+        given = handed.begin()
+        returned = await context.run.world.attend(phase(given, handed.context), handed.hold)
+        return handed.came_to(returned, f"phase {number}")
+
+    apart.__name__ = getattr(phase, "__name__", type(phase).__name__)
+    return apart
+
+
+def answering(tools: dict[str, Tool]) -> dict[str, Tool]:
+    """Return the tools as a pass has them: handlers of foreign meta-tools are given a facade and copies."""
+    foreign = {name: tool for name, tool in tools.items() if isinstance(tool, MetaTool) and not ours(tool.handler)}
+    return {**tools, **{name: _answering(tool) for name, tool in foreign.items()}} if foreign else tools
+
+
+def _answering(tool: MetaTool) -> MetaTool:
+    async def handler(args: dict[str, Any], state: KernelState, context: KernelContext) -> Answer:
+        handed = Handed(context)
+        answer = await context.run.world.attend(tool.handler(args, handed.begin(), handed.context), handed.hold)
+        handed.refuse_changes(f"the meta-tool {tool.name!r}")
+        return answer
+
+    return msgspec.structs.replace(tool, handler=handler)
+
+
+class Handed:
+    """What foreign code of one pass is handed: its facade, and the states that it asked for, with what each is a copy of."""
+
+    def __init__(self, context: KernelContext) -> None:
+        self._context, self.hold = context, Hold()
+        self._given: list[tuple[Any, Any]] = []
+        self.context = self._facade(context)
+
+    def begin(self) -> KernelState:
+        """Return the copy of the state that a phase begins with; what was handed before is forgotten."""
+        self._given.clear()
+        return self._copy(self._context.state)
+
+    def came_to(self, returned: Any, who: str) -> KernelState:
+        """Return the state that a phase leaves behind; raise `UnrecordedChange` where it changed what is not its own, or what it lost."""
+        now, run_id = self._context.state, self._context.run.state.run_id
+        if not isinstance(returned, KernelState):
+            why = f"{who} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
+            raise UnrecordedChange(run_id, why)
+        if (field := _differing(FACTS, returned, now)) is not None:
+            raise UnrecordedChange(
+                run_id,
+                f"{who} changed {field!r} without an event: only {', '.join(OWNED)} belong to phases. "
+                "Use context.plan, context.record or the default phases, and return a transition of context.state",
+            )
+        self.refuse_changes(who, returned)
+        return msgspec.structs.replace(now, **{field: getattr(returned, field) for field in OWNED})
+
+    def refuse_changes(self, who: str, returned: KernelState | None = None) -> None:
+        """Raise `UnrecordedChange` for what was written into a state that was handed out, and that is not part of the one that is `returned`."""
+        for given, origin in self._given:
+            fields = [field for field in given.__struct_fields__ if getattr(given, field) is not getattr(returned, field, _NOWHERE)]
+            if (field := _differing(fields, given, origin)) is not None:
+                raise UnrecordedChange(
+                    self._context.run.state.run_id,
+                    f"{who} wrote into {field!r} of a {type(given).__name__} that it was given, where it would be lost: return the state that "
+                    "you change, or transition(context.state, meta=...)",
+                )
+
+    def _copy(self, origin: T) -> T:
+        """Return the copy of a state that was handed out already, else a new one."""
+        for given, known in self._given:
+            if known is origin:
+                return given
+        self._given.append((copied(origin), origin))
+        return self._given[-1][0]
+
+    def _facade(self, context: KernelContext) -> PhaseContext:
+        """Return the facade. Its functions are plain ones: a bound method would have what it is bound to as an attribute."""
+        run, world, hold, stranger = context.run, context.run.world, self.hold, self._refuse_stranger
+        copy_of, planned = self._copy, list[tuple[Planned, Planned]]()
+
+        async def plan() -> Planned | None:
+            with hold:
+                made = await context.plan()
+            if made is None:
+                return None
+            if not planned or planned[-1][0] is not made:
+                planned[:] = [(made, copied(made))]
+            return planned[-1][1]
+
+        async def execute() -> None:
+            with hold:
+                await context.execute()
+
+        def record(*events: AnyEvent) -> None:
+            for event in events:
+                if isinstance(event, EffectRecorded):
+                    stranger(event.phase)
+            context.record(*events)
+
+        async def effect(phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
+            stranger(phase)
+            with hold:
+                return copied(await context.effect(phase, label, make, occurrence=occurrence))
+
+        async def commit(*, durable: bool = False) -> None:
+            with hold:
+                await context.commit(durable=durable)
+
+        def time_left() -> float | None:
+            return context.time_left()
+
+        async def full(item: Item) -> Any:
+            with hold:
+                return await world.full(item)
+
+        def models(_: Any = None) -> Models | None:
+            made = world.models(context)
+            return None if made is None else _models(made)
+
+        return PhaseContext(
+            input=copied(context.input),
+            agent=copied(context.agent),
+            profile=context.profile,
+            compression=context.compression,
+            tools={name: copied(tool.spec) for name, tool in context.tools.items()},
+            guards=context.guards,
+            specs=copied(context.specs),
+            scope=context.scope,
+            run=SeenRun(now=lambda: copy_of(run.state), world=SeenWorld(full=full, models=models)),
+            now=lambda: copy_of(context.state),
+            plan=plan,
+            execute=execute,
+            record=record,
+            effect=effect,
+            commit=commit,
+            time_left=time_left,
+        )
+
+    def _refuse_stranger(self, phase: int) -> None:
+        if phase < 0:
+            why = f"an effect of phase {phase} is not a phase's to record: hooks and the run itself keep theirs there; give the phase's number"
+            raise UnrecordedChange(self._context.run.state.run_id, why)
+
+
+class _Models(msgspec.Struct, frozen=True):
+    """The run's way to models (`ports.Models`), and no way to anything else."""
+
+    call: Callable[..., CoroutineType[Any, Any, ModelAnswer]]
+    emit: Callable[..., None]
+
+
+def _models(models: Models) -> Models:
+    async def call(*args: Any, **options: Any) -> ModelAnswer:
+        return await models.call(*args, **options)
+
+    def emit(kind: Literal["text", "thinking"], content: str) -> None:
+        models.emit(kind, content)
+
+    return _Models(call=call, emit=emit)
+
+
+_NOWHERE = object()
+
+
+def _differing(fields: Any, one: Any, other: Any) -> str | None:
+    return next((field for field in fields if getattr(one, field) != getattr(other, field)), None)

@@ -275,6 +275,7 @@ class Advancing:
         BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
         MAKING.set("")
         ADVANCED.set(self.run_id)
+        self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
         await drive(run, *ways_of(journal.state, parts), turns=turns)
         if journal.state.terminal:

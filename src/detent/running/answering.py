@@ -207,7 +207,7 @@ async def _heard(
     pause_s, until = FIRST_LOOK_S, loop.time() + HEARD_S
     while True:
         if (control := runtime.parts.watcher.control(run_id)) is not None:
-            control.deliver((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
+            control.notify((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
         elif go_on is not None:
             with contextlib.suppress(RunBusy):
                 result = await go_on(run_id)

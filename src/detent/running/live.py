@@ -18,7 +18,6 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import exhausted
 from detent.core.codec import digest_of
 from detent.core.errors import (
-    CancelWaits,
     ConfigError,
     DetentError,
     Divergence,
@@ -43,7 +42,6 @@ from detent.ports import (
     Plan,
     Planner,
     SecretSource,
-    Signal,
     Tool,
     ToolContext,
     ToolOutcome,
@@ -57,7 +55,7 @@ from detent.ports.gates import Gate
 from detent.ports.outside import Begin, BoundReached, Hold, Interrupted, time_left
 from detent.running.control import Control
 from detent.running.hiding import Values
-from detent.running.inbox import take
+from detent.running.inbox import begins, take
 from detent.running.lineage import Recorded, recorded, stub
 from detent.running.patience import attended
 from detent.running.rules import early
@@ -284,21 +282,8 @@ class LiveWorld(Values):
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
     async def intend(self, context: KernelContext) -> ToolOutcome | None:
-        """Commit the intent of a call, durably; a cancellation that is posted before that keeps the call from beginning (`EventStore.append`)."""
-        while not self.control.cancelled:
-            try:
-                await context.commit(durable=True, intent=True)
-                break
-            except CancelWaits:
-                waiting = (await self._store.signals([self._run().run_id])).get(self._run().run_id, [])
-                self.control.deliver(waiting)
-                if not self.control.cancelled:  # nobody's cancellation: it is refused, and keeps nothing from beginning
-                    await self._refuse_cancels(context.run, waiting)
-        return _NOT_BEGUN if self.control.cancelled else None
-
-    async def _refuse_cancels(self, run: Run, waiting: Sequence[Signal]) -> None:
-        for signal in self.control.drop([signal for signal in waiting if signal.kind == "cancel"]):
-            await take(signal, run)
+        """See `World.intend`; a cancellation that is posted before the intent is recorded keeps the call from beginning."""
+        return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""

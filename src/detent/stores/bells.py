@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import weakref
 from pathlib import Path
 
 from detent.core.errors import StoreError
@@ -29,7 +30,7 @@ class Bell:
         self._directory = directory
         self._path: Path | None = None
         self._fd, self._pid = -1, 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # none is kept that was left behind with its loop
 
     async def wait(self, timeout_s: float, *, records: bool = False) -> None:
         """Return when somebody rings, at the latest after so many seconds; raise `StoreError` where no pipe can be made."""
@@ -77,7 +78,7 @@ class Bell:
     def _opened(self) -> int:
         if self._fd >= 0 and self._pid == os.getpid():
             return self._fd
-        self._waiting = set()  # in a child process: the parent's
+        self._waiting = weakref.WeakSet()  # in a child process: the parent's
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
         made, path = self._directory / f"{name}.new", self._directory / f"{name}.bell"
         try:

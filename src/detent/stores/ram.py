@@ -46,7 +46,7 @@ class _Shelf:
         self.claims: dict[str, weakref.ref[RamStore]] = {}
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
-        self.waiting: set[asyncio.Future[None]] = set()
+        self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
         self.posted = 0
 
     def wake(self) -> None:

@@ -28,6 +28,7 @@ import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.testing import ScriptedPlanner
 
 LEASE_S = 30.0
@@ -142,6 +143,7 @@ class OneFileStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         with self._changing(durable=durable) as shelf:
             run = shelf.runs.get(run_id)
@@ -149,6 +151,8 @@ class OneFileStore:
             if there != expected_seq:
                 raise Conflict(run_id, expected_seq, there)
             run = shelf.runs.setdefault(run_id, Run(head=head))
+            if intent:
+                refuse_behind_cancel(run_id, run.inbox.values(), consumed)
             run.head = head
             run.records.extend(records)
             run.consumed.update(consumed)
@@ -253,8 +257,9 @@ class OneFileStore:
     async def post(self, run_id: str, signal: Signal) -> None:
         with self._changing(durable=True) as shelf:
             run = self._run(shelf, run_id)
-            if signal.id not in run.consumed:
-                run.inbox.setdefault(signal.id, signal)
+            if signal.id not in run.consumed and signal.id not in run.inbox:
+                refuse_overfull(run_id, signal, run.inbox.values())
+                run.inbox[signal.id] = signal
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         runs = self._looking().runs

@@ -332,6 +332,7 @@ class Engine:
     reconcile = opens(answering.reconcile)
     cancel = opens(answering.cancel)
     signal = opens(answering.signal)
+    decided = opens(answering.decided)
 
     # Look -----------------------------------------------------------------------------------------------------------------------
 

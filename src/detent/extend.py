@@ -9,6 +9,7 @@ from __future__ import annotations
 from detent import ports
 from detent.core import events
 from detent.core.errors import (
+    CancelWaits,
     ConfigError,
     Conflict,
     CorruptLog,
@@ -36,6 +37,7 @@ from detent.kernel.think import think
 from detent.ports import *  # noqa: F403 - every seam, and the data that crosses it
 
 __all__ = [
+    "CancelWaits",
     "ConfigError",
     "Conflict",
     "CorruptLog",

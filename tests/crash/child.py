@@ -71,12 +71,13 @@ class KillingStore(CrashingStore):
         head: RunHead,
         durable: bool = False,
         consumed: Sequence[str] = (),
+        intent: bool = False,
     ) -> None:
         """Append, and die there."""
         here = any(b'"tool_finished"' in line and self.mark in line for line in records)
         if here and self.where == "unrecorded":
             die()
-        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed)
+        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, intent=intent)
         if here and self.where == "recorded":
             die()
 

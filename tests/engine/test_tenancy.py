@@ -37,6 +37,7 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "reconcile": lambda n, h: n.reconcile("r", "main.1.0", happened=True, host=h),
     "cancel": lambda n, h: n.cancel("r", host=h),
     "signal": lambda n, h: n.signal("r", Signal(id="s", kind="cancel", by="ann"), host=h),
+    "decided": lambda n, h: n.decided("r", "s", host=h),
     "load": lambda n, h: n.load("r", host=h),
     "records": lambda n, h: n.records("r", host=h),
     "replay": lambda n, h: n.replay("r", host=h),

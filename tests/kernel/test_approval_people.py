@@ -275,9 +275,12 @@ def test_a_request_can_be_answered_while_what_stands_before_it_still_runs() -> N
         await busy.wait()
         person = Engine(store=store.sibling(), planner=None, tools=[], approver="caller")
         assert [(asked.call_id, asked.args) for asked in await person.approvals(run_id="r")] == [("main.1.1", {"amount": 5})]
-        await person.approve("r", "main.1.1", by="ann", resume=False)
+        approving = asyncio.create_task(person.approve("r", "main.1.1", by="ann", resume=False))
+        while not await store.signals(["r"]):
+            await asyncio.sleep(0)
         go.set()
-        result = await running
+        told, result = (await approving).answered, await running
+        assert told is not None and told.outcome == "accepted"
         assert (result.status, bank.paid) == ("completed", [5])
 
     asyncio.run(asyncio.wait_for(main(), 60))

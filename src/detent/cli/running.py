@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from detent.cli import options as o
@@ -17,7 +18,7 @@ from detent.cli.session import Session, operator
 from detent.cli.standing import document, report
 from detent.cli.values import json_object, json_or_text
 from detent.config.environment import parse_budget
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.running.results import Approval, Result, approvals_of
@@ -114,7 +115,11 @@ def cancel(
         return code_of_status(result.status)
     if session.output.json:
         report(result, session)
-    session.output.say(f"run {result.run_id} is told to end; the process that advances it stops within seconds")
+    decided = result.answered is not None and result.answered.outcome == "accepted"
+    how = "accepted" if decided else "posted, not decided yet"
+    session.output.say(
+        f"run {result.run_id} is told to end: {how}. No call with an effect begins from now on; the process that advances it stops"
+    )
     return 0
 
 
@@ -237,16 +242,31 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
     async def work(engine: Engine) -> Result:
         return await decide(session, engine, await session.outfit(run))
 
-    result = session.drive(work)
+    given = session.drive(work)
+    told = given.answered
     if not how.no_resume:
 
         async def go_on(engine: Engine, progress: Progress) -> Result:
-            return await engine.resume(session.run_id, observers=[progress])
+            nonlocal told
+            try:
+                result = await engine.resume(session.run_id, observers=[progress])
+            except RunBusy:  # a worker has taken it on because of the answer
+                result = await session.result(session.run_id)
+            if told is not None:
+                told = await engine.decided(session.run_id, told.signal)
+            if told is not None and told.outcome == "refused":
+                raise NotAllowedNow(session.run_id, told.why, reason_code=told.code)
+            return msgspec.structs.replace(result, answered=told)
 
-        return advance(session, go_on)
+        code = advance(session, go_on)
+        session.output.say(f"{told.outcome if told else 'accepted'}: {said} run {session.run_id}")
+        return code
     if session.output.json:
-        report(result, session)
-    session.output.say(f"{said} run {session.run_id}; it is taken up when the run goes on")
+        report(given, session)
+    if told is not None and told.outcome == "accepted":
+        session.output.say(f"accepted: {said} run {session.run_id}")
+        return 0
+    session.output.say(f"{said} run {session.run_id}: posted, not decided yet; it is decided when the run goes on")
     session.output.say(f"  next: {session.command('resume', session.run_id)}")
     return 0
 

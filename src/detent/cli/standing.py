@@ -35,6 +35,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "digest": state.digest,
         "receipt": result.receipt,
         "next": next_commands(state, session),
+        **({"answered": result.answered} if result.answered else {}),
     }
 
 

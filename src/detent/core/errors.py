@@ -18,6 +18,7 @@ DetentError
 │   └── UnrecordedChange   a phase changed a kernel fact without an event
 ├── StoreError
 │   ├── Conflict           another writer appended first
+│   ├── CancelWaits        a cancellation came before the intent of a call
 │   ├── CorruptLog         stored bytes do not decode or their digest does not match
 │   ├── NewerVersion       written by a newer Detent
 │   ├── StoreBusy          locked for too long
@@ -191,6 +192,14 @@ class Conflict(StoreError):
         super().__init__(
             f"run {run_id!r} has {actual} records, not {expected}: another worker appended first; this worker stops, nothing was recorded"
         )
+
+
+class CancelWaits(StoreError):
+    code = "cancel_waits"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"a cancellation waits in the inbox of run {run_id!r}: the intent of a call was not recorded behind it")
 
 
 class CorruptLog(StoreError):

@@ -72,7 +72,7 @@ class ReplayJournal(Interruptions):
     def consume(self, signal_id: str) -> None:
         """Nothing to do: the inbox is not touched."""
 
-    async def commit(self, *, durable: bool = False) -> None:
+    async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Everything is on the log already; other passes go on here, as they did, but not before a pass that was about to ask its planner."""
         if not self.asks():
             await self.until()

@@ -202,6 +202,12 @@ class ReplayWorld:
         data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
         return item.content if data is None else msgspec.json.decode(data)
 
+    async def intend(self, context: Any) -> None:
+        """It began, or ended at once, as its outcome says. Cancellations that did not count were refused here."""
+        await self._journal.commit()
+        while isinstance(self._journal.next, e.AnswerRefused) and self._journal.next.kind == "cancel":
+            self._journal.accept()
+
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
         turns = 0

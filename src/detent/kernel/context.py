@@ -129,9 +129,9 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
                 raise UnrecordedChange(self.run.state.run_id, why)
         self.run.record(self.scope, *events)
 
-    async def commit(self, *, durable: bool = False) -> None:
+    async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Make what was recorded last; see `Journal.commit`."""
-        await self.run.journal.commit(durable=durable)
+        await self.run.journal.commit(durable=durable, intent=intent)
 
     async def plan(self) -> Planned | None:
         """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""

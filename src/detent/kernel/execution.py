@@ -225,9 +225,8 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
     effect = not spec.read_only or spec.cost_usd is not None
     left = spec.retries
     while True:
-        if effect:
-            await context.commit(durable=True)
-        outcome = await world.attempt(tool, known, context.time_left())
+        refused = await world.intend(context) if effect else None
+        outcome = refused or await world.attempt(tool, known, context.time_left())
         outcome = await world.keep(call.call_id, outcome)
         harmless = (spec.read_only or spec.idempotent) and outcome.kind == "failed" and outcome.error_code in RETRY_CODES
         if outcome.final or left == 0 or world.cancelled or not (harmless or outcome.kind == "not_executed"):

@@ -124,8 +124,11 @@ class Journal:
         """Names that no commit has given back yet; none where use of models, which replaces them in the account, is not committed either."""
         return () if self._released is None or self.state.usage.total_tokens != self._charged.total_tokens else self._released
 
-    async def commit(self, *, durable: bool = False) -> None:
-        """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended."""
+    async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
+        """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended.
+
+        `intent`: a call with an effect begins; also raise `CancelWaits`.
+        """
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
             if not self._lines and not self._consumed and self._released == ():
@@ -135,8 +138,9 @@ class Journal:
             spent = self._spent(self._charged, state, lines)
             head = head_of(state)
             try:
-                charge: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
-                await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **charge)
+                more: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
+                more |= {"intent": True} if intent else {}
+                await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 self._released = _both(released, self._released)

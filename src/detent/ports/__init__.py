@@ -25,6 +25,7 @@ from detent.ports.planning import (
 )
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
+    MOST_UNDECIDED,
     Balance,
     EventStore,
     Looks,
@@ -61,6 +62,7 @@ from detent.ports.working import Backlog, Due, Tries, WorkerHost
 __all__ = [
     "MOST_EXACT",
     "MOST_NESTED",
+    "MOST_UNDECIDED",
     "PATIENCE",
     "UNREADABLE",
     "Abort",

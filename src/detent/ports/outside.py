@@ -128,6 +128,10 @@ class World(Protocol):
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 
+    async def intend(self, context: Any) -> ToolOutcome | None:
+        """Make the intent of a call durable before it begins; return its outcome where a cancellation came first, and it does not begin."""
+        ...
+
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from detent.core.errors import StoreError
+from detent.core.errors import CancelWaits, NotAllowedNow, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
 
@@ -42,6 +42,32 @@ def read_signal(data: bytes, kept_as: str = "") -> Signal:
     except (ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
         signal = Signal(id=f"unreadable-{sha256(repr(data).encode()).hexdigest()[:32]}", kind="unreadable")
     return signal if signal.id == (kept_as or signal.id) else msgspec.structs.replace(signal, id=kept_as)
+
+
+MOST_UNDECIDED = 100
+"""How many signals may wait in an inbox; timers and cancellations do not count, and find room all the same."""
+
+
+def refuse_overfull(run_id: str, signal: Signal, waiting: Iterable[Signal]) -> None:
+    """Raise `NotAllowedNow` (`inbox_full`) for a signal for which there is no room beside those that wait; for stores to call."""
+    if signal.kind not in UNCOUNTED and sum(one.kind not in UNCOUNTED for one in waiting) >= MOST_UNDECIDED:
+        raise no_room(run_id)
+
+
+UNCOUNTED = ("cancel", "timer")
+"""Kinds of signals that always find room: ending a run is never refused, and a time that is still to come waits for long."""
+
+
+def refuse_behind_cancel(run_id: str, waiting: Iterable[Signal], consumed: Sequence[str]) -> None:
+    """Raise `CancelWaits` where one of these signals is a cancellation that is not consumed; for stores to call."""
+    if any(signal.kind == "cancel" and signal.id not in consumed for signal in waiting):
+        raise CancelWaits(run_id)
+
+
+def no_room(run_id: str) -> NotAllowedNow:
+    """Return what is raised for a signal that finds no room."""
+    why = f"{MOST_UNDECIDED} signals wait in the inbox of run {run_id!r}, and nobody has decided on them: `detent resume {run_id}` does"
+    return NotAllowedNow(run_id, why, reason_code="inbox_full")
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,13 +173,16 @@ class EventStore(Protocol):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
         In the same transaction `spent` is added to what its tenant has used on its day, and the run gives back what it has reserved under
         the names `released`, or with None all that it has reserved. `head` is the run's listing entry from now on.
         `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
-        (0 creates it).
+        (0 creates it). `intent`: the records say that a call with an effect begins; raise `CancelWaits` where a cancellation waits in the
+        inbox that is not among `consumed`. Such an append and the posting of a cancellation exclude each other: once `post` has returned,
+        none happens.
         """
         ...
 
@@ -197,7 +226,11 @@ class EventStore(Protocol):
         ...
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the run's inbox; raise `RunNotFound` for an unknown run."""
+        """Put a signal into the run's inbox, behind those that are there.
+
+        Raise `RunNotFound` for an unknown run, and `NotAllowedNow` (`inbox_full`) where `MOST_UNDECIDED` others wait, timers and
+        cancellations not counted: these are never refused. Posting an id twice is one signal, also where the inbox is full.
+        """
         ...
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -74,6 +75,9 @@ from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
 from detent.running.verifying import Answers
 from detent.running.watcher import LOST, Watcher
+
+ADVANCED: ContextVar[str] = ContextVar("detent_advanced", default="")
+"""The run that the current task advances, "" outside of one: who answers it from inside cannot wait for it."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,11 +274,21 @@ class Advancing:
         self._journal = journal
         BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
         MAKING.set("")
+        ADVANCED.set(self.run_id)
+        self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
         await drive(run, *ways_of(journal.state, parts), turns=turns)
+        if journal.state.terminal:
+            await self._refuse_late(run)
         if parts.tenants:
             await journal.commit()  # what the run still has reserved is given back
         return journal.state
+
+    async def _refuse_late(self, run: Run) -> None:
+        """Read the inbox once more, as after `RunWaiting`: what came before the end was recorded does not count, and whoever sent it is told."""
+        with suppress(DetentError):  # else it is refused by who looks next: the run itself has ended
+            if await run.world.absorb(run, fresh=True):
+                await run.journal.commit()
 
     def _run(self, journal: Journal) -> Run:
         """Put together what the run works with; raise `ToolsMissing`, `UnknownName`, `ConfigError`."""

@@ -5,27 +5,40 @@ Each way in which an answer does not fit has a reason code of its own (`NotAllow
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, exhausted
+from detent.core.codec import read_record
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased
+from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
-from detent.ports import RunQuery, Signal
+from detent.ports import EventStore, RunQuery, Signal, wait_for_news
 from detent.ports.options import checked
 from detent.running import admission
-from detent.running.advancing import load
-from detent.running.people import me, poster
-from detent.running.results import Approval, Result, approvals_of, result_of
+from detent.running.advancing import ADVANCED
+from detent.running.inbox import MOST_REFUSED
+from detent.running.people import LONGEST, me, poster
+from detent.running.results import Answered, Approval, Result, approvals_of, result_of
 from detent.running.rules import vetted
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+
+HEARD_S = 2.0
+"""How long who sends something to a run that somebody else advances waits to hear whether it counts."""
+
+NOT_RECORDED = "not_recorded"
+"""The reason code of what was refused without a record."""
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
@@ -119,18 +132,20 @@ async def reconcile(
 async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
     """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once.
 
-    `by`: the user of this process.
+    `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts
+    (`refused` where the run ended, or was cancelled, before), or that it is posted where the process that advances the run has not heard yet.
     """
     state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by or me())
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])
         return result_of(state)
-    return await _deliver(runtime, state.run_id, vetted(signal, state), resume=True)
+    first = msgspec.structs.replace(state, cancel=None)  # also a second one ends a run whose worker died over the first
+    return await _deliver(runtime, state, vetted(signal, first), resume=True)
 
 
-async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | None = None) -> None:
-    """Put a signal into the run's inbox; whoever advances the run takes it up.
+async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | None = None) -> Answered:
+    """Put a signal into the run's inbox; whoever advances the run takes it up. Return what became of it, as far as that is known by then.
 
     What a signal says passes the same rules here as what `approve`, `deny`, `reply`, `reconcile` and `cancel` send, and once more where it is
     taken up: raises `NotAllowedNow`, with a reason code for each case. An approval carries the digest of what it answers
@@ -142,35 +157,95 @@ async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | 
     try:
         passing = await _passing(runtime, state, msgspec.structs.replace(signal, via=poster()))
     except NotAllowedNow:
-        if any(getattr(record.event, "signal", "") == signal.id for record in await load(runtime.store, state.run_id)):
-            return  # it was taken up before: who posts it again is told nothing else
-        raise
-    await runtime.store.post(state.run_id, passing)
+        known = await decision(runtime.store, state.run_id, signal.id)
+        if known is None:
+            raise
+        return known  # it was taken up before: who posts it again is told nothing else
+    result = await _deliver(runtime, state, passing, resume=False)
+    return result.answered or Answered(signal=signal.id, outcome="posted")
 
 
 async def _send(runtime: Runtime, state: RunState, kind: str, payload: dict[str, Any], *, by: str, resume: bool) -> Result:
     """Post what somebody says, where that fits how the run stands; take the run on unless somebody else does."""
     said = await _passing(runtime, state, runtime.signal(kind, payload, by=by))
-    return await _deliver(runtime, state.run_id, said, resume=resume)
+    return await _deliver(runtime, state, said, resume=resume)
 
 
 async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
-    """Return the signal as it is posted; raise `NotAllowedNow` where it does not fit how the run stands or what waits in its inbox."""
+    """Return the signal as it is posted; raise `NotAllowedNow` where it does not fit how the run stands or what waits in its inbox.
+
+    Where the same person has said the same before, and nobody has taken it up yet, it is that signal: who was interrupted may say it again.
+    """
     passing = vetted(signal, state, now=runtime.parts.clock.now())
-    refuse_answered(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing)
-    return passing
+    return said_before(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing) or passing
 
 
-async def _deliver(runtime: Runtime, run_id: str, signal: Signal, *, resume: bool) -> Result:
-    """Post a signal; take the run on unless somebody else does."""
+async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume: bool) -> Result:
+    """Post a signal, take the run on unless somebody else does, and say what became of it; raise `NotAllowedNow` where it does not count."""
+    run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other
     await runtime.store.post(run_id, signal)
-    control = runtime.parts.watcher.control(run_id)
-    if control is not None:
-        control.deliver([signal])
-    elif resume:
-        with contextlib.suppress(RunBusy):
-            return await runtime.go_on(run_id, slot=signal.kind != "cancel")  # ending a run waits for no other
-    return result_of(await load_run(runtime.store, run_id))
+    told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
+    if told.outcome == "refused" and signal.kind != "cancel":
+        raise NotAllowedNow(run_id, told.why, reason_code=told.code)
+    return msgspec.structs.replace(result or result_of(await load_run(runtime.store, run_id)), answered=told)
+
+
+async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host | None = None) -> Answered:
+    """Return what became of what was sent to a run before (`Result.answered.signal`); of what is not decided yet, wait for that for 2 s."""
+    told, _ = await _heard(runtime, await runtime.visible(run_id, host), signal_id)
+    return told
+
+
+async def _heard(
+    runtime: Runtime, run_id: str, signal_id: str, *, after: int = 0, go_on: Callable[[str], Awaitable[Result]] | None = None
+) -> tuple[Answered, Result | None]:
+    """Wait until it is decided whether a signal counts that was posted behind record `after`, at most `HEARD_S` seconds.
+
+    Who advances the run decides. Where nobody does, `go_on` makes this process take the run on; what that came to is returned, too.
+    """
+    store, loop, result, told = runtime.store, asyncio.get_running_loop(), None, None
+    pause_s, until = FIRST_LOOK_S, loop.time() + HEARD_S
+    while True:
+        if (control := runtime.parts.watcher.control(run_id)) is not None:
+            control.notify((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
+        elif go_on is not None:
+            with contextlib.suppress(RunBusy):
+                result = await go_on(run_id)
+        told = await decision(store, run_id, signal_id, after=after)
+        held = control is not None or go_on is not None or await _advanced(store, run_id)
+        if told is not None or result is not None or not held or ADVANCED.get() == run_id or loop.time() >= until:
+            break
+        await wait_for_news(store, min(pause_s, until - loop.time()), records=True)
+        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+    told = told or await _dropped(store, run_id, signal_id, after=after) or Answered(signal=signal_id, outcome="posted")
+    return told, result
+
+
+async def _advanced(store: EventStore, run_id: str) -> bool:
+    """Whether somebody may be advancing the run: one that waits is nobody's."""
+    head = await store.head(run_id)
+    return head is not None and head.status == "running"
+
+
+async def decision(store: EventStore, run_id: str, signal_id: str, *, after: int = 0) -> Answered | None:
+    """Return whether the log, behind record `after`, has a signal as one that counts; None where it does not have it."""
+    for line in await store.read(run_id, after=after):
+        event: Any = read_record(line).event if b'"signal":' in line else None
+        if getattr(event, "signal", "") != signal_id[:LONGEST]:
+            continue
+        if isinstance(event, AnswerRefused):
+            return Answered(signal=signal_id, outcome="refused", code=event.code, why=event.reason)
+        return Answered(signal=signal_id, outcome="accepted")
+    return None
+
+
+async def _dropped(store: EventStore, run_id: str, signal_id: str, *, after: int) -> Answered | None:
+    """Return what is known of a signal that the log did not have just now: None where it waits in the inbox."""
+    if any(signal.id == signal_id for signal in (await store.signals([run_id])).get(run_id, [])):
+        return None
+    why = f"run {run_id!r} has refused {MOST_REFUSED} answers, and does not record why it refuses more of them"
+    unsaid = Answered(signal=signal_id, outcome="refused", code=NOT_RECORDED, why=why)
+    return await decision(store, run_id, signal_id, after=after) or unsaid
 
 
 def meant(state: RunState, ask_id: str) -> str:
@@ -186,10 +261,10 @@ def meant(state: RunState, ask_id: str) -> str:
     return ask_id
 
 
-def refuse_answered(state: RunState, waiting: Sequence[Signal], signal: Signal) -> None:
-    """Raise `NotAllowedNow` for an answer to what is answered by a signal that nobody has taken up yet.
+def said_before(state: RunState, waiting: Sequence[Signal], signal: Signal) -> Signal | None:
+    """Return the signal that says the same, by the same person, and that nobody has taken up yet; None where there is none.
 
-    The first reply to a question counts. The same one of the same person is not refused: who was interrupted may say it again.
+    Raise `NotAllowedNow` for an answer to what is answered by another such signal: the first reply to a question counts.
     """
     run_id, payload = state.run_id, signal.payload
     asked = state.approvals.get(payload.get("call", ""))
@@ -200,6 +275,8 @@ def refuse_answered(state: RunState, waiting: Sequence[Signal], signal: Signal) 
             continue
         if one.id == signal.id or one.kind != signal.kind:
             continue
+        if one.kind in ("reply", "reconcile") and (one.by, one.payload) == (signal.by, payload):
+            return one
         if one.kind == "approval" and asked is not None and one.payload["call"] == asked.call:
             said = one.payload["decision"]
             if said != "expired" and (asked.approvers == 1 or one.by == signal.by or said != "approved" or "args" in one.payload):
@@ -207,11 +284,12 @@ def refuse_answered(state: RunState, waiting: Sequence[Signal], signal: Signal) 
                     f"call {asked.call!r} of run {run_id!r} was {said} by {one.by} already; the decision is taken up when the run goes on "
                 )
                 raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="approval_already_decided")
-        elif one.kind == "reply" and one.payload["ask_id"] == payload["ask_id"] and (one.by, one.payload) != (signal.by, payload):
+        elif one.kind == "reply" and one.payload["ask_id"] == payload["ask_id"]:
             why = (
                 f"question {payload['ask_id']!r} of run {run_id!r} was answered by {one.by} already; that is taken up when the run goes on "
             )
             raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="already_replied")
+    return None
 
 
 def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling: int) -> None:

@@ -37,12 +37,26 @@ class Section:
 class Control:
     """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
 
-    __slots__ = ("__weakref__", "_signals", "_taken", "_task", "cancelled", "grace_s", "late", "sections", "stop", "time_left", "told")
+    __slots__ = (
+        "__weakref__",
+        "_signals",
+        "_taken",
+        "_task",
+        "cancelled",
+        "grace_s",
+        "late",
+        "ready",
+        "sections",
+        "stop",
+        "time_left",
+        "told",
+    )
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.cancelled = Cancellation()
         self.grace_s = grace_s
         self.stop: str = ""
+        self.ready = False
         self.sections: list[Section] = []
         self._signals: dict[str, Signal] = {}
         self._taken: frozenset[str] = frozenset()
@@ -72,9 +86,18 @@ class Control:
                 for tell in tuple(self.told):
                     tell()
 
-    def drop(self, signals: Sequence[Signal]) -> None:
-        """Never hand these signals over."""
-        self._taken |= {signal.id for signal in signals}
+    def notify(self, signals: Sequence[Signal]) -> None:
+        """Hand over what waits in the inbox, once the run is `ready`: who takes it on decides first what of that concerns this opening."""
+        if self.ready:
+            self.deliver(signals)
+
+    def drop(self, signals: Sequence[Signal]) -> list[Signal]:
+        """Never hand these signals over; return those that were not handed over before."""
+        dropped = [signal for signal in signals if signal.id not in self._taken]
+        self._taken |= {signal.id for signal in dropped}
+        for signal in dropped:
+            self._signals.pop(signal.id, None)
+        return dropped
 
     @property
     def waiting(self) -> bool:

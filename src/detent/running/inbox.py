@@ -14,12 +14,13 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.codec import digest_of
-from detent.core.errors import IllegalEvent, NotAllowedNow
+from detent.core.errors import CancelWaits, IllegalEvent, NotAllowedNow
 from detent.core.state import RunState
 from detent.kernel.context import Run
 from detent.kernel.journal import Journal
-from detent.ports import Signal
+from detent.ports import EventStore, Signal
 from detent.running import rules
+from detent.running.control import Control
 from detent.running.people import LONGEST, person
 from detent.secrecy.placing import CHILD, USER
 from detent.secrecy.redact import hidden
@@ -46,6 +47,23 @@ async def take(signal: Signal, run: Run) -> None:
         except (LookupError, TypeError, ValueError, AttributeError, IllegalEvent) as error:  # msgspec's errors are ValueErrors
             put_refused(signal, run.journal, "unreadable", await run.world.scrub(f"it cannot be taken up: {error}"))
     run.journal.consume(signal.id)
+
+
+async def begins(run: Run, control: Control, store: EventStore) -> bool:
+    """Commit the intent of a call, durably; return False where a cancellation came first (`EventStore.append`): it does not begin."""
+    while not control.cancelled:
+        try:
+            await run.journal.commit(durable=True, intent=True)
+            break
+        except CancelWaits:
+            run_id = run.state.run_id
+            waiting = (await store.signals([run_id])).get(run_id, [])
+            control.deliver(waiting)
+            if control.cancelled:
+                break
+            for signal in control.drop([signal for signal in waiting if signal.kind == "cancel"]):
+                await take(signal, run)  # nobody's: it is refused, and keeps nothing from beginning
+    return not control.cancelled
 
 
 def counts(signal: Signal, state: RunState) -> bool:

@@ -17,7 +17,16 @@ from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import exhausted
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
+from detent.core.errors import (
+    ConfigError,
+    DetentError,
+    Divergence,
+    MalformedPlan,
+    PlannerFailed,
+    StoreError,
+    Suspended,
+    ToolFailed,
+)
 from detent.core.events import FAILED, ToolReconciled
 from detent.core.state import CallState, RunState
 from detent.kernel.context import KernelContext, Run
@@ -42,10 +51,11 @@ from detent.ports import (
     written,
 )
 from detent.ports.copies import copied
+from detent.ports.gates import Gate
 from detent.ports.outside import Begin, BoundReached, Hold, Interrupted, time_left
 from detent.running.control import Control
 from detent.running.hiding import Values
-from detent.running.inbox import take
+from detent.running.inbox import begins, take
 from detent.running.lineage import Recorded, recorded, stub
 from detent.running.patience import attended
 from detent.running.rules import early
@@ -57,6 +67,9 @@ log = logging.getLogger("detent")
 SETTLE_S = 60.0
 """How long the `reconcile` of a tool without a timeout of its own is waited for."""
 _CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+_NOT_BEGUN = ToolOutcome(
+    kind="not_executed", error_code="not_run", message="not run: the run was cancelled before the call began", final=True
+)
 
 
 MAKING: ContextVar[str] = ContextVar("detent_making", default="")
@@ -81,6 +94,7 @@ class LiveWorld(Values):
         "_base_ms",
         "_chunk",
         "_clock",
+        "_inbox",
         "_planner",
         "_planner_of",
         "_planners",
@@ -119,7 +133,7 @@ class LiveWorld(Values):
         super().__init__(journal, store, redact)
         self._planner, self._clock = planner, clock
         self.control, self.cancelled = control, control.cancelled
-        self._chunk = chunk
+        self._chunk, self._inbox = chunk, Gate()
         self._base_ms = journal.state.running_ms
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
@@ -201,15 +215,19 @@ class LiveWorld(Values):
         return await self._tenants.weigh(context, calls)
 
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
-        """Put the signals that came on record; `fresh` reads the inbox instead of relying on the watcher."""
-        if fresh:
-            run_id = self._run().run_id
-            self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
-        state = run.state
-        came = self.control.take(lambda signal: early(signal, state, state.updated_at))
-        for signal in came:
-            await take(signal, run)
-        return bool(came)
+        """Put the signals that came on record, in the store's order; `fresh` reads the inbox instead of relying on the watcher."""
+        self._inbox.closed = not self._inbox.closed or await self._inbox.turn()  # no pass decides on a signal before an earlier one
+        try:
+            if fresh:
+                run_id = self._run().run_id
+                self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
+            state = run.state
+            came = self.control.take(lambda signal: early(signal, state, state.updated_at))
+            for signal in came:
+                await take(signal, run)
+            return bool(came)
+        finally:
+            self._inbox.leave()
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""
@@ -262,6 +280,10 @@ class LiveWorld(Values):
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
         """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
+
+    async def intend(self, context: KernelContext) -> ToolOutcome | None:
+        """See `World.intend`; a cancellation that is posted before the intent is recorded keeps the call from beginning."""
+        return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
 
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,10 +17,23 @@ SHOWN_WHOLE_BYTES = 64 * 1024
 """Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
 
 
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of what somebody sent to a run: it counts, it does not (`code` and `why` say why), or nobody has decided yet (`posted`).
+
+    `signal` is the id under which the log has it once it is decided.
+    """
+
+    signal: str
+    outcome: Literal["accepted", "refused", "posted"]
+    code: str = ""
+    why: str = ""
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
-    `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not.
+    `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not. `answered` is set where
+    something was sent to the run: what became of it.
     """
 
     run_id: str
@@ -32,6 +45,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     iterations: int
     state: RunState
+    answered: Answered | None = None
 
     @property
     def steps(self) -> tuple[Item, ...]:

@@ -99,6 +99,10 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
     said = told(signal, state.run_id)
     if state.terminal and not isinstance(said, Settled):
         raise _finished(said, state)
+    if state.cancel is not None and not state.terminal and isinstance(said, (Decided, Replied, Cancelled)):
+        code = "already_cancelled" if isinstance(said, Cancelled) else "run_cancelled"
+        why = f"run {state.run_id!r} was cancelled before ({state.cancel}): it takes no answer and no other cancellation"
+        raise NotAllowedNow(state.run_id, why, reason_code=code)
     match said:
         case Decided():
             _decided(said, signal.by, state, now)
@@ -167,7 +171,9 @@ def _decided(said: Decided, by: str, state: RunState, now: datetime | None) -> N
         others = ", ".join(state.approvals) or "none"
         if call is None:
             raise refuse("approval_unknown", f"run {run_id!r} has no call {call_id!r} in its current turn (waiting for approval: {others})")
-        why = f"it was {call.why}" if call.approved_by else call.why or "it was decided already or never asked"
+        decided = [one for one in state.interventions if one.about == call_id and one.kind in ("approved", "denied", "approval_edited")]
+        who = f"it was {decided[-1].kind.removeprefix('approval_')} by {decided[-1].by}" if decided else ""
+        why = who or call.why or "it was decided already or never asked"
         raise refuse("approval_not_pending", f"call {call_id!r} of run {run_id!r} does not wait for approval: {why} (waiting: {others})")
     if said.decision == "expired":
         if asked.expires_at is None:
@@ -227,14 +233,12 @@ def says_the_time(signal: Signal) -> bool:
 
 
 def moot(signal: Signal, state: RunState) -> bool:
-    """Whether a signal only repeats what is so already: a second cancellation, a time that has come for what was answered before."""
+    """Whether a signal says that a time has come for what was answered or cancelled before: nobody said it, and nobody is to be told."""
     match signal.kind, signal.payload:
-        case "cancel", _:
-            return state.cancel is not None and not state.terminal
         case "timer", {"timer_id": str()}:
             return state.terminal
         case "approval", {"decision": "expired", "call": str(call)}:
-            return call not in state.approvals and state.call(call) is not None
+            return state.call(call) is not None and (call not in state.approvals or state.cancel is not None)
         case _:
             return False
 

@@ -233,9 +233,9 @@ class SnapshotJournal(Journal):
         """Return the state, also that of a fork."""
         return await load_run(self._store, self.state.run_id)
 
-    def commit(self, *, durable: bool = False) -> CoroutineType[Any, Any, None]:
+    def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""
-        committed = super().commit(durable=durable)
+        committed = super().commit(durable=durable, intent=intent)
         return committed if self.state.seq < self._due else self._kept(committed)
 
     async def _kept(self, committed: Awaitable[None]) -> None:

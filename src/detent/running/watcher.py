@@ -95,7 +95,7 @@ class Watcher:
                 for run_id, signals in (await self._store.signals(list(self._controls))).items():
                     control = self._controls.get(run_id)
                     if control is not None:
-                        control.deliver(signals)
+                        control.notify(signals)
                 now = asyncio.get_running_loop().time()
                 if now - renewed >= RENEW_S:
                     renewed = now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,7 +12,16 @@ from functools import reduce
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.stores.listing import select
+
+FOLLOW_S = 0.25
+"""Appends wake nobody: who follows records looks again after so many seconds."""
+
+
+def _done(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 class _Run:
@@ -35,6 +46,15 @@ class _Shelf:
         self.claims: dict[str, weakref.ref[RamStore]] = {}
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
+        self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
+        self.posted = 0
+
+    def wake(self) -> None:
+        """Wake who waits for a signal, on whichever event loop."""
+        self.posted += 1
+        for waiting in tuple(self.waiting):
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                waiting.get_loop().call_soon_threadsafe(_done, waiting)
 
     def used(self, tenant: str, since: str) -> Spent:
         """Return what a tenant has used since that day."""
@@ -56,7 +76,7 @@ class RamStore:
     url = "ram:"
 
     def __init__(self) -> None:
-        self._shelf = _Shelf()
+        self._shelf, self._heard = _Shelf(), 0
         self._runs: dict[str, _Run] | None = self._shelf.runs
 
     def sibling(self) -> RamStore:
@@ -98,6 +118,7 @@ class RamStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
         runs = self._runs
@@ -109,6 +130,8 @@ class RamStore:
             raise Conflict(run_id, expected_seq, count)
         if run is None:
             run = runs[run_id] = _Run(head)
+        elif intent and run.inbox:
+            refuse_behind_cancel(run_id, run.inbox.values(), consumed)
         run.records.extend(records)
         run.head = head
         for signal_id in consumed:
@@ -181,8 +204,30 @@ class RamStore:
     async def post(self, run_id: str, signal: Signal) -> None:
         """Put a signal into the inbox, once; raise `RunNotFound`."""
         run = self._run(run_id)
-        if signal.id not in run.consumed:
-            run.inbox.setdefault(signal.id, signal)
+        if signal.id not in run.consumed and signal.id not in run.inbox:
+            refuse_overfull(run_id, signal, run.inbox.values())
+            run.inbox[signal.id] = signal
+        self._shelf.wake()
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted, at the latest after so many seconds; see `Wakes`."""
+        self._open_runs()
+        heard, self._heard = self._heard, self._shelf.posted
+        if heard != self._shelf.posted and not records:  # while nobody waited here
+            return
+        if records:
+            await asyncio.sleep(min(timeout_s, FOLLOW_S))
+            return
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        self._shelf.waiting.add(waiting)
+        timer = loop.call_later(timeout_s, _done, waiting)
+        try:
+            await waiting
+        finally:
+            timer.cancel()
+            self._shelf.waiting.discard(waiting)
+            self._heard = self._shelf.posted
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first."""

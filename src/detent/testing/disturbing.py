@@ -176,6 +176,7 @@ class DisturbedStore(CrashingStore):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """See `EventStore.append`."""
         shared = self._disturbance
@@ -184,7 +185,8 @@ class DisturbedStore(CrashingStore):
             shared.appends.append(len(shared.writes))
             if shared.strikes("store_conflict", len(shared.appends), 1):
                 await shared.intrude(self.inner)
-        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, released=released)
+        given: dict[str, Any] = {"durable": durable, "consumed": consumed, "spent": spent, "released": released, "intent": intent}
+        await super().append(run_id, expected_seq, records, head=head, **given)
 
 
 class WatchedTools:

@@ -98,12 +98,21 @@ class CrashingStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """See `EventStore.append`."""
 
         def append() -> Awaitable[None]:
             return self.inner.append(
-                run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, spent=spent, released=released
+                run_id,
+                expected_seq,
+                records,
+                head=head,
+                durable=durable,
+                consumed=consumed,
+                spent=spent,
+                released=released,
+                **({"intent": True} if intent else {}),
             )
 
         await self._do("append", append)

@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 import pytest
 
-from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
+from detent.core.errors import CancelWaits, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.stores import open_store
 from detent.stores.passwords import without_password
@@ -149,6 +149,32 @@ def test_a_read_waits_for_what_its_run_has_under_way(postgres_url: str) -> None:
             await other.commit()
             assert len(await reading) == 2
             await task
+
+    on(postgres_url, body)
+
+
+def test_an_intent_and_the_posting_of_a_cancellation_exclude_each_other(postgres_url: str) -> None:
+    """Each waits for the other to be committed, and the intent sees a cancellation that was committed while it waited."""
+
+    async def body(store: PostgresStore) -> None:
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type='Lock' AND query LIKE '%run_id=ANY%'"
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await write(store, "a", range(1, 2))
+            for signal_id, attempt in (
+                ("s", store.post("a", Signal(id="s", kind="cancel"))),
+                ("c", write(store, "a", range(2, 3), intent=True, consumed=["s"])),
+            ):
+                await other.execute("SELECT 1 FROM detent.runs WHERE run_id='a' FOR NO KEY UPDATE")
+                waiting = asyncio.ensure_future(attempt)
+                while not ask(postgres_url, blocked):
+                    assert not waiting.done()
+                    await asyncio.sleep(0.01)  # polls the server's list of who waits
+                posted = signal_id, msgspec.json.encode(Signal(id=signal_id, kind="cancel", by="ann"))
+                await other.execute("INSERT INTO detent.inbox (run, id, signal) SELECT id, %s, %s FROM detent.runs", posted)
+                await other.commit()
+                error = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        assert isinstance(error, CancelWaits), f"{error!r}"
+        assert len(await store.read("a")) == 1
 
     on(postgres_url, body)
 

@@ -11,7 +11,8 @@ import pytest
 
 from detent.core.errors import Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
-from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports.stores import no_room, refuse_behind_cancel
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 
@@ -298,6 +299,45 @@ class TakesSignalsTwice(BrokenStore):
         await super().post(run_id, signal)
 
 
+class TakesAnyNumberOfSignals(BrokenStore):
+    async def post(self, run_id: str, signal: Signal) -> None:
+        run = self._run(run_id)
+        if signal.id not in run.consumed:
+            run.inbox.setdefault(signal.id, signal)
+
+
+class CountsCancellations(BrokenStore):
+    async def post(self, run_id: str, signal: Signal) -> None:
+        waiting = self._run(run_id).inbox
+        if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED + 4:
+            raise no_room(run_id)
+        await super().post(run_id, signal)
+
+
+class BeginsBehindCancellations(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, intent: bool = False, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class BeginsNothingAfterCancellations(BrokenStore):
+    """Does not see that the append itself consumes the cancellation."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, intent: bool = False, **options: Any) -> None:
+        if intent:
+            refuse_behind_cancel(run_id, self._run(run_id).inbox.values(), ())
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class LooksForCancellationsFirst(BrokenStore):
+    """Reads the inbox, and appends a moment later."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, intent: bool = False, **options: Any) -> None:
+        if intent:
+            refuse_behind_cancel(run_id, self._run(run_id).inbox.values(), options.get("consumed", ()))
+            await asyncio.sleep(0)
+        await super().append(run_id, expected_seq, records, **options)
+
+
 class TakesSignalsForNobody(BrokenStore):
     async def post(self, run_id: str, signal: Signal) -> None:
         if await self.head(run_id) is not None:
@@ -373,6 +413,11 @@ REJECTED = {
     ReleasesForOthers: "test_a_claim_keeps_other_stores_out_until_it_is_released",
     KeepsClaimsWhenClosed: "test_closing_releases_all_claims",
     TakesSignalsTwice: "test_posting_an_id_again_is_one_signal_even_after_it_was_consumed",
+    TakesAnyNumberOfSignals: "test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation",
+    CountsCancellations: "test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation",
+    BeginsBehindCancellations: "test_an_intent_is_not_recorded_behind_a_cancellation",
+    BeginsNothingAfterCancellations: "test_an_intent_is_not_recorded_behind_a_cancellation",
+    LooksForCancellationsFirst: "test_no_intent_is_recorded_once_posting_a_cancellation_has_returned",
     TakesSignalsForNobody: "test_posting_to_an_unknown_run_is_an_error",
     KeepsAnyOldSnapshot: "test_the_latest_snapshot_is_kept",
     ErasesRecordsOnly: "test_erasing_keeps_the_number_of_records_and_nothing_of_their_content",

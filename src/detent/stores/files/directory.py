@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from detent.core.errors import ConfigError, StoreBusy, StoreError, StoreFull
+from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import Claims, Inboxes, sync_directory
@@ -44,7 +45,8 @@ class StoreDirectory:
         self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
         self._logs = Logs(self.path)
         self._reserved = Reserved(self.path / ".reserved", now=now)
-        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed)
+        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk)
+        self._bell = Bell(self.path / ".bells")
         self._open = False
         self._owed = Owed(self._give_up)
         self._pending: dict[str, asyncio.Future[Any]] = {}

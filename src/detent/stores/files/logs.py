@@ -8,7 +8,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from detent.core.errors import Conflict, RunNotFound
@@ -105,13 +105,19 @@ class Logs:
         consumed: Sequence[str],
         wait_s: float,
         spent: Spent | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        """Add records and their commit line in one write; raise `Conflict`. On any failure the log is as it was."""
+        """Add records and their commit line in one write; raise `Conflict`, and what `check` raises, which is called under the log's lock.
+
+        On any failure the log is as it was.
+        """
         with self.locked(run_id, wait_s, create=expected == 0) as entry:
             tail = entry.tail if entry is not None else None
             count = tail.seq if tail is not None else 0
             if entry is None or count != expected:
                 raise Conflict(run_id, expected, count)
+            if check is not None:
+                check()
             try:
                 end = tail.end if tail is not None else 0
                 if entry.size > end:
@@ -132,6 +138,11 @@ class Logs:
                 raise
             entry.size = end + len(data)
             entry.tail = Tail(seq, entry.size, base, head)
+
+    def settle(self, run_id: str, wait_s: float) -> None:
+        """Wait for an append that is going on: it is on disk then, or has not happened."""
+        with suppress(FileNotFoundError):
+            os.close(lock_file(self.path(run_id), wait_s=wait_s, create=False))
 
     def _sync(self, entry: _Log, end: int) -> None:
         """Make what was written after `end` survive power loss, or take it back."""
@@ -223,6 +234,19 @@ class Logs:
             ids = ids | consumed_ids(data[:end])
             self._seen[run_id] = stat.st_ino, offset + end, ids
         return ids
+
+    def consumed_on_disk(self, run_id: str) -> frozenset[str]:
+        """Return what `consumed` does, once all of it survives power loss; raise `BlockingIOError` where an append is going on."""
+        try:
+            fd = lock_file(self.path(run_id), create=False)
+        except FileNotFoundError:
+            return frozenset()
+        try:
+            os.fsync(fd)  # also for one who died before it did so
+            self._seen.pop(run_id, None)  # of an append that was taken back, too
+            return self.consumed(run_id)
+        finally:
+            os.close(fd)
 
     def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, *, spent: set[str], wait_s: float) -> None:
         """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,6 +13,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.stores.locks import Holder, lock_file, lock_path
 
 TEMPORARY = ".tmp-"
@@ -89,8 +90,9 @@ def blob_key(name: str) -> str:
 class Inboxes:
     """One file a run with its signals, one a line; which of them were consumed is said by the run's log (`consumed`)."""
 
-    def __init__(self, directory: Path, consumed: Callable[[str], frozenset[str]]) -> None:
-        self.directory, self._consumed = directory, consumed
+    def __init__(self, directory: Path, consumed: Callable[[str], frozenset[str]], on_disk: Callable[[str], frozenset[str]]) -> None:
+        """`consumed` says what the log has consumed, `on_disk` what of that survives power loss; it raises `BlockingIOError` amid an append."""
+        self.directory, self._consumed, self._on_disk = directory, consumed, on_disk
 
     def path(self, run_id: str) -> Path:
         """The inbox of a run."""
@@ -111,8 +113,10 @@ class Inboxes:
         fd = lock_file(self.path(run_id), wait_s=wait_s)
         try:
             there, end = _signals(fd)
-            if signal.id in self._consumed(run_id) or any(signal.id == other.id for other in there):
+            consumed = self._consumed(run_id)
+            if signal.id in consumed or any(signal.id == other.id for other in there):
                 return
+            refuse_overfull(run_id, signal, (other for other in there if other.id not in consumed))
             if os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
             write_all(fd, msgspec.json.encode(signal) + b"\n", end)
@@ -124,8 +128,8 @@ class Inboxes:
                 self.path(run_id).unlink(missing_ok=True)
             os.close(fd)
 
-    def waiting(self, run_id: str) -> list[Signal]:
-        """Return the signals that were not consumed; remove the file when there is none."""
+    def waiting(self, run_id: str, *, tidy: bool = True) -> list[Signal]:
+        """Return the signals that were not consumed; remove the file when there is none, and it is to be tidied."""
         try:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -136,18 +140,29 @@ class Inboxes:
             os.close(fd)
         consumed = self._consumed(run_id)
         left = [signal for signal in there if signal.id not in consumed]
-        if there and not left:
-            self._tidy(run_id, consumed)
+        if tidy and there and not left:
+            self._tidy(run_id)
         return left
 
-    def _tidy(self, run_id: str, consumed: frozenset[str]) -> None:
+    def refuse_behind_cancel(self, run_id: str, consumed: Sequence[str]) -> None:
+        """Raise `CancelWaits` where a cancellation waits that is not among `consumed`.
+
+        Called under the log's lock, without that of the inbox: who posts a cancellation waits for the log's lock before it returns.
+        """
+        refuse_behind_cancel(run_id, self.waiting(run_id, tidy=False), consumed)
+
+    def _tidy(self, run_id: str) -> None:
+        """Remove an inbox of which all is consumed by appends that are on disk; where somebody is at work on it, the next look does."""
         try:
             fd = lock_file(self.path(run_id), create=False)
         except (BlockingIOError, FileNotFoundError):
             return
         try:
+            consumed = self._on_disk(run_id)
             if all(signal.id in consumed for signal in _signals(fd)[0]):
                 self.path(run_id).unlink(missing_ok=True)
+        except BlockingIOError:
+            return
         finally:
             os.close(fd)
 

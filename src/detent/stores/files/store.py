@@ -49,6 +49,7 @@ class FileStore(StoreDirectory):
         if self._pending:
             await asyncio.wait(list(self._pending.values()))
         self._open = False
+        self._bell.close()
         self._claims.holder.drop()
         self._threads.stop()
         self._logs.close()
@@ -66,6 +67,7 @@ class FileStore(StoreDirectory):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         self._file(run_id, ".jsonl")
@@ -76,7 +78,10 @@ class FileStore(StoreDirectory):
 
         def action(wait_s: float) -> None:
             with self._reserved.giving_back(run_id, released, wait_s):
-                self._logs.append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent)
+                check = functools.partial(self._inboxes.refuse_behind_cancel, run_id, consumed) if intent else None
+                self._logs.append(
+                    run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent, check=check
+                )
 
         await self._do(run_id, action, threaded=durable)
 
@@ -164,9 +169,17 @@ class FileStore(StoreDirectory):
             if self._logs.head(run_id) is None:
                 raise RunNotFound(run_id, self.url)
             self._inboxes.post(run_id, signal, wait_s)
+            if signal.kind == "cancel":
+                self._logs.settle(run_id, wait_s)  # an append that has not seen it is over then
+            self._bell.ring()
 
         self._file(run_id, "")
         await self._do(run_id, action, threaded=True)
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted by a process of this host, at the latest after so many seconds; see `Wakes`."""
+        self._file("_", "")
+        await self._bell.wait(timeout_s, records=records)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first; one look into a directory while nothing waits anywhere."""

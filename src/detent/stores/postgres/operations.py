@@ -19,9 +19,10 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from detent.core.errors import Conflict, RunNotFound
+from detent.core.errors import CancelWaits, Conflict, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Signal, Spent
+from detent.ports import MOST_UNDECIDED, Signal, Spent
+from detent.ports.stores import UNCOUNTED, no_room
 from detent.stores.postgres.schema import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,6 +113,8 @@ class Operation:
     __slots__ = ("error", "future", "outcome", "run_id", "uncertain")
     alone: ClassVar[bool] = False
     """Whether two of one run must not be in one group: those of a group are done kind by kind, not in their order."""
+    exclusive: bool = False
+    """Whether the run is locked first, as it is by every append: no other operation on it is committed in between."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id, self.uncertain = run_id, False
@@ -139,7 +142,14 @@ class Operation:
 
 # Records ------------------------------------------------------------------------------------------------------------------------------
 
-_GIVEN = """WITH given AS (SELECT * FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[],
+_KIND: LiteralString = (
+    r"""substring(encode(i.signal, 'escape') from '^\{"id":"(?:[^"\\]|\\\\(?:\\\\|[^\\])|\\[0-7]{3})*","kind":"([a-z]+)"')"""
+)
+"""What an inbox says the kind of a signal is, NULL for what is none. Bytes as text (`encode`) can always be looked at."""
+_CANCELLED: LiteralString = f"""SELECT r.run_id FROM unnest(%b::text[]) AS u(run_id) JOIN runs r USING (run_id) JOIN inbox i ON i.run=r.id
+    WHERE i.signal IS NOT NULL AND {_KIND}='cancel'
+    AND NOT EXISTS (SELECT FROM unnest(%b::text[], %b::text[]) AS c(run_id, id) WHERE c.run_id=r.run_id AND c.id=i.id)"""
+_GIVEN: LiteralString = """WITH given AS (SELECT * FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[],
     %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])
     AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent)),
 moved AS (UPDATE runs r SET seq=g.seq, tip=coalesce(g.tip, r.tip), head=g.head, created=g.created, status=g.status, tenant=g.tenant,
@@ -167,16 +177,17 @@ _GIVEN_BACK = """, given_back AS (DELETE FROM reserved r USING done d, unnest(%b
 
 
 @cache
-def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: bool) -> LiteralString:
+def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: bool, intends: bool) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
     more = (_CONSUMED if consumes else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
-    return _GIVEN + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
+    given = _GIVEN.replace("FROM given g WHERE", f"FROM given g WHERE r.run_id NOT IN ({_CANCELLED}) AND") if intends else _GIVEN
+    return given + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
 
 class Append(Operation):
     """Add records to a run, fenced by the number of those that are there and, where it is known, by the last of them (`before`)."""
 
-    __slots__ = ("before", "consumed", "expected", "head", "records", "released", "spent", "tip")
+    __slots__ = ("before", "consumed", "exclusive", "expected", "head", "records", "released", "spent", "tip")
     alone = True
 
     def __init__(
@@ -189,8 +200,10 @@ class Append(Operation):
         consumed: Sequence[str],
         spent: Spent | None,
         released: Sequence[str] | None,
+        intent: bool = False,
     ) -> None:
         super().__init__(run_id)
+        self.exclusive = intent
         self.spent, self.released = spent, ("",) if released is None else released  # no name is empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
@@ -219,13 +232,14 @@ class Append(Operation):
             Texts(head.tenant for head in heads),
             Texts(head.goal_id for head in heads),
             Texts(head.agent for head in heads),
-            names,
-            numbers,
-            lines,
         ]
-        consumed = [(o.run_id, signal_id) for o in operations for signal_id in o.consumed]
-        if consumed:
-            values += [Texts(run_id for run_id, _ in consumed), Texts(signal_id for _, signal_id in consumed)]
+        intents = [o for o in operations if o.exclusive]
+        if intents:
+            values += [Texts(o.run_id for o in intents), *_named(intents)]
+        values += [names, numbers, lines]
+        consumes = any(o.consumed for o in operations)
+        if consumes:
+            values += _named(operations)
         spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
         if spent:
             values += _columns(spent)
@@ -233,7 +247,9 @@ class Append(Operation):
         if released:
             values += [Texts(run_id for run_id, _ in released), Texts(name for _, name in released)]
         begins = any(o.expected == 0 for o in operations)
-        return _append_statement(begins=begins, consumes=bool(consumed), spends=bool(spent), releases=bool(released)), values
+        return _append_statement(
+            begins=begins, consumes=consumes, spends=bool(spent), releases=bool(released), intends=bool(intents)
+        ), values
 
     @classmethod
     async def conclude(cls, operations: Sequence[Append], rows: Sequence[Any], db: Connection) -> None:
@@ -251,6 +267,13 @@ class Append(Operation):
         run, seq = found if found is not None else (0, 0)
         if self.uncertain and self.records and await self._is_there(db, run):
             return
+        if (
+            self.exclusive
+            and seq == self.expected
+            and await (await db.execute(_CANCELLED, (Texts([self.run_id]), *_named([self])))).fetchone()
+        ):
+            self.error = CancelWaits(self.run_id)
+            return
         self.error = Conflict(self.run_id, self.expected, seq)
         if seq == self.expected and run:
             self.error.add_note("the number is the same, the last record is another: the server lost records and they were written anew")
@@ -261,6 +284,12 @@ class Append(Operation):
                 "SELECT data FROM records WHERE run=%s AND seq>%s ORDER BY seq LIMIT %s", (run, self.expected, len(self.records))
             )
             return [data for (data,) in await cursor.fetchall()] == list(self.records)
+
+
+def _named(operations: Sequence[Append]) -> tuple[Texts, Texts]:
+    """Return the signals that are consumed: runs and ids."""
+    consumed = [(o.run_id, signal_id) for o in operations for signal_id in o.consumed]
+    return Texts(run_id for run_id, _ in consumed), Texts(signal_id for _, signal_id in consumed)
 
 
 def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
@@ -291,10 +320,15 @@ _CLAIM = """WITH me AS (INSERT INTO holders (name, lock_key, host, pid, started,
         ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id)
     SELECT run_id, NULL FROM taken UNION ALL
     SELECT run_id, holder FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
-_POST = """WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal FROM unnest(%b::text[], %b::text[], %b::bytea[])
-        WITH ORDINALITY AS u(run_id, id, signal, n) JOIN runs r USING (run_id) ORDER BY u.n),
-    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM given ON CONFLICT (run, id) DO NOTHING)
-    SELECT run_id, pg_notify(%s::text, '')::text FROM given"""
+_POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
+        WITH ORDINALITY AS u(run_id, id, signal, most, n) JOIN runs r USING (run_id) ORDER BY u.n),
+    said AS (SELECT run, run_id, id, signal, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
+        OR most > (SELECT count(*) FROM inbox i WHERE i.run=g.run AND i.signal IS NOT NULL AND coalesce({_KIND}, '') NOT IN ('cancel', 'timer'))
+        AS fits FROM given g),
+    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits ON CONFLICT (run, id) DO NOTHING)
+    SELECT run_id, fits, pg_notify(%s::text, '')::text FROM said"""
+LOCK = "SELECT 1 FROM runs WHERE run_id=ANY(%b::text[]) ORDER BY run_id FOR NO KEY UPDATE"
+"""What is done to a run whose `exclusive` operations see all that was committed before them; a statement of its own, for the next one to see it."""
 
 
 class Claim(Operation):
@@ -344,6 +378,8 @@ class Post(Operation):
     """Put a signal into an inbox, and wake who listens; an id that was there, or was consumed, changes nothing."""
 
     __slots__ = ("channel", "signal")
+    alone = True
+    exclusive = True
 
     def __init__(self, run_id: str, signal: Signal, channel: str) -> None:
         super().__init__(run_id)
@@ -353,15 +389,19 @@ class Post(Operation):
     def statement(cls, operations: Sequence[Post]) -> Statement:
         """See `Operation.statement`."""
         signals = Lines(msgspec.json.encode(o.signal) for o in operations)
-        return _POST, (Texts(o.run_id for o in operations), Texts(o.signal.id for o in operations), signals, operations[0].channel)
+        most = Numbers(None if o.signal.kind in UNCOUNTED else MOST_UNDECIDED for o in operations)
+        names = Texts(o.run_id for o in operations)
+        return _POST, (names, Texts(o.signal.id for o in operations), signals, most, operations[0].channel)
 
     @classmethod
     async def conclude(cls, operations: Sequence[Post], rows: Sequence[Any], db: Connection) -> None:
         """See `Operation.conclude`."""
-        known = {run_id for run_id, _ in rows}
+        fits = {run_id: fits for run_id, fits, _ in rows}
         for operation in operations:
-            if operation.run_id not in known:
+            if operation.run_id not in fits:
                 operation.error = RunNotFound(operation.run_id)
+            elif not fits[operation.run_id]:
+                operation.error = no_room(operation.run_id)
 
 
 class Tell(Operation):

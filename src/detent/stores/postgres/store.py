@@ -59,10 +59,11 @@ class PostgresStore(PostgresOpening):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released)
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, intent=intent)
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)

@@ -17,7 +17,7 @@ import psycopg
 from detent.core.errors import DetentError, StoreBusy
 from detent.stores.postgres.connections import Connections, given_until
 from detent.stores.postgres.errors import concerns_all, is_lost, translate, unreachable
-from detent.stores.postgres.operations import Operation, by_kind, register
+from detent.stores.postgres.operations import LOCK, Operation, Texts, by_kind, register
 from detent.stores.postgres.schema import Connection
 
 log = logging.getLogger("detent.stores.postgres.store")
@@ -163,12 +163,14 @@ class Writer:
                 operation.error = translate(own, self._connections.target.shown)
 
     async def _apply(self, db: Connection, group: Sequence[Operation]) -> None:
-        kinds = by_kind(group)
-        if len(kinds) == 1:
+        kinds, locked = by_kind(group), Texts(sorted({o.run_id for o in group} if any(o.exclusive for o in group) else ()))
+        if len(kinds) == 1 and not locked:
             await self._apply_kind(db, *kinds.popitem())
             return
         cursors = {kind: db.cursor() for kind in kinds}
         async with db.pipeline():
+            if locked:
+                await db.execute(LOCK, (locked,), prepare=True)
             for kind, operations in kinds.items():
                 statement, values = kind.statement(operations)
                 await cursors[kind].execute(statement, values, prepare=True)

@@ -12,6 +12,7 @@ from typing import Any
 from detent.core.errors import ConfigError, StoreError
 from detent.core.records import RunHead
 from detent.ports import store_files
+from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Opening
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
 from detent.stores.sqlite.operations import (
@@ -48,6 +49,7 @@ class SqliteConnection:
         self.url = f"sqlite:///{path}"
         self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
         self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
+        self._bell = Bell(self._holder.directory)
         self._opening = Opening()
         self._db: Db | None = None
         self._real: str
@@ -92,6 +94,7 @@ class SqliteConnection:
             last.append(self._submit(Release("", self._holder.name), self._db))
         self._flush()
         self._db = None
+        self._bell.close()
         await self._owed.close()
         await asyncio.gather(*last, return_exceptions=True)
         await self._writer.stop()

@@ -13,7 +13,8 @@ import msgspec
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, Signal, Spent
+from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.stores.locks import Holder
 from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
@@ -29,6 +30,8 @@ FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND seq=? AND created=? 
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
+WAITING = "SELECT id, signal FROM inbox WHERE run=? AND signal IS NOT NULL"
+KNOWN = "SELECT 1 FROM inbox WHERE run=? AND id=?"
 
 CHARGE = (
     "INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -81,7 +84,7 @@ class Append(Operation):
     0, also afterwards: it was written.
     """
 
-    __slots__ = ("consumed", "expected", "head", "listed_at", "records", "released", "spent")
+    __slots__ = ("consumed", "expected", "head", "intent", "listed_at", "records", "released", "spent")
 
     def __init__(
         self,
@@ -95,10 +98,11 @@ class Append(Operation):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         listed_at: int = 0,
+        intent: bool = False,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
-        self.released, self.listed_at = released, listed_at
+        self.released, self.listed_at, self.intent = released, listed_at, intent
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
@@ -109,6 +113,8 @@ class Append(Operation):
         if not found:
             raise Conflict(self.run_id, self.expected, stored_seq(db, self.run_id))
         run: int = found[0][0]
+        if self.intent and (waiting := db.execute(WAITING, (run,)).fetchall()):
+            refuse_behind_cancel(self.run_id, (read_signal(data, name) for name, data in waiting), self.consumed)
         key = (run << SEQ_BITS) + self.expected + 1
         last = key + len(records) - 1
         if self.listed_at:
@@ -219,10 +225,12 @@ class Post(Operation):
         self.signal = signal
 
     def apply(self, db: Db) -> None:
-        db.execute(
-            "INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING",
-            (run_number(db, self.run_id), self.signal.id, msgspec.json.encode(self.signal)),
-        )
+        run, signal = run_number(db, self.run_id), self.signal
+        waiting = dict(db.execute(WAITING, (run,)).fetchall())
+        if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED and not db.execute(KNOWN, (run, signal.id)).fetchall():
+            refuse_overfull(self.run_id, signal, (read_signal(data, name) for name, data in waiting.items()))
+        values = run, signal.id, msgspec.json.encode(signal)
+        db.execute("INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING", values)
 
 
 class Statement(Operation):

@@ -74,6 +74,7 @@ class SqliteStore(SqliteConnection):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        intent: bool = False,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
@@ -90,6 +91,7 @@ class SqliteStore(SqliteConnection):
             spent=spent,
             released=released,
             listed_at=listed_at,
+            intent=intent,
         )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
@@ -216,6 +218,12 @@ class SqliteStore(SqliteConnection):
     async def post(self, run_id: str, signal: Signal) -> None:
         """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
         await self._submit(Post(run_id, signal), self._connection())
+        self._bell.ring()
+
+    async def changed(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when a signal was posted by a process of this host, at the latest after so many seconds; see `Wakes`."""
+        self._connection()
+        await self._bell.wait(timeout_s, records=records)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first; one short query while nothing waits anywhere."""

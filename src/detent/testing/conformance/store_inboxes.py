@@ -7,22 +7,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from detent.core.errors import RunNotFound
+from detent.core.errors import CancelWaits, Conflict, NotAllowedNow, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import EventStore, RunQuery, Signal
+from detent.ports import MOST_UNDECIDED, EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     START,
     Place,
     head_of,
     line,
+    outcome,
     run_on,
     run_on_several,
     write,
 )
+
+ROUNDS = 12
 
 
 @documented(page="guides/write-a-store.md", port="EventStore")
@@ -91,6 +95,86 @@ class InboxContract:
             assert await store.signals(["run"]) == {}
 
         run_on(place, body)
+
+    def test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation(self, place: Place) -> None:
+        """The next one is refused to whoever sends it; not where it is there already, not a cancellation, not a timer, and not once one is decided.
+
+        Otherwise somebody who floods an inbox fills the store, or keeps a run from being ended. What a payload holds makes no signal another.
+        """
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 2))
+            await write(first, "other", range(1, 2))
+            for n in range(3):
+                await first.post("run", Signal(id=f't{n}","kind":"reply', kind="timer"))
+            await second.post("run", Signal(id="c0", kind="cancel"))
+            said: dict[str, Any] = {"kind": "timer", "ñ": '\\","kind":"cancel"'}
+            for n in range(MOST_UNDECIDED):
+                await (first, second)[n % 2].post("run", Signal(id=f's{n}\\"', kind="reply", by="ann", payload=said))
+            for store in (first, second):
+                refused = await outcome(store.post("run", Signal(id="more", kind="approval")))
+                assert isinstance(refused, NotAllowedNow), f"one more signal was not refused: {refused!r}"
+                assert refused.reason_code == "inbox_full"
+            for signal in (Signal(id="c1", kind="cancel"), Signal(id="t", kind="timer"), Signal(id='s0\\"', kind="reply")):
+                await second.post("run", signal)
+            await second.post("other", Signal(id="more", kind="approval"))
+            assert [signal.id for signal in (await first.signals(["run"]))["run"][-2:]] == ["c1", "t"]
+            await write(first, "run", range(2, 3), consumed=['s7\\"'])
+            await second.post("run", Signal(id='s7\\"', kind="reply"))
+            await second.post("run", Signal(id="more", kind="approval"))
+            assert (await first.signals(["run"]))["run"][-1].id == "more"
+
+        run_on_several(place, body)
+
+    def test_an_intent_is_not_recorded_behind_a_cancellation(self, place: Place) -> None:
+        """`CancelWaits`, and nothing is recorded, until an append consumes the cancellation; other records and other signals are none of this.
+
+        Otherwise a call begins after its run was cancelled.
+        """
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "other"):
+                await write(first, name, range(1, 2))
+            said: dict[str, Any] = {"kind": "cancel", "ñ": '\\","kind":"cancel"'}
+            await second.post("run", Signal(id='s","kind":"cancel', kind="reply", payload=said))
+            await write(first, "run", range(2, 3), durable=True, intent=True)
+            await second.post("run", Signal(id='c\\"ñ\n', kind="cancel", by="ann"))
+            await second.post("run", Signal(id="d", kind="cancel", by="bob"))
+            for consumed in ((), ("d",), ("s",)):
+                refused = await outcome(write(first, "run", range(3, 4), durable=True, intent=True, consumed=consumed))
+                assert isinstance(refused, CancelWaits), f"an intent was recorded behind a cancellation: {refused!r}"
+            assert isinstance(await outcome(write(first, "run", range(2, 3), durable=True, intent=True)), Conflict)
+            assert len(await second.read("run")) == 2
+            assert len((await second.signals(["run"]))["run"]) == 3
+            await write(first, "other", range(2, 3), durable=True, intent=True)
+            await write(first, "run", range(3, 4), consumed=["d"])
+            await write(first, "run", range(4, 5), durable=True, intent=True, consumed=['c\\"ñ\n'])
+            await write(first, "run", range(5, 6), durable=True, intent=True)
+
+        run_on_several(place, body)
+
+    def test_no_intent_is_recorded_once_posting_a_cancellation_has_returned(self, place: Place) -> None:
+        """One store appends intents as fast as it can, another posts a cancellation: what is there as that returns is all that there will be."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            async def appends(run_id: str) -> None:
+                for number in range(2, 10_000):
+                    if isinstance(await outcome(write(first, run_id, range(number, number + 1), durable=True, intent=True)), CancelWaits):
+                        return
+                    await asyncio.sleep(0)
+
+            for n in range(ROUNDS):
+                run_id = f"run{n}"
+                await write(first, run_id, range(1, 2))
+                appending = asyncio.create_task(appends(run_id))
+                for _ in range(n):
+                    await asyncio.sleep(0)
+                await second.post(run_id, Signal(id="c", kind="cancel", by="ann"))
+                there = await second.read(run_id)
+                await appending
+                assert await second.read(run_id) == there, "an intent was recorded after the cancellation was posted"
+
+        run_on_several(place, body)
 
     def test_more_signals_than_anyone_expects_are_all_found(self, place: Place) -> None:
         """A store with many waiting signals still gives each run its own."""

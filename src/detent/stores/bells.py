@@ -1,0 +1,125 @@
+"""Waking who waits for signals, in this process and in others of this host: a named pipe for each, in a directory of the store.
+
+Who posts writes a byte into every pipe there. What was written while nobody waited is found by the next wait, so none is missed between two of
+them. A pipe that nobody reads is a dead process's, and goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import weakref
+from pathlib import Path
+
+from detent.core.errors import StoreError
+
+FOLLOW_S = 0.25
+"""Records ring no bell, which would cost every append: who follows them looks again after so many seconds."""
+
+_RINGS = 4096
+
+
+class Bell:
+    """What one store instance listens to; `ring` wakes all of the directory. Made when it is first waited for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path: Path | None = None
+        self._fd, self._pid = -1, 0
+        self._waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # none is kept that was left behind with its loop
+
+    async def wait(self, timeout_s: float, *, records: bool = False) -> None:
+        """Return when somebody rings, at the latest after so many seconds; raise `StoreError` where no pipe can be made."""
+        if records:
+            await asyncio.sleep(min(timeout_s, FOLLOW_S))
+            return
+        loop, fd = asyncio.get_running_loop(), self._opened()
+        rung: asyncio.Future[None] = loop.create_future()
+        if not any(other.get_loop() is loop for other in self._waiting):
+            loop.add_reader(fd, self._rung, fd)
+        self._waiting.add(rung)
+        timer = loop.call_later(timeout_s, _done, rung)
+        try:
+            await rung
+        finally:
+            timer.cancel()
+            self._waiting.discard(rung)
+            if fd == self._fd and not any(other.get_loop() is loop for other in self._waiting):
+                loop.remove_reader(fd)
+
+    def ring(self) -> None:
+        """Wake everybody who listens in the directory; nothing happens where that cannot be done: they look for themselves, too."""
+        try:
+            names = os.listdir(self._directory)  # noqa: PTH208 - names are enough
+        except OSError:
+            return
+        for name in names:
+            if name.endswith(".bell"):
+                with contextlib.suppress(OSError):
+                    _ring(self._directory / name)
+
+    def close(self) -> None:
+        """Remove the pipe; it is made again by the next wait."""
+        if self._path is None:
+            return
+        for loop in {rung.get_loop() for rung in self._waiting if not rung.get_loop().is_closed()}:
+            loop.remove_reader(self._fd)
+        for rung in tuple(self._waiting):
+            _done(rung)
+        if self._pid == os.getpid():
+            self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd, self._path = -1, None
+
+    def _opened(self) -> int:
+        if self._fd >= 0 and self._pid == os.getpid():
+            return self._fd
+        self._waiting = weakref.WeakSet()  # in a child process: the parent's
+        name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        made, path = self._directory / f"{name}.new", self._directory / f"{name}.bell"
+        try:
+            self._directory.mkdir(exist_ok=True, mode=0o700)
+            os.mkfifo(made, 0o600)
+            self._fd = os.open(made, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # also for writing: it never ends
+            made.rename(path)
+        except OSError as error:
+            raise StoreError(
+                f"{str(made)!r}: nobody can be woken here ({error.strerror}); the inbox is looked into from time to time"
+            ) from error
+        self._path, self._pid = path, os.getpid()
+        return self._fd
+
+    def _rung(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(fd, _RINGS)) == _RINGS:
+                pass
+        here = asyncio.get_running_loop()
+        for rung in tuple(self._waiting):
+            if (loop := rung.get_loop()) is here:
+                _done(rung)
+            else:
+                with contextlib.suppress(RuntimeError):  # that loop is closed
+                    loop.call_soon_threadsafe(_done, rung)
+
+
+def _done(rung: asyncio.Future[None]) -> None:
+    if not rung.done():
+        rung.set_result(None)
+
+
+def _ring(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nobody reads it
+            path.unlink(missing_ok=True)
+        return
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.write(fd, b"!")
+    finally:
+        os.close(fd)

@@ -1,0 +1,126 @@
+"""An inbox is removed once all of it was consumed by appends that are on disk, and not before: the log is what says what was consumed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from detent.core.errors import StoreError
+from detent.core.records import RunHead
+from detent.ports import Signal
+from detent.stores.files.store import FileStore
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+HEADS = [RunHead(run_id="run", goal_id="run", records=n, created_at=AT, updated_at=AT) for n in range(3)]
+
+
+def test_another_process_leaves_an_inbox_alone_while_what_consumed_it_is_not_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The append has written its records, the disk takes its time, and fails: the signal is there again. It was lost with the inbox before."""
+    log, reached, looked, sync = tmp_path / "run.jsonl", threading.Event(), threading.Event(), os.fsync
+
+    def failing(fd: int) -> None:
+        if os.fstat(fd).st_ino != log.stat().st_ino:
+            sync(fd)
+            return
+        reached.set()
+        assert looked.wait(60)
+        raise OSError(errno.EIO, "the disk fails", str(log))
+
+    async def main() -> None:
+        first, second = FileStore(tmp_path), FileStore(tmp_path)
+        await first.open()
+        await second.open()
+        await first.append("run", 0, [b'{"n":1}'], head=HEADS[1])
+        await first.post("run", Signal(id="s", kind="cancel", by="ann"))
+        monkeypatch.setattr(os, "fsync", failing)
+        consuming = asyncio.create_task(first.append("run", 1, [b'{"n":2}'], head=HEADS[2], consumed=["s"]))
+        assert await asyncio.to_thread(reached.wait, 60)
+        assert await second.signals(["run"]) == {}, "it is consumed, as far as the log says now"
+        assert (tmp_path / ".inbox" / "run.jsonl").exists()
+        looked.set()
+        with pytest.raises(StoreError):
+            await consuming
+        monkeypatch.undo()
+        for store in (first, second):
+            assert [signal.id for signal in (await store.signals(["run"]))["run"]] == ["s"]
+        await first.append("run", 1, [b'{"n":2}'], head=HEADS[2], consumed=["s"])
+        assert await second.signals(["run"]) == {} and not (tmp_path / ".inbox" / "run.jsonl").exists()
+        await first.close()
+        await second.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_dead_process_left_in_memory_is_put_on_disk_before_the_inbox_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died after its write and before it made that survive power loss; whoever tidies does so, and only then removes the inbox."""
+    log, done, sync, unlink = tmp_path / "run.jsonl", list[str](), os.fsync, Path.unlink
+
+    def syncing(fd: int) -> None:
+        if os.fstat(fd).st_ino == log.stat().st_ino:
+            done.append("sync")
+        sync(fd)
+
+    def unlinking(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == ".inbox":
+            done.append("unlink")
+        unlink(path, missing_ok=missing_ok)
+
+    async def main() -> None:
+        store = FileStore(tmp_path)
+        await store.open()
+        await store.append("run", 0, [b'{"n":1}'], head=HEADS[1])
+        await store.post("run", Signal(id="s", kind="cancel", by="ann"))
+        store._logs.append("run", 1, [b'{"n":2}'], head=HEADS[2], durable=False, consumed=["s"], wait_s=0.0)
+        monkeypatch.setattr(os, "fsync", syncing)
+        monkeypatch.setattr(Path, "unlink", unlinking)
+        assert await store.signals(["run"]) == {} and done == ["sync", "unlink"]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for before it was there: `post` returns when that append is over. Else a call begins after its run was cancelled."""
+    log, writing, tried, sync, flock = tmp_path / "run.jsonl", threading.Event(), threading.Event(), os.fsync, fcntl.flock
+
+    def syncing(fd: int) -> None:
+        if os.fstat(fd).st_ino == log.stat().st_ino:
+            writing.set()
+            assert tried.wait(60)
+        sync(fd)
+
+    def locking(fd: int, how: int) -> None:
+        try:
+            flock(fd, how)
+        except BlockingIOError:
+            tried.set()
+            raise
+
+    async def main() -> None:
+        first, second = FileStore(tmp_path), FileStore(tmp_path)
+        await first.open()
+        await second.open()
+        await first.append("run", 0, [b'{"n":1}'], head=HEADS[1])
+        monkeypatch.setattr(os, "fsync", syncing)
+        monkeypatch.setattr(fcntl, "flock", locking)
+        appending = asyncio.create_task(first.append("run", 1, [b'{"n":2}'], head=HEADS[2], durable=True, intent=True))
+        assert await asyncio.to_thread(writing.wait, 60)
+        posting = asyncio.create_task(second.post("run", Signal(id="c", kind="cancel", by="ann")))
+        waiting = asyncio.create_task(asyncio.to_thread(tried.wait, 60))
+        await asyncio.wait({posting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        tried.set()
+        assert waiting.done(), "it returned while the intent was being written"
+        await asyncio.gather(appending, posting, waiting)
+        await first.close()
+        await second.close()
+
+    asyncio.run(main())

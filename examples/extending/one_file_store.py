@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
+from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError, intact
 from detent.testing import ScriptedPlanner
 
 LEASE_S = 30.0
@@ -265,7 +265,7 @@ class OneFileStore:
             shelf.blobs.setdefault(run_id, {})[key] = data
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        return self._looking().blobs.get(run_id, {}).get(key)
+        return intact(run_id, key, self._looking().blobs.get(run_id, {}).get(key))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         return sorted(self._looking().blobs.get(run_id, {}))

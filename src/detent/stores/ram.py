@@ -9,7 +9,7 @@ from functools import reduce
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.stores.listing import select
 
 
@@ -195,9 +195,9 @@ class RamStore:
         self._shelf.blobs.setdefault(run_id, {})[key] = bytes(data)
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         self._open_runs()
-        return self._shelf.blobs.get(run_id, {}).get(key)
+        return intact(run_id, key, self._shelf.blobs.get(run_id, {}).get(key))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""

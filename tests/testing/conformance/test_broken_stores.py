@@ -339,6 +339,11 @@ class CollectsTooMuch(BrokenStore):
         return 0
 
 
+class BelievesItsDisk(BrokenStore):
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        return self._shelf.blobs.get(run_id, {}).get(key)
+
+
 class WorksWhenClosed(BrokenStore):
     async def close(self) -> None:
         return
@@ -395,6 +400,7 @@ REJECTED = {
     GivesBackFirst: "test_what_is_charged_and_given_back_in_one_append_is_never_missing",
     ReservesForEver: "test_a_reservation_lapses",
     ReservesForDeletedRuns: "test_a_reservation_outlives_its_process_and_not_its_run",
+    BelievesItsDisk: "test_a_blob_is_compared_with_its_digest_on_every_read",
     WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
 from detent.stores.listing import select
@@ -188,9 +188,9 @@ class FileStore(StoreDirectory):
         await self._do(run_id, action, threaded=True)
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         path = self._file(run_id, ".blobs") / blob_name(key)
-        return await self._do(run_id, lambda _wait_s: _content(path) if path.exists() else None)
+        return intact(run_id, key, await self._do(run_id, lambda _wait_s: _content(path) if path.exists() else None))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""

@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, read_signal
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.stores.listing import check_query
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
@@ -227,9 +227,9 @@ class PostgresStore(PostgresOpening):
         await self._rows(run_id, statement, (run_id, key, data))
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=%s AND key=%s", (run_id, key))
-        return found[0][0] if found else None
+        return intact(run_id, key, found[0][0] if found else None)
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""

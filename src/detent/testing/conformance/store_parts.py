@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NoReturn
 
 import pytest
 
-from detent.core.errors import Conflict, RunBusy, RunNotFound
+from detent.core.errors import Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
@@ -44,6 +45,26 @@ class PartsContract:
             assert await store.get_blob("other", keys[0]) == b"other"
             assert await store.list_blobs("run") == sorted(keys[1:])
             assert await store.head("run") is None
+
+        run_on(place, body)
+
+    def test_a_blob_is_compared_with_its_digest_on_every_read(self, place: Place) -> None:
+        """What is kept under a SHA-256 is that content or `CorruptLog`, which names it; it is listed, and can be replaced and deleted."""
+
+        async def body(store: EventStore) -> None:
+            key = sha256(b"whole").hexdigest()
+            await store.put_blob("run", key, b"wholE")
+            for _ in range(2):
+                with pytest.raises(CorruptLog, match=key):
+                    await store.get_blob("run", key)
+            assert await store.list_blobs("run") == [key]
+            await store.put_blob("run", key, b"whole")
+            assert await store.get_blob("run", key) == b"whole"
+            await store.put_blob("run", key, b"")
+            with pytest.raises(CorruptLog, match=key):
+                await store.get_blob("run", key)
+            await store.delete_blob("run", key)
+            assert await store.get_blob("run", key) is None
 
         run_on(place, body)
 

@@ -41,6 +41,7 @@ class Run(msgspec.Struct):
     inbox: dict[str, Signal] = {}
     consumed: set[str] = set()
     snapshot: tuple[int, bytes] | None = None
+    sealed: tuple[int, str] | None = None
 
 
 class Claim(msgspec.Struct):
@@ -149,7 +150,7 @@ class OneFileStore:
             if there != expected_seq:
                 raise Conflict(run_id, expected_seq, there)
             run = shelf.runs.setdefault(run_id, Run(head=head))
-            run.head = head
+            run.head, run.sealed = head, (expected_seq + len(records), head.digest)
             run.records.extend(records)
             run.consumed.update(consumed)
             for signal_id in consumed:
@@ -185,6 +186,10 @@ class OneFileStore:
     async def head(self, run_id: str) -> RunHead | None:
         run = self._looking().runs.get(run_id)
         return None if run is None else run.head
+
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        run = self._looking().runs.get(run_id)
+        return None if run is None else run.sealed
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         heads = {run_id: run.head for run_id, run in self._looking().runs.items()}

@@ -37,7 +37,7 @@ from detent.history.listed import Said
 from detent.ports import EventStore, RunQuery, Signal, give_back
 from detent.ports.private_files import private_file
 from detent.running import lineage
-from detent.running.artifacts import hidden_in, refuse_damaged
+from detent.running.artifacts import hidden_in, read_whole, refuse_damaged
 from detent.running.hiding import KEY_BLOB
 
 ARCHIVE_VERSION = 1
@@ -117,7 +117,7 @@ def checked(run_id: str, lines: Sequence[bytes], said: Said | None = None) -> tu
 
 async def take(store: EventStore, run_id: str) -> Held:
     """Return the run as it is in a store, checked, a fork with what it has of its ancestors; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
-    head, lines = await store.head(run_id), await store.read(run_id)
+    head, lines = await store.head(run_id), await read_whole(store, run_id)
     if head is None or not lines:
         raise RunNotFound(run_id, store.url)
     digest, consumed = checked(run_id, lines)
@@ -152,7 +152,7 @@ async def put(store: EventStore, held: Held) -> Moved:
     blobs = await _put_blobs(store, held)
     if len(there) < len(held.lines):  # in one append: half a log must never be something that can be resumed
         missing = held.lines[len(there) :]
-        await store.append(run_id, len(there), missing, head=held.head, durable=True, consumed=held.consumed)
+        await store.append(run_id, len(there), missing, head=replace(held.head, digest=held.digest), durable=True, consumed=held.consumed)
     known = set(held.consumed)
     for signal in held.signals:
         if signal.id not in known:

@@ -20,7 +20,7 @@ from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
-from detent.running.artifacts import damaged, hidden_in
+from detent.running.artifacts import cut, damaged, hidden_in
 from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
 from detent.running.lineage import PREFIX_BLOB, SECRET, forget, preserve, segments
@@ -39,7 +39,17 @@ async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | 
     run_id = await runtime.visible(run_id, host)
     store, said = runtime.store, Said()
     entry = await store.head(run_id)
-    lines = await store.read(run_id)
+    found: list[tuple[int | None, str]] = []
+    sealed: tuple[int, str] | None = None
+    try:
+        sealed = await store.sealed(run_id)
+    except CorruptLog as error:
+        found.append((None, error.why))
+    try:
+        lines = await store.read(run_id)
+    except (CorruptLog, NewerVersion) as error:
+        at, why = (error.sequence, error.why) if isinstance(error, CorruptLog) else (0, str(error))
+        return Verification(run_id=run_id, ok=False, records=max(0, at - 1), digest="", sequence=at, problem=why)
     sound, digest, erased, taken = 0, "", False, dict[str, int]()
     try:
         for record in read_log(run_id, lines):
@@ -51,7 +61,8 @@ async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | 
     except (CorruptLog, NewerVersion) as error:
         problem = error.why if isinstance(error, CorruptLog) else str(error)
         return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=problem)
-    found: list[tuple[int | None, str]] = []
+    if problem := cut(lines, sealed):
+        found.append((sound, problem))
     if head and head != digest:
         found.append((sound, f"the log ends with digest {digest}, not with {head}"))
     found += [(error.sequence, error.why) async for error in damaged(store, run_id, lines)]

@@ -186,6 +186,14 @@ class EventStore(Protocol):
 
     async def head(self, run_id: str) -> RunHead | None: ...
 
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return number of records and `head.digest` of the last durable append, or of a later one, kept outside the log; None: not known.
+
+        A log that is shorter, or has another digest there, is damaged. In a database they change in the transaction of the append; else they
+        are written after the log. "" is a digest that is not known.
+        """
+        ...
+
     async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
 
     async def claim(self, run_id: str) -> None:

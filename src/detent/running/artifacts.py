@@ -15,7 +15,7 @@ from detent.core.errors import CorruptLog, RunErased
 from detent.core.events import AnyEvent, Planned, ToolFinished
 from detent.core.state import RunState
 from detent.ports import ARTIFACT_KEY_LENGTH, EventStore
-from detent.running.lineage import SECRET, Segment, find_blob, segments
+from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segments
 
 _PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
 _NAMES = b'"artifact":{'
@@ -28,6 +28,25 @@ async def artifact(store: EventStore, state: RunState, key: str) -> bytes:
     if data is None:
         raise CorruptLog(state.run_id, 0, _missing(key))
     return data
+
+
+async def read_whole(store: EventStore, run_id: str) -> list[bytes]:
+    """Return a run's log; raise `CorruptLog` where it does not have all that is known to have been durable."""
+    sealed = await store.sealed(run_id)
+    lines = await store.read(run_id)
+    if problem := cut(lines, sealed):
+        raise CorruptLog(run_id, len(lines), problem)
+    return lines
+
+
+def cut(lines: Sequence[bytes], sealed: tuple[int, str] | None) -> str:
+    """Return how a log contradicts what was sealed before it was read, "" where it does not."""
+    records, digest = sealed or (0, "")
+    if len(lines) < records:
+        return f"its log has {len(lines)} records, and {records} were durable: the end was cut off"
+    if digest and not ends_with(lines[records - 1], digest):
+        return f"its record {records} has another digest than the one that was durable: {digest}"
+    return ""
 
 
 async def refuse_damaged(store: EventStore, run_id: str, lines: Sequence[bytes]) -> None:

@@ -30,7 +30,7 @@ from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.tenants import spent_between
 from detent.ports import Clock, EventStore, Ids, Spent
-from detent.running.artifacts import refuse_damaged
+from detent.running.artifacts import read_whole, refuse_damaged
 from detent.running.branching import branch
 from detent.running.lineage import Segment, forked_of, segments
 from detent.running.states import dump_state, load_state
@@ -57,7 +57,7 @@ async def load_run(store: EventStore, run_id: str, *, artifacts: bool = False) -
 
     `artifacts`: check those that its log names, too.
     """
-    lines = await store.read(run_id)
+    lines = await read_whole(store, run_id)
     if not lines:
         raise RunNotFound(run_id, store.url)
     base = await base_of(store, run_id, lines)

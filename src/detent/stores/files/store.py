@@ -103,6 +103,12 @@ class FileStore(StoreDirectory):
         self._file(run_id, ".jsonl")
         return await self._do(run_id, lambda _wait_s: self._logs.head(run_id))
 
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return what the last durable append said, from `RUN.sealed`; see `EventStore.sealed`."""
+        self._file(run_id, "")
+        with self._errors():
+            return self._logs.seals.read(run_id)
+
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first; a run whose file cannot be read is left out and logged."""
         self._file("_", "")
@@ -245,6 +251,7 @@ class FileStore(StoreDirectory):
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
                 self._claims.remove(run_id, wait_s)
+                self._logs.seals.remove(run_id)
                 path.unlink(missing_ok=True)
                 sync_directory(self.path)
 

@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError
+from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError, intact
 from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.testing import ScriptedPlanner
 
@@ -42,6 +42,7 @@ class Run(msgspec.Struct):
     inbox: dict[str, Signal] = {}
     consumed: set[str] = set()
     snapshot: tuple[int, bytes] | None = None
+    sealed: tuple[int, str] | None = None
 
 
 class Claim(msgspec.Struct):
@@ -153,7 +154,7 @@ class OneFileStore:
             run = shelf.runs.setdefault(run_id, Run(head=head))
             if intent:
                 refuse_behind_cancel(run_id, run.inbox.values(), consumed)
-            run.head = head
+            run.head, run.sealed = head, (expected_seq + len(records), head.digest)
             run.records.extend(records)
             run.consumed.update(consumed)
             for signal_id in consumed:
@@ -189,6 +190,10 @@ class OneFileStore:
     async def head(self, run_id: str) -> RunHead | None:
         run = self._looking().runs.get(run_id)
         return None if run is None else run.head
+
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        run = self._looking().runs.get(run_id)
+        return None if run is None else run.sealed
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         heads = {run_id: run.head for run_id, run in self._looking().runs.items()}
@@ -270,7 +275,7 @@ class OneFileStore:
             shelf.blobs.setdefault(run_id, {})[key] = data
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        return self._looking().blobs.get(run_id, {}).get(key)
+        return intact(run_id, key, self._looking().blobs.get(run_id, {}).get(key))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         return sorted(self._looking().blobs.get(run_id, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,8 @@ def test_gc_drops_artifacts_that_no_record_names_and_keeps_the_others(kind: str,
             named = result.tool_calls[0].artifact
             assert named is not None
             kept = set(await engine.store.list_blobs("r"))
-            await engine.store.put_blob("r", "f" * 64, b"left over" * 100)
+            await engine.store.put_blob("r", sha256(b"left over" * 100).hexdigest(), b"left over" * 100)
+            await engine.store.put_blob("r", "f" * 64, b"left over and altered")
             freed = await engine.gc()
             assert freed >= 900 and set(await engine.store.list_blobs("r")) == kept and named.key in kept and len(kept) >= 3
             assert (await engine.load("r")).status == "completed"

@@ -52,7 +52,7 @@ def test_the_file_store_synchronises_what_is_durable_before_it_answers(synced: l
         synced.clear()
         await write(store, 1, durable=False)
         assert synced == []
-        for number, expected in ((2, ["run.jsonl", "runs"]), (3, ["run.jsonl"])):
+        for number, expected in ((2, ["run.jsonl", "runs", "run.sealed"]), (3, ["run.jsonl", "run.sealed"])):
             await write(store, number, durable=True)
             assert synced == expected
             synced.clear()
@@ -99,7 +99,7 @@ def test_a_signal_in_a_file_leaves_the_inbox_only_for_a_log_that_is_kept(synced:
         synced.clear()
         head = RunHead(run_id="run", goal_id="run", records=2, created_at=START, updated_at=START)
         await store.append("run", 1, [b'{"n":2}'], head=head, consumed=["s"])
-        assert synced == ["run.jsonl"]
+        assert synced == ["run.jsonl", "run.sealed"]
         assert await store.signals(["run"]) == {}
         await store.close()
 

@@ -160,7 +160,7 @@ def verify(
     head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
     setup: o.Looking,
 ) -> int:
-    """Check every digest of a run's log, and that its listing entry (tenant, status, ...) says what the log does."""
+    """Check a run: every digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
@@ -171,9 +171,13 @@ def verify(
     if found.ok:
         kept = ", content erased" if found.erased else ""
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
+        if found.missing:
+            session.output.show(f"{found.missing} hidden values are not there (an archive holds none); calls that need them will fail")
         return 0
     where = f" at record {found.sequence}" if found.sequence is not None else ""
     session.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
+    for problem in found.further:
+        session.output.show(f"not sound: {shortened(problem, None)}", "red")
     session.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
     session.output.say(f"`{session.command('export', found.run_id)}` saves what can be read")
     return 1

@@ -208,7 +208,7 @@ class CorruptLog(StoreError):
     def __init__(self, run_id: str, sequence: int, why: str) -> None:
         self.run_id, self.sequence, self.why = run_id, sequence, why
         super().__init__(
-            f"run {run_id!r} is damaged at record {sequence}: {why}; it is not resumed. "
+            f"run {run_id!r} is damaged{f' at record {sequence}' if sequence else ''}: {why}; it is not resumed. "
             f"`detent verify {run_id}` shows how far it is sound, `detent export {run_id}` saves what can be read"
         )
 

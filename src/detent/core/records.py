@@ -58,7 +58,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a store's listing says of a run, taken from its first and its last record; `title` is what a model called it, "" for none."""
+    """What a store's listing says of a run, taken from its first and its last record; `title` is what a model called it, "" for none.
+
+    `digest` is that of the last record, as it is handed to an append; a store need not give it back here (`EventStore.sealed`).
+    """
 
     run_id: str
     goal_id: str
@@ -73,3 +76,4 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     records: int = 0
     created_at: datetime
     updated_at: datetime
+    digest: str = ""

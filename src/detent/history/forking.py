@@ -29,6 +29,7 @@ from detent.ports.options import checked
 from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Parts, bounds_after
+from detent.running.artifacts import refuse_damaged
 from detent.running.branching import checked_edits, edited_agent
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, segments
@@ -139,6 +140,7 @@ async def begin(
     parts.affordable(edited, budget.over(there.budget), there.host)
     await _known(store, run_id, at, plain)
     refuse_open_effects(run_id, at, there)
+    await refuse_damaged(store, run_id, await store.read(run_id, limit=at))
     patterns = (*parts.redact, *edited.redact)
     plain, secrets = await _hidden(store, run_id, plain, patterns)
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))

@@ -18,7 +18,6 @@ import base64
 import contextlib
 import gzip
 import os
-import re
 import stat
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -38,6 +37,7 @@ from detent.history.listed import Said
 from detent.ports import EventStore, RunQuery, Signal, give_back
 from detent.ports.private_files import private_file
 from detent.running import lineage
+from detent.running.artifacts import hidden_in, read_whole, refuse_damaged
 from detent.running.hiding import KEY_BLOB
 
 ARCHIVE_VERSION = 1
@@ -50,7 +50,6 @@ MOST_BYTES = 1 << 30
 MOST_TIMES, UNSUSPECTED = 200, 1 << 26
 """So many times the bytes of the file may come out of it; up to so many bytes may in any case."""
 _PIECE = 1 << 20
-_PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
 
 replace = msgspec.structs.replace
 
@@ -118,10 +117,11 @@ def checked(run_id: str, lines: Sequence[bytes], said: Said | None = None) -> tu
 
 async def take(store: EventStore, run_id: str) -> Held:
     """Return the run as it is in a store, checked, a fork with what it has of its ancestors; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
-    head, lines = await store.head(run_id), await store.read(run_id)
+    head, lines = await store.head(run_id), await read_whole(store, run_id)
     if head is None or not lines:
         raise RunNotFound(run_id, store.url)
     digest, consumed = checked(run_id, lines)
+    await refuse_damaged(store, run_id, lines)
     blobs: dict[str, bytes] = {}
     for key in await store.list_blobs(run_id):
         data = await store.get_blob(run_id, key)
@@ -152,7 +152,7 @@ async def put(store: EventStore, held: Held) -> Moved:
     blobs = await _put_blobs(store, held)
     if len(there) < len(held.lines):  # in one append: half a log must never be something that can be resumed
         missing = held.lines[len(there) :]
-        await store.append(run_id, len(there), missing, head=held.head, durable=True, consumed=held.consumed)
+        await store.append(run_id, len(there), missing, head=replace(held.head, digest=held.digest), durable=True, consumed=held.consumed)
     known = set(held.consumed)
     for signal in held.signals:
         if signal.id not in known:
@@ -161,6 +161,7 @@ async def put(store: EventStore, held: Held) -> Moved:
     if tuple(arrived[: len(held.lines)]) != held.lines:
         raise CorruptLog(run_id, len(arrived), f"{store.url} does not give back what was written to it")
     digest, _ = checked(run_id, arrived)
+    await refuse_damaged(store, run_id, arrived)
     missing = await _missing(store, run_id, arrived)
     added = max(0, len(held.lines) - len(there))
     return Moved(run_id=run_id, records=len(arrived), added=added, blobs=blobs, digest=digest, missing=missing, place=store.url)
@@ -168,7 +169,7 @@ async def put(store: EventStore, held: Held) -> Moved:
 
 async def _missing(store: EventStore, run_id: str, lines: Sequence[bytes]) -> int:
     """Return how many hidden values that the records name are neither with the run nor with one that it goes on from."""
-    named = _hidden_in(lines)
+    named = hidden_in(lines)
     if not named:
         return 0
     with contextlib.suppress(RunErased):
@@ -178,15 +179,14 @@ async def _missing(store: EventStore, run_id: str, lines: Sequence[bytes]) -> in
     return len(named)
 
 
-def _hidden_in(lines: Iterable[bytes]) -> set[str]:
-    """Return the keys of the hidden values that these lines have placeholders for."""
-    return {lineage.SECRET + name.decode() for line in lines for name in _PLACEHOLDER.findall(line)}
-
-
 async def _put_blobs(store: EventStore, held: Held) -> int:
     """Write what is missing, before the records that name it; return how many there are."""
     for key, data in held.blobs.items():
-        if await store.get_blob(held.run_id, key) != data:
+        try:
+            there = await store.get_blob(held.run_id, key)
+        except CorruptLog:  # it is mended
+            there = None
+        if there != data:
             await store.put_blob(held.run_id, key, data)
     return len(held.blobs)
 
@@ -262,7 +262,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         records=len(held.lines),
         added=len(held.lines),
         blobs=len(open_part.blobs),
-        missing=len(_hidden_in(held.lines)),
+        missing=len(hidden_in(held.lines)),
         digest=held.digest,
         bytes=path.stat().st_size,
         removed=True,

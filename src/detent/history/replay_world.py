@@ -31,7 +31,7 @@ class ReplayWorld:
     scheduled: bool = False
     quiet: bool = False
 
-    def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes | None]] | None = None) -> None:
+    def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
         """`blob` reads an artifact of the run: strategies work with whole results."""
         self._journal, self._blob = journal, blob
 
@@ -198,7 +198,7 @@ class ReplayWorld:
         return outcome
 
     async def full(self, item: Item) -> Any:
-        """Only the preview is in the log; the whole is beside it, unless it was erased."""
+        """Only the preview is in the log; the whole is beside it."""
         data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
         return item.content if data is None else msgspec.json.decode(data)
 

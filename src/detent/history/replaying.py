@@ -17,8 +17,9 @@ from detent.history.replay_world import ReplayWorld
 from detent.ports import Plan, Tool, Toolbox, ToolSpec, View
 from detent.ports.outside import BRANCH
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
+from detent.running.artifacts import artifact, refuse_damaged
 from detent.running.driving import drive
-from detent.running.lineage import find_blob, history
+from detent.running.lineage import history
 from detent.running.phase_hooks import missing_hooks
 from detent.running.results import Difference, Replay
 from detent.running.snapshots import base_of
@@ -27,7 +28,7 @@ Answer = Plan | MalformedPlan
 """What a planner gave when it was asked: a plan, or an answer that is none."""
 
 
-Blob = Callable[[str], Awaitable[bytes | None]]
+Blob = Callable[[str], Awaitable[bytes]]
 MakeWorld = Callable[[ReplayJournal, Blob], ReplayWorld]
 
 
@@ -102,8 +103,9 @@ async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWor
 
 async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWorld) -> Replay:
     run_id = records[0].envelope.run
+    await refuse_damaged(parts.store, run_id, await parts.store.read(run_id))
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
-    world = make_world(journal, lambda key: find_blob(parts.store, journal.state, key))
+    world = make_world(journal, lambda key: artifact(parts.store, journal.state, key))
     above = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
     recorded = RecordedTools(parts.tools, [record.event for record in above])
     parts = msgspec.structs.replace(parts, tools=recorded)

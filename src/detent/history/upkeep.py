@@ -3,49 +3,121 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
 
 from detent.core.agent import Host
 from detent.core.codec import read_log, tombstone
-from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy
+from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy, RunErased
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
-from detent.ports import EventStore, RunQuery, give_back
+from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
+from detent.running.artifacts import cut, damaged, hidden_in
 from detent.running.control import Control
-from detent.running.lineage import ARTIFACT_KEY_LENGTH, PREFIX_BLOB, forget, preserve
+from detent.running.hiding import KEY_BLOB
+from detent.running.lineage import PREFIX_BLOB, SECRET, forget, preserve, segments
 from detent.running.results import Erasure, Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.secrecy.placing import is_kept
+from detent.secrecy.redact import Redactor
 
 
 async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
-    """Check every digest of a log, that it ends with the digest `head` when one is given, and that the listing entry says what it does."""
+    """Check a log and everything that it refers to: every digest, the artifacts, hidden values, the listing entry and the inbox.
+
+    `head` is the digest that the log must end with, where one was kept elsewhere.
+    """
     run_id = await runtime.visible(run_id, host)
     store, said = runtime.store, Said()
     entry = await store.head(run_id)
-    lines = await store.read(run_id)
-    sound, digest, erased = 0, "", False
+    found: list[tuple[int | None, str]] = []
+    sealed: tuple[int, str] | None = None
+    try:
+        sealed = await store.sealed(run_id)
+    except CorruptLog as error:
+        found.append((None, error.why))
+    try:
+        lines = await store.read(run_id)
+    except (CorruptLog, NewerVersion) as error:
+        at, why = (error.sequence, error.why) if isinstance(error, CorruptLog) else (0, str(error))
+        return Verification(run_id=run_id, ok=False, records=max(0, at - 1), digest="", sequence=at, problem=why)
+    sound, digest, erased, taken = 0, "", False, dict[str, int]()
     try:
         for record in read_log(run_id, lines):
             sound, digest, erased = sound + 1, record.digest, erased or record.event is None
+            if signal := getattr(record.event, "signal", ""):
+                taken.setdefault(signal, sound)
             if entry is not None and sound <= entry.records:
                 said.hear(record)
     except (CorruptLog, NewerVersion) as error:
         problem = error.why if isinstance(error, CorruptLog) else str(error)
         return Verification(run_id=run_id, ok=False, records=sound, digest=digest, erased=erased, sequence=sound + 1, problem=problem)
-    problem = f"the log ends with digest {digest}, not with {head}" if head and head != digest else ""
-    sequence = sound if problem else None
-    problem = problem or await _listing_problem(store, run_id, said, entry, sound)
-    return Verification(run_id=run_id, ok=not problem, records=sound, digest=digest, erased=erased, sequence=sequence, problem=problem)
+    if problem := cut(lines, sealed):
+        found.append((sound, problem))
+    if head and head != digest:
+        found.append((sound, f"the log ends with digest {digest}, not with {head}"))
+    found += [(error.sequence, error.why) async for error in damaged(store, run_id, lines)]
+    values, missing = await _hidden_values(store, run_id, lines)
+    others = [*values, await _listing_problem(store, run_id, said, entry, sound), *await _inbox(store, run_id, taken)]
+    found += [(None, problem) for problem in others if problem]
+    return Verification(
+        run_id=run_id,
+        ok=not found,
+        records=sound,
+        digest=digest,
+        erased=erased,
+        sequence=found[0][0] if found else None,
+        problem=found[0][1] if found else "",
+        further=tuple(problem for _, problem in found[1:]),
+        missing=missing,
+    )
+
+
+async def _hidden_values(store: EventStore, run_id: str, lines: Sequence[bytes]) -> tuple[list[str], int]:
+    """Return what is wrong with the hidden values that these lines have placeholders for, and how many are not there, as after `restore`."""
+    if not (names := sorted(hidden_in(lines))):
+        return [], 0
+    places = [run_id]
+    with contextlib.suppress(RunErased):
+        places += [one.run_id for one in reversed(await segments(store, run_id, lines))]
+    key, problems, missing = await _first(store, places, KEY_BLOB), list[str](), 0
+    for name in names:
+        data = await _first(store, places, name)
+        placeholder = f"<secret:{name.removeprefix(SECRET)}>"
+        if data is None:
+            missing += 1
+        elif key is None:
+            problems.append(f"the key of the placeholders is missing, and {placeholder} cannot be checked")
+        else:
+            problems += [] if is_kept(data, placeholder, Redactor((), key)) else [f"the value that is kept for {placeholder} was altered"]
+    return problems, missing
+
+
+async def _first(store: EventStore, places: Sequence[str], key: str) -> bytes | None:
+    for place in places:
+        if (data := await store.get_blob(place, key)) is not None:
+            return data
+    return None
+
+
+async def _inbox(store: EventStore, run_id: str, taken: Mapping[str, int]) -> list[str]:
+    """Return what is wrong with the signals that wait for a run whose log has taken up some."""
+    problems: list[str] = []
+    for signal in (await store.signals([run_id])).get(run_id, []):
+        if signal.kind == "unreadable":
+            problems.append(f"what the inbox holds as {signal.id!r} cannot be read: an answer may be lost")
+        elif signal.id in taken:
+            problems.append(f"the inbox holds signal {signal.id!r}, which record {taken[signal.id]} has taken up")
+    return problems
 
 
 async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: RunHead | None, records: int) -> str:
@@ -156,6 +228,7 @@ async def _drop(store: EventStore, run_id: str, keys: list[str]) -> int:
     named = b"\n".join([*await store.read(run_id), await store.get_blob(run_id, PREFIX_BLOB) or b""])
     for key in keys:
         if key.encode() not in named:
-            freed += len(await store.get_blob(run_id, key) or b"")
+            with contextlib.suppress(CorruptLog):  # nobody needs it any more
+                freed += len(await store.get_blob(run_id, key) or b"")
             await store.delete_blob(run_id, key)
     return freed

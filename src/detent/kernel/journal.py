@@ -220,4 +220,5 @@ def head_of(state: RunState) -> RunHead:
         records=state.seq,
         created_at=state.started_at or state.updated_at,  # type: ignore[arg-type]
         updated_at=state.updated_at,  # type: ignore[arg-type]
+        digest=state.digest,
     )

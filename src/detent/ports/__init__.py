@@ -25,6 +25,7 @@ from detent.ports.planning import (
 )
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
+    ARTIFACT_KEY_LENGTH,
     MOST_UNDECIDED,
     Balance,
     EventStore,
@@ -35,6 +36,7 @@ from detent.ports.stores import (
     Spent,
     Wakes,
     give_back,
+    intact,
     look_at,
     read_signal,
     wait_for_news,
@@ -60,6 +62,7 @@ from detent.ports.verifying import AnswerView, Verifier
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
+    "ARTIFACT_KEY_LENGTH",
     "MOST_EXACT",
     "MOST_NESTED",
     "MOST_UNDECIDED",
@@ -129,6 +132,7 @@ __all__ = [
     "awaited",
     "calls_in",
     "give_back",
+    "intact",
     "json_problem",
     "look_at",
     "models_asked",

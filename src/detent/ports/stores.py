@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from detent.core.errors import CancelWaits, NotAllowedNow, StoreError
+from detent.core.errors import CancelWaits, CorruptLog, NotAllowedNow, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
 
@@ -149,6 +149,17 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
+ARTIFACT_KEY_LENGTH = 64
+"""Artifacts are kept under the SHA-256 of their content, in hex; other blobs have shorter keys."""
+
+
+def intact(run_id: str, key: str, data: bytes | None) -> bytes | None:
+    """Return a blob that was read; raise `CorruptLog` where it was kept under the SHA-256 of other bytes. A store asks it on every read."""
+    if data is not None and len(key) == ARTIFACT_KEY_LENGTH and sha256(data).hexdigest() != key:
+        raise CorruptLog(run_id, 0, f"artifact {key} is not what was stored: these {len(data)} bytes have another digest")
+    return data
+
+
 class EventStore(Protocol):
     """Keeps logs as bytes, and what goes with them: claims, inboxes, blobs, snapshots.
 
@@ -204,6 +215,14 @@ class EventStore(Protocol):
 
     async def head(self, run_id: str) -> RunHead | None: ...
 
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return number of records and `head.digest` of the last durable append, or of a later one, kept outside the log; None: not known.
+
+        A log that is shorter, or has another digest there, is damaged. In a database they change in the transaction of the append; else they
+        are written after the log. "" is a digest that is not known.
+        """
+        ...
+
     async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
 
     async def claim(self, run_id: str) -> None:
@@ -241,7 +260,9 @@ class EventStore(Protocol):
         """Keep `data` under (run, key), durably; writing the same key again replaces it."""
         ...
 
-    async def get_blob(self, run_id: str, key: str) -> bytes | None: ...
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        """Return a blob, None where there is none; raise `CorruptLog` where its key is the SHA-256 of other bytes (see `intact`)."""
+        ...
 
     async def list_blobs(self, run_id: str) -> list[str]: ...
 

@@ -333,7 +333,7 @@ class Advancing:
         A finished run that is opened again starts without the signals that were left over; one that was given up takes them up.
         """
         parts = self.parts
-        state = await load_run(parts.store, self.run_id)
+        state = await load_run(parts.store, self.run_id, artifacts=True)
         now = parts.clock.now()
         left = [s for s in (await parts.store.signals([self.run_id])).get(self.run_id, []) if not rules.early(s, state, now)]
         reopened = state.terminal and any(isinstance(event, RunReopened) for event in events)

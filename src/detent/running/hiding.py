@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
-from detent.core.errors import ToolFailed
+from detent.core.errors import CorruptLog, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
@@ -23,8 +23,9 @@ from detent.ports import (
     ToolSpec,
     calls_in,
 )
+from detent.running.artifacts import artifact
 from detent.running.lineage import find_blob
-from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, kept_in, kept_of, misplaced
+from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, is_kept, kept_in, kept_of, misplaced
 from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
 
 KEY_BLOB = "redaction-key"
@@ -38,23 +39,27 @@ def blob_of(placeholder: str) -> str:
 class Values:
     """The values of one run, on their way into its log and out again."""
 
-    __slots__ = ("_journal", "_kept", "_nothing_hidden", "_patterns", "_redactor", "_store")
+    __slots__ = ("_journal", "_kept", "_nothing_hidden", "_patterns", "_redactor", "_store", "damage")
 
     def __init__(self, journal: Journal, store: EventStore, redact: Sequence[str]) -> None:
         self._journal, self._store, self._patterns = journal, store, tuple(redact)
         self._redactor: Redactor | None = None
         self._nothing_hidden: dict[str, ToolSpec] | None = None
         self._kept: dict[str, Kept] = {}
+        self.damage: CorruptLog | None = None  # what was kept of the run is not what was stored: it is not advanced any further
 
     def _run(self) -> RunState:
         return self._journal.state
 
     async def full(self, item: Item) -> Any:
-        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview."""
+        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview; raise `CorruptLog`."""
         if item.artifact is None:
             return item.content
-        data = await find_blob(self._store, self._run(), item.artifact.key)
-        return item.content if data is None else msgspec.json.decode(data)
+        try:
+            return msgspec.json.decode(await artifact(self._store, self._run(), item.artifact.key))
+        except CorruptLog as error:
+            self.damage = error
+            raise
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
         """Return the plan with sensitive values replaced by placeholders; they, and files that a model made, are stored before it is recorded."""
@@ -166,6 +171,9 @@ class Values:
         for name in sorted(set(names) - self._kept.keys()):
             data = await find_blob(self._store, self._run(), blob_of(name))
             if data is not None and name not in self._kept:
+                if not is_kept(data, name, await self.redactor()):
+                    self.damage = CorruptLog(self._run().run_id, 0, f"the value that is kept for {name} was altered")
+                    raise self.damage
                 self._kept[name] = kept_in(data)
 
     def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:

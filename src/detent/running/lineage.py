@@ -7,6 +7,7 @@ of JSON that says whose lines follow and how many of them the fork begins with, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,12 +18,10 @@ from detent.core.errors import CorruptLog, RunErased
 from detent.core.events import Forked, ToolFinished, ToolReconciled, ToolStarted
 from detent.core.records import Record
 from detent.core.state import TERMINAL, CallState, Item, RunState
-from detent.ports import EventStore, RunQuery, ToolOutcome
+from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, ToolOutcome
 
 PREFIX_BLOB = "fork-prefix"
 """The key of the copy; shorter than an artifact's."""
-ARTIFACT_KEY_LENGTH = 64
-"""Artifacts are kept under the SHA-256 of their content, in hex; other blobs have shorter keys."""
 SECRET = "secret-"
 _FORKED = b'","body":{"type":"forked"'
 """Stands in a line only where its body begins: inside a JSON string the quotes would be escaped."""
@@ -199,7 +198,10 @@ async def _forget_goal(store: EventStore, fork: str) -> None:
     forked = forked_of(lines[0]) if lines else None
     if head is None or forked is None or "goal" in forked.edits:
         return
-    blobs = {key: await store.get_blob(fork, key) or b"" for key in await store.list_blobs(fork)}
+    blobs: dict[str, bytes] = {}
+    for key in await store.list_blobs(fork):
+        with contextlib.suppress(CorruptLog):  # its run is damaged without it as with it
+            blobs[key] = await store.get_blob(fork, key) or b""
     await store.erase(fork, lambda line: line, head=msgspec.structs.replace(head, goal="", title=""))
     for key, data in blobs.items():
         await store.put_blob(fork, key, data)

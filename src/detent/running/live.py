@@ -152,9 +152,11 @@ class LiveWorld(Values):
         return None if bound is None else BoundReached(bound)
 
     def proceed(self) -> None:
-        """Stop here when the run is being suspended, also where a tool has swallowed the cancellation."""
+        """Stop here when the run is being suspended or was found to be damaged, also where a tool has swallowed the cancellation."""
         if self.control.stop:
             raise asyncio.CancelledError
+        if self.damage is not None:
+            raise self.damage
 
     def running_ms(self) -> float:
         """How long the run has been advanced, here and before, without waits and downtime."""

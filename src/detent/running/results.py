@@ -185,9 +185,10 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a log is sound: number of records and head digest, or why not (`problem`), and the first record that is not (`sequence`).
+    """Whether a run is sound: number of records and head digest, or why not (`problem`), and the record that it concerns (`sequence`).
 
-    Without `sequence` the records are sound, and the listing entry is not.
+    Without `sequence` the records are sound, and what is kept beside them is not. `further` are more problems like it; `missing` says how many
+    hidden values are not there, as after an archive was read back: it is no problem of the log.
     """
 
     run_id: str
@@ -197,3 +198,5 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     erased: bool = False
     sequence: int | None = None
     problem: str = ""
+    further: tuple[str, ...] = ()
+    missing: int = 0

@@ -30,6 +30,7 @@ from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.tenants import spent_between
 from detent.ports import Clock, EventStore, Ids, Spent
+from detent.running.artifacts import read_whole, refuse_damaged
 from detent.running.branching import branch
 from detent.running.lineage import Segment, forked_of, segments
 from detent.running.states import dump_state, load_state
@@ -51,12 +52,17 @@ def dump_snapshot(state: RunState) -> bytes:
     return dump_state(replace(state, passes=bare))
 
 
-async def load_run(store: EventStore, run_id: str) -> RunState:
-    """Return the state of a run, from its snapshot where that counts; raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`."""
-    lines = await store.read(run_id)
+async def load_run(store: EventStore, run_id: str, *, artifacts: bool = False) -> RunState:
+    """Return the state of a run, from its snapshot where that counts; raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`.
+
+    `artifacts`: check those that its log names, too.
+    """
+    lines = await read_whole(store, run_id)
     if not lines:
         raise RunNotFound(run_id, store.url)
     base = await base_of(store, run_id, lines)
+    if artifacts:
+        await refuse_damaged(store, run_id, lines)
     known = await store.get_snapshot(run_id) if base is None and len(lines) >= EVERY else None
     return state_of(run_id, lines, known, base)
 

@@ -54,6 +54,15 @@ def kept_in(data: bytes) -> Kept:
     return msgspec.convert(said, Kept) if isinstance(said, dict) else Kept(said, (Given(UNKNOWN),))
 
 
+def is_kept(data: bytes, name: str, redactor: Redactor) -> bool:
+    """Whether a blob holds what this placeholder stands for; one that was written before it was noted who gave a value cannot tell."""
+    try:
+        kept = kept_in(data)
+    except ValueError:  # msgspec's errors are ValueErrors
+        return False
+    return any(given.by == UNKNOWN for given in kept.given) or redactor.made(name, kept.value, [given.by for given in kept.given])
+
+
 def kept_of(redactor: Redactor) -> dict[str, Kept]:
     """Return by placeholder what a redactor has found since it was asked last."""
     found, givers = redactor.found, redactor.givers

@@ -198,9 +198,15 @@ class Redactor:
             return value
         return _between(_STAYS, value, self._hide) if isinstance(value, str) and _STAYS.search(value) else self._hide(value)
 
+    def made(self, name: str, value: Any, givers: Iterable[str]) -> bool:
+        """Whether this is the placeholder of a value that one of these gave."""
+        return any(name == self._name(whose, value) for by in givers for whose in (by, f"tool {by}"))
+
+    def _name(self, whose: str, value: Any) -> str:
+        return f"<secret:{hmac.new(self._key, msgspec.json.encode([whose, value]), sha256).hexdigest()[:24]}>"
+
     def _hide(self, value: Any) -> str:
-        said = msgspec.json.encode([self.whose, value])
-        name = f"<secret:{hmac.new(self._key, said, sha256).hexdigest()[:24]}>"
+        name = self._name(self.whose, value)
         self.found[name] = value
         self.givers.setdefault(name, set()).add(self.whose)
         return name

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from detent.core.errors import ConfigError, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import RunQuery, unstorable
+
+
+def unsealed(head: RunHead) -> RunHead:
+    """Return a listing entry without the digest that came with it, which `sealed` gives."""
+    return msgspec.structs.replace(head, digest="") if head.digest else head
 
 
 def check_query(query: RunQuery) -> None:

@@ -11,9 +11,9 @@ from functools import reduce
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.stores import refuse_behind_cancel, refuse_overfull
-from detent.stores.listing import select
+from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
 """Appends wake nobody: who follows records looks again after so many seconds."""
@@ -27,11 +27,12 @@ def _done(waiting: asyncio.Future[None]) -> None:
 class _Run:
     """All that is kept of one run."""
 
-    __slots__ = ("consumed", "head", "inbox", "records", "snapshot")
+    __slots__ = ("consumed", "head", "inbox", "records", "sealed", "snapshot")
 
     def __init__(self, head: RunHead) -> None:
         self.head = head
         self.records: list[bytes] = []
+        self.sealed: tuple[int, str] | None = None
         self.inbox: dict[str, Signal] = {}
         self.consumed: set[str] = set()
         self.snapshot: tuple[int, bytes] | None = None
@@ -134,6 +135,8 @@ class RamStore:
             refuse_behind_cancel(run_id, run.inbox.values(), consumed)
         run.records.extend(records)
         run.head = head
+        if durable:
+            run.sealed = len(run.records), head.digest
         for signal_id in consumed:
             run.inbox.pop(signal_id, None)
             run.consumed.add(signal_id)
@@ -173,13 +176,18 @@ class RamStore:
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
         run = self._open_runs().get(run_id)
-        return None if run is None else run.head
+        return None if run is None else unsealed(run.head)
+
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return what the last durable append said; see `EventStore.sealed`."""
+        run = self._open_runs().get(run_id)
+        return None if run is None else run.sealed
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
         runs = self._open_runs()
         last = runs.get(query.after) if query.after is not None else None
-        return select((run.head for run in runs.values()), query, after=last.head if last else None)
+        return select((unsealed(run.head) for run in runs.values()), query, after=last.head if last else None)
 
     async def claim(self, run_id: str) -> None:
         """Take the run for this store instance; raise `RunBusy` while a sibling has it."""
@@ -240,9 +248,9 @@ class RamStore:
         self._shelf.blobs.setdefault(run_id, {})[key] = bytes(data)
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         self._open_runs()
-        return self._shelf.blobs.get(run_id, {}).get(key)
+        return intact(run_id, key, self._shelf.blobs.get(run_id, {}).get(key))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""

@@ -133,6 +133,10 @@ class CrashingStore:
         """See `EventStore.head`."""
         return await self._do("head", lambda: self.inner.head(run_id))
 
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """See `EventStore.sealed`."""
+        return await self._do("sealed", lambda: self.inner.sealed(run_id))
+
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """See `EventStore.list_runs`."""
         return await self._do("list_runs", lambda: self.inner.list_runs(query))

@@ -379,6 +379,30 @@ class CollectsTooMuch(BrokenStore):
         return 0
 
 
+class BelievesItsDisk(BrokenStore):
+    async def get_blob(self, run_id: str, key: str) -> bytes | None:
+        return self._shelf.blobs.get(run_id, {}).get(key)
+
+
+class SealsNothing(BrokenStore):
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        return None
+
+
+class SealsOnceOnly(BrokenStore):
+    """Keeps what the first durable append said."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **{**options, "durable": expected_seq == 0})
+
+
+class SealsOnConflict(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, head: RunHead, **options: Any) -> None:
+        if run_id in self._open_runs():
+            self._run(run_id).sealed = expected_seq + len(records), head.digest
+        await super().append(run_id, expected_seq, records, head=head, **options)
+
+
 class WorksWhenClosed(BrokenStore):
     async def close(self) -> None:
         return
@@ -440,6 +464,10 @@ REJECTED = {
     GivesBackFirst: "test_what_is_charged_and_given_back_in_one_append_is_never_missing",
     ReservesForEver: "test_a_reservation_lapses",
     ReservesForDeletedRuns: "test_a_reservation_outlives_its_process_and_not_its_run",
+    BelievesItsDisk: "test_a_blob_is_compared_with_its_digest_on_every_read",
+    SealsNothing: "test_what_was_durable_is_known_outside_the_log",
+    SealsOnceOnly: "test_what_was_durable_is_known_outside_the_log",
+    SealsOnConflict: "test_what_was_durable_is_known_outside_the_log",
     WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
 }
 

@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 COMMIT = b'["commit",'
 
 _encode = msgspec.json.Encoder().encode
-_FIELDS = tuple(name for name in RunHead.__struct_fields__ if name != "records")
+_FIELDS = tuple(name for name in RunHead.__struct_fields__ if name not in ("records", "digest"))
 _CONSUMING = re.compile(rb'^\["commit",\d+,(\[.*?\]),\{.*\}\]$', re.MULTILINE)
 _TAIL_BYTES = 4096
 
@@ -41,7 +41,7 @@ class Tail(msgspec.Struct, frozen=True):
 
 def header_line(head: RunHead) -> bytes:
     """Return the first line of a log."""
-    return b'["detent",%d,%b]\n' % (FORMAT_VERSION, _encode(head))
+    return b'["detent",%d,%b]\n' % (FORMAT_VERSION, _encode(msgspec.structs.replace(head, digest="")))  # it says nothing of later appends
 
 
 def commit_line(seq: int, base: RunHead, head: RunHead, consumed: Sequence[str] = ()) -> bytes:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from detent.core.errors import Conflict, RunNotFound
+from detent.core.errors import Conflict, CorruptLog, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import Spent
 from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
 from detent.stores.files.parts import replace_file, sync_directory, write_all
+from detent.stores.files.sealed import Seals
 from detent.stores.files.spent import Ledger
 from detent.stores.locks import lock_file, still_named
 
@@ -40,6 +41,7 @@ class Logs:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ledger = Ledger(directory / ".spent")
+        self.seals = Seals(directory)
         self._open: OrderedDict[str, _Log] = OrderedDict()
         self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
         self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
@@ -116,9 +118,13 @@ class Logs:
             count = tail.seq if tail is not None else 0
             if entry is None or count != expected:
                 raise Conflict(run_id, expected, count)
+            if tail is None:
+                self._refuse_lost(run_id)
             if check is not None:
                 check()
             try:
+                if durable and self.seals.prepare(run_id):
+                    entry.named = False
                 end = tail.end if tail is not None else 0
                 if entry.size > end:
                     self._set_aside(run_id, entry, end)
@@ -134,10 +140,27 @@ class Logs:
             except BaseException:
                 entry.size = -1
                 if tail is None and os.fstat(entry.fd).st_size == 0:
+                    self.seals.remove(run_id)
                     self.path(run_id).unlink(missing_ok=True)
                 raise
             entry.size = end + len(data)
             entry.tail = Tail(seq, entry.size, base, head)
+            if durable:
+                self._seal(run_id, seq, head.digest)
+
+    def _seal(self, run_id: str, seq: int, digest: str) -> None:
+        """Say outside the log how long it is; the append is durable without, and an older seal says nothing against it."""
+        try:
+            self.seals.write(run_id, (seq, digest))
+        except OSError as error:
+            log.warning(
+                "run %r: %s.sealed is not up to date (%s): a log that is cut after this would not be noticed", run_id, run_id, error
+            )
+
+    def _refuse_lost(self, run_id: str) -> None:
+        """Raise `CorruptLog` where there is no log and there was one."""
+        if (seal := self.seals.read(run_id)) is not None:
+            raise CorruptLog(run_id, 0, f"its log is empty or gone, and had {seal[0]} durable records")
 
     def settle(self, run_id: str, wait_s: float) -> None:
         """Wait for an append that is going on: it is on disk then, or has not happened."""
@@ -198,6 +221,7 @@ class Logs:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self._heads.pop(run_id, None)
+            self._refuse_lost(run_id)
             return None
         try:
             stat = os.fstat(fd)

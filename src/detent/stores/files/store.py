@@ -16,7 +16,7 @@ from pathlib import Path
 
 from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
 from detent.stores.listing import select
@@ -107,6 +107,12 @@ class FileStore(StoreDirectory):
         """Return the run's listing entry; None for an unknown run."""
         self._file(run_id, ".jsonl")
         return await self._do(run_id, lambda _wait_s: self._logs.head(run_id))
+
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return what the last durable append said, from `RUN.sealed`; see `EventStore.sealed`."""
+        self._file(run_id, "")
+        with self._errors():
+            return self._logs.seals.read(run_id)
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first; a run whose file cannot be read is left out and logged."""
@@ -201,9 +207,9 @@ class FileStore(StoreDirectory):
         await self._do(run_id, action, threaded=True)
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         path = self._file(run_id, ".blobs") / blob_name(key)
-        return await self._do(run_id, lambda _wait_s: _content(path) if path.exists() else None)
+        return intact(run_id, key, await self._do(run_id, lambda _wait_s: _content(path) if path.exists() else None))
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""
@@ -258,6 +264,7 @@ class FileStore(StoreDirectory):
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
                 self._claims.remove(run_id, wait_s)
+                self._logs.seals.remove(run_id)
                 path.unlink(missing_ok=True)
                 sync_directory(self.path)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, read_signal
-from detent.stores.listing import check_query
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
+from detent.stores.listing import check_query, unsealed
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
@@ -121,7 +121,12 @@ class PostgresStore(PostgresOpening):
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
         found = await self._rows(run_id, "SELECT head FROM runs WHERE run_id=%s", (run_id,))
-        return _head(run_id, found[0][0]) if found else None
+        return unsealed(_head(run_id, found[0][0])) if found else None
+
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return what the last append said; see `EventStore.sealed`."""
+        found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=%s", (run_id,))
+        return (found[0][0], _head(run_id, found[0][1]).digest) if found else None
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
@@ -143,7 +148,7 @@ class PostgresStore(PostgresOpening):
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         statement = f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT %s"
-        return [_head(run_id, entry) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
+        return [unsealed(_head(run_id, entry)) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -228,9 +233,9 @@ class PostgresStore(PostgresOpening):
         await self._rows(run_id, statement, (run_id, key, data))
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=%s AND key=%s", (run_id, key))
-        return found[0][0] if found else None
+        return intact(run_id, key, found[0][0] if found else None)
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""

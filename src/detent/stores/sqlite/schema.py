@@ -180,7 +180,13 @@ def concerns_all(error: sqlite3.Error) -> bool:
 
 
 def translate(error: Exception, path: Path) -> Exception:
-    """Return the error of Detent that stands for one of SQLite; any other error as it is."""
+    """Return the error of Detent that stands for one of SQLite, or for a row that holds what was never written; any other error as it is."""
+    if isinstance(error, (TypeError, AttributeError, OverflowError)):
+        damage = StoreError(
+            f"{str(path)!r} is damaged: a row holds what was never written ({error}); keep a copy, then try `sqlite3 FILE .recover`"
+        )
+        damage.__cause__ = error
+        return damage
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", None) or 0

@@ -16,8 +16,8 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, read_signal
-from detent.stores.listing import check_query
+from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
+from detent.stores.listing import check_query, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.operations import (
@@ -50,6 +50,7 @@ _WAITING_OF = (
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
 _MANY_SIGNALS = 200
+_BYTES = frozenset((bytes,))
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= seq"
@@ -80,7 +81,7 @@ class SqliteStore(SqliteConnection):
         db = self._connection()
         known = self._listed.get(run_id)
         counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
-        listed_at = known.records if known is not None and counts_only else 0
+        listed_at = known.records if known is not None and counts_only and not durable else 0  # a durable one is sealed by its entry
         operation = Append(
             run_id,
             expected_seq,
@@ -119,6 +120,9 @@ class SqliteStore(SqliteConnection):
         wanted = seq - after if limit is None else min(limit, seq - after)
         if len(lines) < wanted:
             await self._find_gap(run_id, run, after)
+        if not _BYTES.issuperset(map(type, lines)):
+            odd = next(number for number, line in enumerate(lines, after + 1) if type(line) is not bytes)
+            raise CorruptLog(run_id, odd, "what is stored is not a record")
         return lines
 
     async def _find_gap(self, run_id: str, run: int, after: int) -> None:
@@ -134,14 +138,16 @@ class SqliteStore(SqliteConnection):
         found = await self._rows(run_id, f"{_LISTED} WHERE run_id=?", (run_id,))
         return self._head(*found[0]) if found else None
 
+    async def sealed(self, run_id: str) -> tuple[int, str] | None:
+        """Return what the last append that wrote the listing entry said; see `EventStore.sealed`."""
+        found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=?", (run_id,))
+        return (found[0][0], _entry(run_id, found[0][1]).digest) if found else None
+
     def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
-        try:
-            head = _decode_head(entry)
-        except msgspec.DecodeError as error:
-            raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
+        head = _entry(run_id, entry)
         if records is None:
-            return head
-        return msgspec.structs.replace(head, records=records, iterations=iterations, updated_at=moment(updated))
+            return unsealed(head)
+        return msgspec.structs.replace(head, records=records, iterations=iterations, updated_at=moment(updated), digest="")
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
@@ -244,9 +250,11 @@ class SqliteStore(SqliteConnection):
         await self._submit(Statement(run_id, sql, (run_id, key, data), durable=True), self._connection())
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob; None when there is none under that key."""
+        """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=? AND key=?", (run_id, key))
-        return found[0][0] if found else None
+        if found and not isinstance(found[0][0], bytes):
+            raise CorruptLog(run_id, 0, f"what is stored as blob {key!r} is not what was put there")
+        return intact(run_id, key, found[0][0] if found else None)
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""
@@ -293,6 +301,13 @@ class SqliteStore(SqliteConnection):
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
+
+
+def _entry(run_id: str, entry: bytes) -> RunHead:
+    try:
+        return _decode_head(entry)
+    except (msgspec.DecodeError, TypeError) as error:
+        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def _same_but_counts(known: RunHead, head: RunHead) -> bool:

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NoReturn
 
 import pytest
 
-from detent.core.errors import Conflict, RunBusy, RunNotFound
+from detent.core.errors import Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
@@ -46,6 +47,50 @@ class PartsContract:
             assert await store.head("run") is None
 
         run_on(place, body)
+
+    def test_a_blob_is_compared_with_its_digest_on_every_read(self, place: Place) -> None:
+        """What is kept under a SHA-256 is that content or `CorruptLog`, which names it; it is listed, and can be replaced and deleted."""
+
+        async def body(store: EventStore) -> None:
+            key = sha256(b"whole").hexdigest()
+            await store.put_blob("run", key, b"wholE")
+            for _ in range(2):
+                with pytest.raises(CorruptLog, match=key):
+                    await store.get_blob("run", key)
+            assert await store.list_blobs("run") == [key]
+            await store.put_blob("run", key, b"whole")
+            assert await store.get_blob("run", key) == b"whole"
+            await store.put_blob("run", key, b"")
+            with pytest.raises(CorruptLog, match=key):
+                await store.get_blob("run", key)
+            await store.delete_blob("run", key)
+            assert await store.get_blob("run", key) is None
+
+        run_on(place, body)
+
+    def test_what_was_durable_is_known_outside_the_log(self, place: Place) -> None:
+        """Length and digest of the last durable append, or of a later one: a log that was cut is shorter. A refused append changes nothing."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            assert await first.sealed("run") is None
+            await first.append("run", 0, [line(1), line(2)], head=head_of("run", 2, digest="two"), durable=True)
+            assert (await first.sealed("run"), await second.sealed("run")) == ((2, "two"), (2, "two"))
+            with pytest.raises(Conflict):
+                await second.append("run", 0, [line(1)], head=head_of("run", 1, digest="one"), durable=True)
+            assert await first.sealed("run") == (2, "two")
+            await first.append("run", 2, [line(3)], head=head_of("run", 3, digest="three"))
+            assert await second.sealed("run") in ((2, "two"), (3, "three"))
+            for n in (4, 5, 6):
+                await first.append("run", n - 1, [line(n)], head=head_of("run", n, digest=str(n)), durable=True)
+                assert await second.sealed("run") == (n, str(n))
+            await first.erase("run", lambda _line: b'{"n":0}', head=head_of("run", 6, digest="6"))
+            assert await second.sealed("run") == (6, "6")
+            await first.delete("run")
+            assert await second.sealed("run") is None
+            await first.append("run", 0, [line(1)], head=head_of("run", 1, digest="one"), durable=True)
+            assert await second.sealed("run") == (1, "one")
+
+        run_on_several(place, body)
 
     def test_the_latest_snapshot_is_kept(self, place: Place) -> None:
         """One a run: a later one replaces it, an earlier one does not."""

@@ -1,0 +1,92 @@
+"""How long the log of each run was at its last durable append: `RUN.sealed`, beside the log, so that a log that was cut is not taken for whole.
+
+A seal is two slots of which the older is overwritten, each with a checksum: a write that a crash tears leaves the other. It is written and synced
+after the log. A seal that is older than the log says nothing against the log.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from detent.core.errors import CorruptLog
+from detent.stores.files.parts import write_all
+
+_SLOT = 512
+_BLANK = (b" " * (_SLOT - 1) + b"\n") * 2
+_DIGEST_BYTES = 256
+
+Seal = tuple[int, str]
+"""Number of records, and the digest of the last of them."""
+
+
+class Seals:
+    """The seals in one directory; a run's seal is written under the lock of its log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, run_id: str) -> Path:
+        """The seal of a run."""
+        return self.directory / f"{run_id}.sealed"
+
+    def prepare(self, run_id: str) -> bool:
+        """Make room for a seal where there is none, and return whether that was done: sealing itself must not fail for want of room."""
+        fd = os.open(self.path(run_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size == len(_BLANK):
+                return False
+            write_all(fd, _BLANK, 0)
+            return True
+        finally:
+            os.close(fd)
+
+    def write(self, run_id: str, seal: Seal) -> None:
+        """Write the seal durably, over the older of the two that are there."""
+        fd = os.open(self.path(run_id), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            first, second = _slots(os.pread(fd, len(_BLANK), 0))
+            older = 1 if first is not None and (second is None or second[0] <= first[0]) else 0
+            write_all(fd, _encoded(seal), older * _SLOT)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, run_id: str) -> Seal | None:
+        """Return the later of the two, None where nothing was sealed yet; raise `CorruptLog` where neither can be read."""
+        try:
+            data = self.path(run_id).read_bytes()
+        except FileNotFoundError:
+            return None
+        found = [seal for seal in _slots(data) if seal is not None]
+        if not found and data.strip():
+            raise CorruptLog(run_id, 0, f"{run_id}.sealed, which says how long its log must be, cannot be read")
+        return max(found, default=None)
+
+    def remove(self, run_id: str) -> None:
+        """Remove the seal; before its log, which would else seem to be lost."""
+        self.path(run_id).unlink(missing_ok=True)
+
+
+def _check(records: int, digest: str) -> str:
+    return sha256(f"{records} {digest}".encode()).hexdigest()[:16]
+
+
+def _encoded(seal: Seal) -> bytes:
+    records, digest = seal[0], seal[1] if len(seal[1].encode()) <= _DIGEST_BYTES else ""
+    return msgspec.json.encode([records, digest, _check(records, digest)]).ljust(_SLOT - 1) + b"\n"
+
+
+def _slots(data: bytes) -> tuple[Seal | None, Seal | None]:
+    return _decoded(data[:_SLOT]), _decoded(data[_SLOT : 2 * _SLOT])
+
+
+def _decoded(slot: bytes) -> Seal | None:
+    try:
+        records, digest, check = msgspec.json.decode(slot, type=tuple[int, str, str])
+    except ValueError:  # msgspec's errors are ValueErrors
+        return None
+    return (records, digest) if check == _check(records, digest) else None

@@ -10,6 +10,7 @@ from functools import reduce
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent
+from detent.ports.processes import renew_in_children
 from detent.stores.listing import select
 
 
@@ -35,6 +36,12 @@ class _Shelf:
         self.claims: dict[str, weakref.ref[RamStore]] = {}
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be empty: in a forked child the runs are its parent's, and would otherwise go on in both."""
+        for kept in (self.runs, self.blobs, self.claims, self.spent, self.reserved):
+            kept.clear()
 
     def used(self, tenant: str, since: str) -> Spent:
         """Return what a tenant has used since that day."""
@@ -50,7 +57,8 @@ class _Shelf:
 class RamStore:
     """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` gives another holder of claims on the same runs.
 
-    A store instance is one holder. `open` is not needed before first use; after `close` every call raises `StoreError` until it is opened again.
+    A store instance is one holder; in a process that is forked it is empty. `open` is not needed before first use; after `close` every call raises
+    `StoreError` until it is opened again.
     """
 
     url = "ram:"

@@ -17,7 +17,7 @@ from detent.ports import Spent
 from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
 from detent.stores.files.parts import replace_file, sync_directory, write_all
 from detent.stores.files.spent import Ledger
-from detent.stores.locks import lock_file, still_named
+from detent.stores.locks import lock_file, still_named, unlock
 
 log = logging.getLogger("detent.stores.files.store")
 
@@ -49,10 +49,15 @@ class Logs:
         """The log of a run."""
         return self.directory / f"{run_id}.jsonl"
 
+    def forked(self) -> None:
+        """Have no file open: in a forked child all that were are closed (`locks`), for they and their locks are its parent's."""
+        self._open.clear()
+        self.ledger.forked()
+
     def close(self) -> None:
         """Close the files that are kept open."""
         while self._open:
-            os.close(self._open.popitem()[1].fd)
+            unlock(self._open.popitem()[1].fd)
 
     @contextmanager
     def locked(self, run_id: str, wait_s: float, *, create: bool) -> Generator[_Log | None, None, None]:
@@ -63,7 +68,7 @@ class Logs:
         try:
             if entry is None or not _relock(entry.fd, path):
                 if entry is not None:
-                    os.close(entry.fd)
+                    unlock(entry.fd)
                     entry = None
                 if create or path.exists():
                     entry = self._opened(path, wait_s, create=create)
@@ -82,9 +87,9 @@ class Logs:
                     fcntl.flock(entry.fd, fcntl.LOCK_UN)
                     self._open[run_id] = entry
                     while len(self._open) > _OPEN_FILES:
-                        os.close(self._open.popitem(last=False)[1].fd)
+                        unlock(self._open.popitem(last=False)[1].fd)
                 else:
-                    os.close(entry.fd)
+                    unlock(entry.fd)
 
     def _opened(self, path: Path, wait_s: float, *, create: bool) -> _Log | None:
         try:

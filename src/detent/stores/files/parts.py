@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
-from detent.stores.locks import Holder, lock_file, lock_path
+from detent.stores.locks import Holder, lock_file, lock_path, unlock
 
 TEMPORARY = ".tmp-"
 
@@ -52,7 +52,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(fd)
+        unlock(fd)
     if durable:
         sync_directory(path.parent)
 
@@ -67,7 +67,7 @@ def remove_temporary(directory: Path) -> int:
             continue
         freed += os.fstat(fd).st_size
         path.unlink(missing_ok=True)
-        os.close(fd)
+        unlock(fd)
     return freed
 
 
@@ -122,7 +122,7 @@ class Inboxes:
         finally:
             if os.fstat(fd).st_size == 0:
                 self.path(run_id).unlink(missing_ok=True)
-            os.close(fd)
+            unlock(fd)
 
     def waiting(self, run_id: str) -> list[Signal]:
         """Return the signals that were not consumed; remove the file when there is none."""
@@ -149,7 +149,7 @@ class Inboxes:
             if all(signal.id in consumed for signal in _signals(fd)[0]):
                 self.path(run_id).unlink(missing_ok=True)
         finally:
-            os.close(fd)
+            unlock(fd)
 
 
 def _signals(fd: int) -> tuple[list[Signal], int]:
@@ -186,7 +186,7 @@ class Claims:
             write_all(fd, entry, 0)
             os.ftruncate(fd, len(entry))
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def release(self, run_id: str, wait_s: float) -> None:
         """Give a claim up, if it is held here."""
@@ -230,7 +230,7 @@ class Claims:
             self.path(run_id).unlink(missing_ok=True)
             return os.fstat(fd).st_size
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def _lives(self, name: str, host: str) -> bool:
         expires = 0.0

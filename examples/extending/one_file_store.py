@@ -19,6 +19,7 @@ import secrets
 import socket
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from functools import reduce
 from pathlib import Path
@@ -72,6 +73,15 @@ class OneFileStore:
         self._name = secrets.token_hex(8)
         self._alive: IO[bytes] | None = None
         self._held: set[str] = set()
+        me = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: (store := me()) and store._become_another())
+
+    def _become_another(self) -> None:
+        """Be another holder in a forked child: what is held, and the lock that shows that its holder lives, are the parent's."""
+        self._name, self._held = secrets.token_hex(8), set()
+        if self._alive is not None:
+            self._alive.close()
+            self._alive = None
 
     def _life_of(self, holder: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{holder}.alive")

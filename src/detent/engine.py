@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
-import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
@@ -60,7 +58,7 @@ from detent.ports.verifying import Verifier
 from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
-from detent.running.runtime import Approver, Runtime
+from detent.running.runtime import Approver, Runtime, worker_name
 from detent.running.verifying import Answers
 from detent.running.watcher import Watcher
 from detent.secrecy.redact import Redactor
@@ -215,7 +213,7 @@ class Engine:
             grants=tuple(grants),
             secrets=secrets,
             capabilities=capabilities,
-            worker=f"{socket.gethostname()}:{os.getpid()}",
+            worker=worker_name(),
             digest=schema_digest,
             traffic=Traffic(prices=self.prices, limits=limits_of(models.limits), retries=models.retries),
             titles=models.titles,

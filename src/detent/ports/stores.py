@@ -165,6 +165,9 @@ class EventStore(Protocol):
 
     Records are opaque lines (see `core.records`); their order and number are the store's promise. Errors: `Conflict`, `RunBusy`,
     `RunNotFound`, `StoreBusy`, `StoreFull`, `CorruptLog` (a stored line that cannot be read).
+
+    In a process that is forked a store is another holder, which has nothing and is closed until it is opened there (`ports.processes`). It may be
+    closed in another event loop than it was opened in.
     """
 
     url: str

@@ -220,6 +220,8 @@ class Advancing:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Give the claim back; turn what only stops the worker into `Suspended`."""
+        if kind is GeneratorExit:
+            return  # left behind with its event loop, where nothing can be waited for: see `Watcher.left`
         try:
             if isinstance(error, asyncio.CancelledError) and self.control.stop:
                 await self._say_stopped()

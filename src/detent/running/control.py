@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from detent.config.groups import GRACE_S
@@ -127,7 +128,8 @@ class Control:
         """Stop advancing the run now; nothing is finished."""
         self.stop = self.stop or why
         if self._task is not None:
-            self._task.cancel()
+            with suppress(RuntimeError):  # its loop was closed
+                self._task.cancel()
 
     def _interrupt(self, section: Section) -> None:
         grace_s = self.grace_s if section.grace_s is None else section.grace_s

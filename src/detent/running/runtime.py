@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +27,8 @@ from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
-from detent.ports import Observer, Planner, Signal, WorkerHost, unstorable
+from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, unstorable
+from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
 from detent.running.people import poster
@@ -42,6 +45,10 @@ Approver = Callable[[Approval], Any]
 Begin = Callable[[Advancing], Coroutine[Any, Any, Journal | RunState]]
 """What is done first with a run under its claim; returns the journal to take it on with, or the state that it has come to."""
 UNLIMITED = contextlib.nullcontext()
+
+
+_LOOK_S = 0.05
+"""How often it is looked whether another event loop still runs."""
 
 
 class Shift:
@@ -64,13 +71,25 @@ class Shift:
         """Let it end, and wait for that; `work` returns then."""
         self.end()
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await ended(self._task)
 
     def end(self) -> None:
         """Let it end soon."""
         self._stopped = True
         if self._task is not None:
-            self._task.cancel()
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                self._task.cancel()
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Wait until a task has ended; not for one of a loop that stands still."""
+    if task.get_loop() is asyncio.get_running_loop():
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def worker_name() -> str:
+    """Return the name under which this process takes runs up."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Runtime:
@@ -110,31 +129,68 @@ class Runtime:
         )
         self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
         self._observers = one_of(observers)
-        self._limit = asyncio.Semaphore(bounds.max_concurrent_runs) if bounds.max_concurrent_runs else None
+        self._most = bounds.max_concurrent_runs
+        self._limit = asyncio.Semaphore(self._most) if self._most else None
         self.shifts: set[Shift] = set()
         self.advancing: set[asyncio.Task[Any]] = set()
         self._queued: set[Advancing] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be closed, and advance nothing: in a forked child what goes on is its parent's."""
+        self.shifts, self.advancing, self._queued = set(), set(), set()
+        self._opened, self._loop = False, None
+        self._limit = asyncio.Semaphore(self._most) if self._most else None
+        self.parts = msgspec.structs.replace(self.parts, worker=worker_name())
+        self.parts.watcher.forked()
 
     # Life -----------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Make the store usable."""
+        """Make the store usable; what was left behind with a loop that was closed is given up."""
+        here = asyncio.get_running_loop()
+        if self._loop is not here:
+            self._loop = here
+            if self._opened:
+                await self.store.open()
+                await self._give_up(self.parts.watcher.left())
         if not self._opened:
             await self.store.open()
             self._opened = True
 
     async def close(self) -> None:
-        """Stop watching and close the store; workers are stopped and runs in progress suspended first."""
+        """Stop watching and close the store; workers are stopped and runs in progress suspended first.
+
+        It is done in the event loop that the engine was used in last, while that runs. What belongs to one that does not run is given up.
+        """
+        here, last = asyncio.get_running_loop(), self._loop
+        if last is not None and last is not here and last.is_running():
+            there = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), last))
+            while last.is_running() and not there.done():
+                await asyncio.wait([there], timeout=_LOOK_S)  # it may stop running in between
+            if there.done():
+                await there
+                return
         await asyncio.gather(*(shift.stop() for shift in self.shifts))
         self.suspend("the engine is closing")
-        await asyncio.gather(*self.advancing, return_exceptions=True)
+        await asyncio.gather(*(task for task in self.advancing if task.get_loop() is here), return_exceptions=True)
+        await self._give_up(self.parts.watcher.left(stopped=True))
         await self.parts.watcher.close()
+        self.tools.rest()
         await self.servers.close()
         await self.planners.close()
         if self._opened:
             self._opened = False
             if self.owns_store:
                 await self.store.close()
+
+    async def _give_up(self, runs: Sequence[str]) -> None:
+        """Give back the claims of runs that nobody goes on with."""
+        self.advancing = {task for task in self.advancing if not task.get_loop().is_closed()}
+        if self._opened:
+            for run_id in runs:
+                await give_back(self.store, run_id)
 
     def suspend(self, why: str) -> int:
         """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`.

@@ -38,6 +38,19 @@ class Watcher:
         with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
             self._held = _HELD.setdefault(store, self._held)
 
+    def forked(self) -> None:
+        """Watch nothing: in a forked child the runs are its parent's."""
+        self._task, self._controls = None, {}
+        self._held.clear()
+
+    def left(self, *, stopped: bool = False) -> list[str]:
+        """Forget the runs whose event loop was closed while they were advanced, and return them; with `stopped` those of loops that stand still, too."""
+        gone = [run_id for run_id in self._controls if not _goes_on(self._held.get(run_id), stopped=stopped)]
+        for run_id in gone:
+            del self._controls[run_id]
+            self._held.pop(run_id, None)
+        return gone
+
     def add(self, run_id: str, control: Control) -> None:
         """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
         if run_id in self._controls:
@@ -49,7 +62,7 @@ class Watcher:
             raise RunBusy(run_id, "another engine of this process")
         self._held[run_id] = mine
         self._controls[run_id] = control
-        if self._task is None or self._task.done():
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
             self._task = loop.create_task(self._watch())
 
     def remove(self, run_id: str) -> None:
@@ -79,10 +92,10 @@ class Watcher:
 
     async def close(self) -> None:
         """End the polling."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        task, self._task = self._task, None
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
         renewed = asyncio.get_running_loop().time()
@@ -107,7 +120,9 @@ class Watcher:
                 log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)
 
 
-def _goes_on(holder: _Holder) -> bool:
-    """Whether who holds a run can still go on: neither it nor its event loop is gone."""
+def _goes_on(holder: _Holder | None, *, stopped: bool = False) -> bool:
+    """Whether who holds a run can still go on: neither it nor its event loop is gone, or, with `stopped`, stands still."""
+    if holder is None:
+        return False
     loop = holder[2]()
-    return holder[1]() is not None and loop is not None and not loop.is_closed()
+    return holder[1]() is not None and loop is not None and not loop.is_closed() and (loop.is_running() or not stopped)

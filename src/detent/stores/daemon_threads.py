@@ -16,6 +16,10 @@ class Threads:
 
     def __init__(self, *, count: int, name: str) -> None:
         self._count, self._name = count, name
+        self.forked()
+
+    def forked(self) -> None:
+        """Have no thread and no job; in a forked child those are its parent's."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._open_jobs = 0
@@ -74,7 +78,7 @@ class Opening:
         self._busy: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
-        while self._busy is not None:
+        while self._busy is not None and not self._busy.get_loop().is_closed():
             await asyncio.shield(self._busy)
         self._busy = asyncio.get_running_loop().create_future()
 

@@ -12,13 +12,13 @@ import os
 import secrets
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from detent.core.errors import ConfigError, StoreBusy
+from detent.ports.processes import renew_in_children
 
 LEASE_S = 30.0
 """How long a holder on another host is believed to live after its last sign of life."""
@@ -38,7 +38,7 @@ def host_identity() -> str:
 
 
 def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> int:
-    """Open `path` and lock it for this descriptor alone; return the descriptor, to be closed with `os.close`, which unlocks.
+    """Open `path` and lock it for this descriptor alone; return the descriptor, to be closed with `unlock`. No forked child keeps it.
 
     The file that is locked is the one that has the name afterwards, even when another process replaced or removed it meanwhile. Raise
     `BlockingIOError` when it is still locked after `wait_s` seconds, `FileNotFoundError` when it is missing and `create` is false.
@@ -51,6 +51,7 @@ def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> 
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if still_named(fd, path):
+                _locked.add(fd)
                 return fd
             os.close(fd)
         except BlockingIOError:
@@ -62,6 +63,19 @@ def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> 
         except BaseException:
             os.close(fd)
             raise
+
+
+_locked: set[int] = set()
+"""Descriptors of this process that have locks."""
+
+
+def unlock(fd: int) -> None:
+    """Close what `lock_file` returned; also where a forked child has it, too, it is unlocked."""
+    _locked.discard(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def still_named(fd: int, path: str | Path) -> bool:
@@ -103,7 +117,7 @@ class Holder:
         self.runs: set[str] = set()
         self._fd: int | None = None
         self._rename()
-        _holders.add(self)
+        renew_in_children(self)
 
     def _rename(self) -> None:
         self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
@@ -127,7 +141,7 @@ class Holder:
         if self._fd is not None:
             if still_named(self._fd, self.path):
                 return
-            os.close(self._fd)
+            unlock(self._fd)
             self._fd = None
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -144,7 +158,7 @@ class Holder:
         """Give the lock file up and remove it."""
         if self._fd is not None:
             self.path.unlink(missing_ok=True)
-            os.close(self._fd)
+            unlock(self._fd)
             self._fd = None
         self.runs.clear()
 
@@ -155,12 +169,9 @@ class Holder:
         path = lock_path(self.directory, name, host)
         return not is_dead(path) and (_exists(int(name.rsplit(":", 2)[1])) or not _dies_soon(path))
 
-    def forget(self) -> None:
-        """Become another holder, in a child process: the parent's lock stays the parent's."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-        self.runs = set()
+    def forked(self) -> None:
+        """Become another holder, in a forked child: the parent's lock stays the parent's."""
+        self._fd, self.runs = None, set()
         self._rename()
 
 
@@ -208,16 +219,14 @@ def remove_dead(directory: Path, host: str) -> int:
             freed += os.fstat(fd).st_size
             path.unlink(missing_ok=True)
         finally:
-            os.close(fd)
+            unlock(fd)
     return freed
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+def _close_all() -> None:
+    """Close, in a forked child, what its parent has locked: else the locks would outlive that."""
+    while _locked:
+        os.close(_locked.pop())
 
 
-def _forget_all() -> None:
-    for holder in list(_holders):
-        holder.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_all)

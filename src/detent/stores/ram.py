@@ -12,6 +12,7 @@ from functools import reduce
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
+from detent.ports.processes import renew_in_children
 from detent.ports.stores import refuse_behind_cancel, refuse_overfull
 from detent.stores.listing import select, unsealed
 
@@ -49,6 +50,12 @@ class _Shelf:
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
         self.posted = 0
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be empty: in a forked child the runs are its parent's, and would otherwise go on in both."""
+        for kept in (self.runs, self.blobs, self.claims, self.spent, self.reserved, self.waiting):
+            kept.clear()
 
     def wake(self) -> None:
         """Wake who waits for a signal, on whichever event loop."""
@@ -71,7 +78,8 @@ class _Shelf:
 class RamStore:
     """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` gives another holder of claims on the same runs.
 
-    A store instance is one holder. `open` is not needed before first use; after `close` every call raises `StoreError` until it is opened again.
+    A store instance is one holder; in a process that is forked it is empty. `open` is not needed before first use; after `close` every call raises
+    `StoreError` until it is opened again.
     """
 
     url = "ram:"

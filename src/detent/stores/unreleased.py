@@ -21,6 +21,10 @@ class Owed:
         self._runs: dict[str, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def forked(self) -> None:
+        """Owe nothing: in a forked child the claims are its parent's."""
+        self._runs, self._tasks = {}, set()
+
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._runs
 

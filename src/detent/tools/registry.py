@@ -107,6 +107,10 @@ class Registry:
     def __len__(self) -> int:
         return len(self._given)
 
+    def rest(self) -> None:
+        """Let the idle threads end; the next call starts new ones."""
+        self.pool.rest()
+
     def close(self) -> None:
         """Let the idle threads end; calls that still run are not waited for."""
         self.pool.close()

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from datetime import datetime, timedelta
 
 from detent.core.errors import ConfigError, Conflict, RunBusy, RunErased, RunNotFound, StoreBusy, StoreError, StoreFull, Suspended
+from detent.ports.processes import renew_in_children
 from detent.ports.working import NOT_HERE, Backlog, Due, Tries
 
 CONCURRENCY, MAX_ATTEMPTS, RETRY_PAUSE_S, POLL_S = 4, 5, 1.0, 0.5
@@ -52,6 +53,11 @@ class InProcessHost:
         self.concurrency, self.max_attempts = concurrency, max_attempts
         self.retry_pause_s, self.poll_s = retry_pause_s, poll_s
         self._shifts: set[_Shift] = set()
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Have no worker: in a forked child those are its parent's."""
+        self._shifts = set()
 
     async def submit(self, run_id: str) -> None:
         """Nothing is to be handed over, a run that was started is due; workers of this very host look at once."""

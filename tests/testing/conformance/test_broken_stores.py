@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -418,6 +419,18 @@ class BrokenPlace(Place):
         return self._first.sibling()
 
 
+class ClosesInItsLoop(BrokenStore):
+    """Is closed by a task of the loop that it was opened in."""
+
+    async def open(self) -> None:
+        await super().open()
+        self._loop = asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        if asyncio.get_running_loop() is self._loop:
+            await super().close()
+
+
 REJECTED = {
     LosesUpdates: "test_of_many_appends_at_one_place_exactly_one_wins",
     IgnoresTheSequence: "test_an_append_with_a_wrong_sequence_is_refused_and_changes_nothing",
@@ -468,6 +481,7 @@ REJECTED = {
     SealsNothing: "test_what_was_durable_is_known_outside_the_log",
     SealsOnceOnly: "test_what_was_durable_is_known_outside_the_log",
     SealsOnConflict: "test_what_was_durable_is_known_outside_the_log",
+    ClosesInItsLoop: "test_a_store_is_closed_in_another_loop_than_it_was_used_in",
     WorksWhenClosed: "test_a_closed_store_refuses_and_can_be_opened_again",
 }
 
@@ -483,3 +497,16 @@ def test_the_suite_rejects_a_store_that_is_broken(kind: type[BrokenStore], test:
 def test_the_same_test_accepts_a_store_that_is_sound(test: str) -> None:
     """What rejects the broken stores is what was broken in them."""
     getattr(StoreContract(), test)(BrokenPlace(BrokenStore))
+
+
+def test_the_suite_rejects_a_store_whose_forked_child_is_its_parent(tmp_path: Path) -> None:
+    """The child would believe that it has what the parent claimed."""
+
+    class Forks(Place):
+        child = (
+            "from detent.stores.files.store import FileStore; from detent.stores import locks\n"
+            f"locks.BUSY_TIMEOUT_S = 0.1; locks.Holder.forked = lambda holder: None; store = FileStore({str(tmp_path)!r})"
+        )
+
+    with pytest.raises(AssertionError):
+        StoreContract().test_a_forked_child_is_another_holder_of_the_same_store(Forks())

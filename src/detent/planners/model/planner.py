@@ -28,6 +28,7 @@ from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, for_provider, read_settings
 from detent.planners.trimming import compression_of, schema_detail_of, temperature_of
 from detent.ports import Plan, View
+from detent.ports.processes import keep, renew_in_children
 
 log = logging.getLogger("detent")
 
@@ -52,6 +53,12 @@ class ModelPlanner:
         self._limits: dict[tuple[str, str], int] = {}
         self._named: set[tuple[str, str]] = set()
         self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Have no clients: in a forked child the connections are its parent's, which nobody here may close."""
+        keep(self._exchanges)
+        self._exchanges = WeakKeyDictionary()
 
     @property
     def asks_only_its_own(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from detent.core.errors import ConfigError, StoreBusy, StoreError, StoreFull
+from detent.ports.processes import renew_in_children
 from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
@@ -51,6 +52,13 @@ class StoreDirectory:
         self._owed = Owed(self._give_up)
         self._pending: dict[str, asyncio.Future[Any]] = {}
         self._threads = Threads(count=_THREADS, name="detent-files")
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be closed: in a forked child, whose parent goes on with what is open."""
+        self._open, self._pending = False, {}
+        for part in (self._owed, self._threads, self._logs):
+            part.forked()
 
     async def open(self) -> None:
         """Create the directory where it is missing."""
@@ -106,7 +114,7 @@ class StoreDirectory:
 
         `action` gets the seconds that it may wait for a lock and raises `BlockingIOError` after them.
         """
-        while (before := self._pending.get(run_id)) is not None:
+        while (before := self._pending.get(run_id)) is not None and not before.get_loop().is_closed():
             await asyncio.wait([before])
         if not threaded:
             try:
@@ -115,8 +123,18 @@ class StoreDirectory:
             except BlockingIOError:
                 pass
         future = self._pending[run_id] = self._threads.run(functools.partial(self._waiting, action))
-        future.add_done_callback(lambda _: self._pending.pop(run_id))
+        future.add_done_callback(functools.partial(self._over, run_id))
         return await asyncio.shield(future)
+
+    def _over(self, run_id: str, action: asyncio.Future[Any]) -> None:
+        if self._pending.get(run_id) is action:
+            del self._pending[run_id]
+
+    async def _settled(self) -> None:
+        """Wait for all that is going on and can tell so."""
+        here = asyncio.get_running_loop()
+        if going_on := [future for future in self._pending.values() if future.get_loop() is here]:
+            await asyncio.wait(going_on)
 
     def _waiting(self, action: Callable[[float], Any]) -> Any:
         try:

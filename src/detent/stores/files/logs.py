@@ -18,7 +18,7 @@ from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line
 from detent.stores.files.parts import replace_file, sync_directory, write_all
 from detent.stores.files.sealed import Seals
 from detent.stores.files.spent import Ledger
-from detent.stores.locks import lock_file, still_named
+from detent.stores.locks import lock_file, still_named, unlock
 
 log = logging.getLogger("detent.stores.files.store")
 
@@ -51,10 +51,15 @@ class Logs:
         """The log of a run."""
         return self.directory / f"{run_id}.jsonl"
 
+    def forked(self) -> None:
+        """Have no file open: in a forked child all that were are closed (`locks`), for they and their locks are its parent's."""
+        self._open.clear()
+        self.ledger.forked()
+
     def close(self) -> None:
         """Close the files that are kept open."""
         while self._open:
-            os.close(self._open.popitem()[1].fd)
+            unlock(self._open.popitem()[1].fd)
 
     @contextmanager
     def locked(self, run_id: str, wait_s: float, *, create: bool) -> Generator[_Log | None, None, None]:
@@ -65,7 +70,7 @@ class Logs:
         try:
             if entry is None or not _relock(entry.fd, path):
                 if entry is not None:
-                    os.close(entry.fd)
+                    unlock(entry.fd)
                     entry = None
                 if create or path.exists():
                     entry = self._opened(path, wait_s, create=create)
@@ -84,9 +89,9 @@ class Logs:
                     fcntl.flock(entry.fd, fcntl.LOCK_UN)
                     self._open[run_id] = entry
                     while len(self._open) > _OPEN_FILES:
-                        os.close(self._open.popitem(last=False)[1].fd)
+                        unlock(self._open.popitem(last=False)[1].fd)
                 else:
-                    os.close(entry.fd)
+                    unlock(entry.fd)
 
     def _opened(self, path: Path, wait_s: float, *, create: bool) -> _Log | None:
         try:
@@ -165,7 +170,7 @@ class Logs:
     def settle(self, run_id: str, wait_s: float) -> None:
         """Wait for an append that is going on: it is on disk then, or has not happened."""
         with suppress(FileNotFoundError):
-            os.close(lock_file(self.path(run_id), wait_s=wait_s, create=False))
+            unlock(lock_file(self.path(run_id), wait_s=wait_s, create=False))
 
     def _sync(self, entry: _Log, end: int) -> None:
         """Make what was written after `end` survive power loss, or take it back."""
@@ -270,7 +275,7 @@ class Logs:
             self._seen.pop(run_id, None)  # of an append that was taken back, too
             return self.consumed(run_id)
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, *, spent: set[str], wait_s: float) -> None:
         """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`."""

@@ -14,7 +14,7 @@ import msgspec
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
 from detent.ports.stores import refuse_behind_cancel, refuse_overfull
-from detent.stores.locks import Holder, lock_file, lock_path
+from detent.stores.locks import Holder, lock_file, lock_path, unlock
 
 TEMPORARY = ".tmp-"
 
@@ -53,7 +53,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(fd)
+        unlock(fd)
     if durable:
         sync_directory(path.parent)
 
@@ -68,7 +68,7 @@ def remove_temporary(directory: Path) -> int:
             continue
         freed += os.fstat(fd).st_size
         path.unlink(missing_ok=True)
-        os.close(fd)
+        unlock(fd)
     return freed
 
 
@@ -126,7 +126,7 @@ class Inboxes:
         finally:
             if os.fstat(fd).st_size == 0:
                 self.path(run_id).unlink(missing_ok=True)
-            os.close(fd)
+            unlock(fd)
 
     def waiting(self, run_id: str, *, tidy: bool = True) -> list[Signal]:
         """Return the signals that were not consumed; remove the file when there is none, and it is to be tidied."""
@@ -164,7 +164,7 @@ class Inboxes:
         except BlockingIOError:
             return
         finally:
-            os.close(fd)
+            unlock(fd)
 
 
 def _signals(fd: int) -> tuple[list[Signal], int]:
@@ -201,7 +201,7 @@ class Claims:
             write_all(fd, entry, 0)
             os.ftruncate(fd, len(entry))
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def release(self, run_id: str, wait_s: float) -> None:
         """Give a claim up, if it is held here."""
@@ -245,7 +245,7 @@ class Claims:
             self.path(run_id).unlink(missing_ok=True)
             return os.fstat(fd).st_size
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def _lives(self, name: str, host: str) -> bool:
         expires = 0.0

@@ -7,7 +7,6 @@ A process that dies between the two leaves both, until its run is resumed or the
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from detent.ports import Balance, Reservation, Spent
 from detent.stores.files.parts import replace_file, sync_directory
-from detent.stores.locks import lock_file
+from detent.stores.locks import lock_file, unlock
 
 log = logging.getLogger("detent.stores.files.store")
 
@@ -72,7 +71,7 @@ class Reserved:
         try:
             yield
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def _read(self) -> list[_Row]:
         """Return what is reserved; a file that nobody can read, as a power cut may leave it, is dropped: what it said would lapse anyway."""

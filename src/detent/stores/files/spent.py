@@ -55,6 +55,10 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.forked()
+
+    def forked(self) -> None:
+        """Have read nothing yet."""
         self._days: dict[tuple[str, str], _Day] = {}
         self._lock = threading.Lock()
 

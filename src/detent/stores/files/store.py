@@ -38,16 +38,14 @@ class FileStore(StoreDirectory):
         """Wait for what is going on, release all claims, and close. The store can be opened again."""
         if not self._open:
             return
-        if self._pending:
-            await asyncio.wait(list(self._pending.values()))
+        await self._settled()
         for run_id in list(self._claims.holder.runs):
             try:
                 await self.release(run_id)
             except StoreError as error:
                 log.warning("closing without releasing the claim of run %r, which ends with this process: %s", run_id, error)
         await self._owed.close()
-        if self._pending:
-            await asyncio.wait(list(self._pending.values()))
+        await self._settled()
         self._open = False
         self._bell.close()
         self._claims.holder.drop()

@@ -13,8 +13,10 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
+from weakref import WeakSet
 
 import msgspec
 import psycopg
@@ -22,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from detent.core.errors import ConfigError, StoreError
+from detent.ports.processes import keep
 from detent.stores.passwords import without_password
 from detent.stores.postgres.errors import absent, in_one_line, is_lost, nobody_listens, refuses_for_good, translate, unreachable
 
@@ -105,6 +108,23 @@ class Connections:
         self._failed: psycopg.Error | None = None
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._uses: set[asyncio.Task[Any]] = set()
+        self._made: WeakSet[Connection] = WeakSet()
+
+    def forget(self, *, close: bool = False) -> None:
+        """Have no connection: their event loop stands still (`close`), or they are those of the parent of a forked child.
+
+        Then the server must not hear of it, and the child not put off their end. The number of each socket stays taken, by nothing: what the
+        driver still says when it forgets a connection goes nowhere.
+        """
+        with Path(os.devnull).open("r+b", buffering=0) as nothing:
+            for db in self._made:
+                with contextlib.suppress(psycopg.Error):
+                    if close:
+                        db.pgconn.finish()
+                    else:
+                        os.dup2(nothing.fileno(), db.fileno(), inheritable=False)
+        keep(self._pool, *self._made)  # the driver and its pool warn of what goes while it is open
+        self._pool, self._failed, self._uses, self._made = None, None, set(), WeakSet()
 
     async def open(self) -> None:
         """Make the pool; the first connection is opened when it is needed."""
@@ -116,7 +136,9 @@ class Connections:
             @classmethod
             async def connect(cls, conninfo: str = "", **options: Any) -> Any:
                 try:
-                    return await super().connect(conninfo, **options)
+                    db = await super().connect(conninfo, **options)
+                    connections._made.add(db)
+                    return db
                 except psycopg.Error as error:
                     connections._failed = error
                     raise
@@ -162,6 +184,7 @@ class Connections:
             try:
                 async with asyncio.timeout_at(deadline):
                     db = await psycopg.AsyncConnection.connect(self.target.conninfo, autocommit=True)
+                self._made.add(db)
                 try:
                     with given_until(db, deadline):
                         await self._configure(db)

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 
 from detent.core.errors import ConfigError, StoreError
+from detent.ports.processes import renew_in_children
 from detent.stores.daemon_threads import Opening
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
 from detent.stores.postgres.connections import Connections, given_until, target_of
@@ -51,10 +52,20 @@ class PostgresOpening:
         self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
         self._opening = Opening()
         self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Session
         self._follower: Session
         self._tell: asyncio.TimerHandle | None = None
         self._owed = Owed(lambda run_id: self._open_writer().submit(Release(run_id, self._holder.name)))
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be closed: in a forked child, whose parent goes on with what is open."""
+        self._connections.forget()
+        self._opening, self._writer, self._tell = Opening(), None, None
+        host, lease_s, now = self._lease
+        self._holder = Holder(host=host, lease_s=lease_s, now=now)
+        self._owed.forked()
 
     async def open(self) -> None:
         """Connect, and create or upgrade the tables. Raise `NewerVersion`, `StoreBusy`, `StoreError`, or `ConfigError` for a foreign schema."""
@@ -66,7 +77,10 @@ class PostgresOpening:
 
     async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
         async with self._opening:
+            if self._writer is not None and self._loop is not None and self._loop.is_closed():
+                await self._leave()
             if self._writer is None:
+                self._loop = asyncio.get_running_loop()
                 writer = await self._begin(create=create, upgrade=upgrade)
                 if writer is None:
                     return False
@@ -106,6 +120,9 @@ class PostgresOpening:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""
         if self._writer is None:
             return
+        if self._loop is not asyncio.get_running_loop():
+            await self._leave()
+            return
         writer, self._writer = self._writer, None
         await self._owed.close()
         if self._tell is not None:
@@ -115,6 +132,17 @@ class PostgresOpening:
         for session in (self._session, self._follower):
             await session.stop()
         await self._connections.close()
+
+    async def _leave(self) -> None:
+        """Close what was opened in another event loop, which stands still: over a connection of its own."""
+        self._connections.forget(close=True)
+        self._writer = self._tell = None
+        self._owed.forked()
+        db = await self._connections.connect(asyncio.get_running_loop().time() + self._connections.patience_s)
+        try:
+            await self._goodbye(db)
+        finally:
+            await db.close()
 
     async def _goodbye(self, db: Connection) -> None:
         """Give up all claims; with the last use of the writer's connection."""

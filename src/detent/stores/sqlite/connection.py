@@ -12,6 +12,7 @@ from typing import Any
 from detent.core.errors import ConfigError, StoreError
 from detent.core.records import RunHead
 from detent.ports import store_files
+from detent.ports.processes import renew_in_children
 from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Opening
 from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
@@ -60,6 +61,16 @@ class SqliteConnection:
         self._owed = Owed(lambda run_id: self._submit(Release(run_id, self._holder.name), self._connection()))
         self._batch: list[Operation] = []
         self._batch_loop: asyncio.AbstractEventLoop | None = None
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be closed: in a forked child, whose parent goes on with what is open (see `inherited`)."""
+        if self._db is not None:
+            self._db = None
+            store_files.unregister(self._real)
+        self._opening, self._batch, self._batch_loop = Opening(), [], None
+        self._listed.clear()
+        self._owed.forked()
 
     async def open(self) -> None:
         """Open the file, or create it. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` when it is another kind of database."""
@@ -89,7 +100,8 @@ class SqliteConnection:
         """Commit what was handed over, release all claims, and close. The store can be opened again."""
         if self._db is None:
             return
-        last = [self._batch[-1].future] if self._batch else []
+        here = asyncio.get_running_loop()
+        last = [operation.future for operation in self._batch[-1:] if operation.future.get_loop() is here]
         if self._holder.active:
             last.append(self._submit(Release("", self._holder.name), self._db))
         self._flush()
@@ -174,7 +186,8 @@ class SqliteConnection:
         db = self._connection()
         if not self._writer.has(run_id):
             try:
-                return db.execute(sql, values).fetchall()
+                with db.using:
+                    return db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 if not is_busy(error):
                     raise translate(error, self.path) from error

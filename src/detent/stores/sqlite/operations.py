@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -70,7 +71,9 @@ class Operation:
 
     def settle(self) -> None:
         """Tell the caller; on its event loop."""
-        if not self.future.done():
+        if self.future.done():
+            return
+        with suppress(RuntimeError):  # the caller's loop was closed
             if self.error is None:
                 self.future.set_result(self.outcome)
             else:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
+from detent.stores.sqlite.inherited import Db, refuse_inherited
 
 SCHEMA_VERSION = 4
 READABLE_FROM = 3
@@ -67,8 +68,6 @@ _MICROSECOND = timedelta(microseconds=1)
 
 _CREATING = threading.Lock()
 
-Db = sqlite3.Connection
-
 
 def microseconds(at: datetime) -> int:
     """Return a time as whole microseconds since 1970, exactly."""
@@ -83,7 +82,9 @@ def moment(microseconds: int) -> datetime:
 def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
     """Open a connection that never waits, commits by hand, and leaves checkpoints to the store; `how` are parameters of SQLite's URI."""
     where, uri = (f"{path.as_uri()}?{how}", True) if how else (path, False)
-    db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri)
+    refuse_inherited(str(path))
+    db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri, factory=Db)
+    db.file = str(path)
     try:
         db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
         db.execute(f"PRAGMA synchronous={synchronous}").fetchall()

@@ -26,6 +26,11 @@ log = logging.getLogger("detent.stores.sqlite.store")
 
 def commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
     """Apply all in one transaction; one that fails leaves its error with it and changes nothing. Raise when the database itself fails."""
+    with db.using:
+        _commit(db, operations, path)
+
+
+def _commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
     many = len(operations) > 1
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -97,14 +102,18 @@ class Checkpointer:
         try:
             db = connect(self._path, synchronous="NORMAL")
             try:
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                db.execute("PRAGMA busy_timeout=200").fetchall()
+                with db.using:
+                    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                    db.execute("PRAGMA busy_timeout=200").fetchall()
                 size = self._wal.stat().st_size
                 how = "RESTART" if size < 2 * self._limit else "TRUNCATE"
-                if not db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]:
+                with db.using:
+                    busy = db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]
+                if not busy:
                     self._worked_off = self._wal.stat().st_size
             finally:
-                db.close()
+                with db.using:
+                    db.close()
         except FileNotFoundError:
             return  # `check` says so
         except sqlite3.Error as error:
@@ -178,12 +187,13 @@ class Writer:
         while group := self._next():
             self._work(db, group)
         self._checkpointer.join()
-        self._inline.close()
-        try:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.Error as error:
-            log.debug("closing %s without a checkpoint: %s", self._path, error)
-        db.close()
+        with self._inline.using, db.using:
+            self._inline.close()
+            try:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as error:
+                log.debug("closing %s without a checkpoint: %s", self._path, error)
+            db.close()
         _tell(self._closed)
 
     def _open(self) -> Db:
@@ -193,9 +203,10 @@ class Writer:
             create_file(self._path)
         db = connect(self._path, synchronous="FULL", how=how)
         try:
-            if not self._create and not holds_something(db):
-                raise FileNotFoundError(self._path)
-            prepare(db, self._path, upgrade=self._upgrade)
+            with db.using:
+                if not self._create and not holds_something(db):
+                    raise FileNotFoundError(self._path)
+                prepare(db, self._path, upgrade=self._upgrade)
             self._inline = connect(self._path, synchronous="NORMAL", how=how)
             if not how:
                 self._checkpointer.opened()
@@ -244,10 +255,12 @@ class Writer:
     def _apply(self, db: Db, operations: list[Operation]) -> None:
         synchronous = "FULL" if any(operation.durable for operation in operations) else "NORMAL"
         if synchronous != self._synchronous:
-            db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+            with db.using:
+                db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
             self._synchronous = synchronous
         if operations[0].alone:
-            operations[0].outcome = operations[0].apply(db)
+            with db.using:
+                operations[0].outcome = operations[0].apply(db)
         else:
             commit(db, operations, self._path)
             self._checkpointer.check()

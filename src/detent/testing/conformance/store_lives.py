@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from detent.core.errors import StoreError
+from detent.core.errors import RunBusy, StoreError
 from detent.ports import EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
@@ -24,6 +27,47 @@ from detent.testing.conformance.store_places import (
     run_on,
     write,
 )
+
+_FORKING = """
+import asyncio, os, signal, sys
+from detent.core.errors import RunBusy
+from detent.testing.conformance.store import head_of, line
+{place}
+
+async def use(run, first):
+    await store.open()
+    await store.append(run, first - 1, [line(first), line(first + 1)], head=head_of(run, first + 1))
+    await store.append(run, first + 1, [line(first + 2), line(first + 3)], head=head_of(run, first + 3), durable=True)
+    await store.put_blob(run, "key", b"data")
+    assert len(await store.read(run)) == first + 3
+    await store.claim("of-the-" + run)
+
+async def child():
+    await use("child", 1)
+    try:
+        await store.claim("of-the-parent")
+    except RunBusy:
+        print("child", flush=True)
+        os.write(tell, b".")
+
+signal.alarm(60)  # a parent that hangs
+loop = asyncio.new_event_loop()
+loop.run_until_complete(use("parent", 1))
+told, tell = os.pipe()
+if os.fork() == 0:
+    signal.alarm(60)  # a child that hangs
+    asyncio.run(child())
+    os.close(tell)
+    sys.stdin.read()
+    os._exit(0)
+os.close(tell)
+if not os.read(told, 1):
+    os._exit(1)
+loop.run_until_complete(use("parent", 5))
+print("parent", flush=True)
+loop.run_forever()
+"""
+"""The child is done with the store before the parent goes on."""
 
 
 @documented(page="guides/write-a-store.md", port="EventStore")
@@ -152,6 +196,61 @@ class LifeContract:
             assert await store.head("run") == head_of("run", 150)
 
         run_on(place, check)
+
+    def test_a_store_is_closed_in_another_loop_than_it_was_used_in(self, place: Place) -> None:
+        """Its loop was closed under it, or stands still: `close` neither waits for that loop nor keeps a claim, and the store opens again."""
+        for name, closed in (("closed", True), ("stopped", False)):
+            store, loop = place.store(), asyncio.new_event_loop()
+
+            async def use(store: EventStore = store, name: str = name) -> None:
+                await store.open()
+                await store.claim(name)
+                await write(store, name, range(1, 3), durable=True)
+
+            async def close(store: EventStore = store, name: str = name) -> None:
+                await store.close()
+                other = place.store()
+                await other.open()
+                await other.claim(name)
+                await other.close()
+                await store.open()
+                assert await store.read(name) == [line(1), line(2)]
+                await write(store, name, range(3, 4))
+                await store.close()
+
+            try:
+                loop.run_until_complete(use())
+                if closed:
+                    loop.close()
+                asyncio.run(close())
+            finally:
+                loop.close()
+
+    def test_a_forked_child_is_another_holder_of_the_same_store(self, place: Place) -> None:
+        """What was used before `os.fork()` is used in the child once it is opened there, and by the parent; claims stay with who took them."""
+        if place.child is None:
+            pytest.skip("no other process can reach this store")
+        with subprocess.Popen([sys.executable, "-c", _FORKING.format(place=place.child)], stdin=PIPE, stdout=PIPE) as parent:
+            assert parent.stdout is not None
+            try:
+                assert [parent.stdout.readline() for _ in range(2)] == [b"child\n", b"parent\n"]
+
+                async def while_it_lives(store: EventStore) -> None:
+                    assert isinstance(await outcome(store.claim("of-the-parent")), RunBusy)
+                    assert isinstance(await outcome(store.claim("of-the-child")), RunBusy)
+                    assert await store.read("parent") == [line(n) for n in range(1, 9)]
+                    assert await store.read("child") == [line(n) for n in range(1, 5)]
+
+                async def after(store: EventStore) -> None:
+                    await store.claim("of-the-parent")
+                    assert isinstance(await outcome(store.claim("of-the-child")), RunBusy)
+
+                run_on(place, while_it_lives)
+                parent.kill()
+                parent.wait()
+                run_on(place, after)
+            finally:
+                parent.kill()
 
     def test_what_a_killed_process_had_committed_is_there(self, place: Place) -> None:
         """Every append that was answered survives SIGKILL, and no part of one that was not."""

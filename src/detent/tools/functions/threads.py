@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from detent.core.errors import ConfigError
+from detent.ports.processes import renew_in_children
 
 IDLE_S = 10.0
 """Seconds after which a thread without work ends."""
@@ -63,6 +64,12 @@ class ThreadPool:
             raise ConfigError(f"a thread pool of {size} could run nothing; give a size of 1 or more")
         self.size = size or min(32, (os.cpu_count() or 1) + 4)
         self._name = name
+        self._closed = False
+        self.forked()
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Have no thread and no job; in a forked child those are its parent's."""
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: set[Job] = set()
@@ -70,7 +77,7 @@ class ThreadPool:
         self._idle = 0
         self._stuck = 0
         self._started = 0
-        self._closed = False
+        self._rests = 0  # how often it was put to rest
 
     @property
     def stuck(self) -> int:
@@ -116,6 +123,12 @@ class ThreadPool:
             self._closed = True
             self._changed.notify_all()
 
+    def rest(self) -> None:
+        """Let idle threads end; the next job starts new ones."""
+        with self._changed:
+            self._rests += 1
+            self._changed.notify_all()
+
     def give_up(self, job: Job) -> bool:
         """Abandon `job`; return whether it had not started."""
         with self._changed:
@@ -159,9 +172,10 @@ class ThreadPool:
     def _next(self) -> Job | None:
         with self._changed:
             self._idle += 1
+            rests = self._rests
             try:
                 while not self._waiting:
-                    if self._closed or (not self._changed.wait(IDLE_S) and not self._waiting):
+                    if self._closed or rests != self._rests or (not self._changed.wait(IDLE_S) and not self._waiting):
                         self._threads -= 1
                         return None
                 job = self._waiting.popleft()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from detent.core.errors import ConfigError, NotExecuted, ToolFailed
 from detent.ports import ToolContext
+from detent.ports.processes import keep, renew_in_children
 from detent.tools.mcp.declarations import digest_of
 from detent.tools.mcp.kept import Kept
 from detent.tools.mcp.offered import Offer, offer_of
@@ -49,6 +50,12 @@ class Server:
         self._resting: tuple[float, str] | None = None
         self.own_names: frozenset[str] = frozenset()
         self._told: dict[str, str] = {}
+        renew_in_children(self)
+
+    def forked(self) -> None:
+        """Be connected to nothing: in a forked child the session, and the program behind it, are its parent's."""
+        keep(self._connection, self._connecting)
+        self._connection = self._connecting = self._resting = None
 
     @property
     def prefix(self) -> str:
@@ -69,7 +76,9 @@ class Server:
     async def close(self) -> None:
         """End the connection and the program behind it; the next call would start it again."""
         connecting, self._connecting = self._connecting, None
-        if connecting is not None and not connecting.done():
+        if self._connection is not None and self._connection.loop is not asyncio.get_running_loop():
+            self._connection = None  # nobody can say goodbye in a loop that stands still
+        if connecting is not None and not connecting.done() and connecting.get_loop() is asyncio.get_running_loop():
             connecting.cancel()
             await asyncio.wait({connecting})
         connection, self._connection = self._connection, None

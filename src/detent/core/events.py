@@ -100,12 +100,16 @@ class LevelsAccepted(Event, frozen=True, kw_only=True):
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
-    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept."""
+    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept.
+
+    `repeats`: failed passes continue that the strategy had dealt with, too, as in the logs of 0.1.0.
+    """
 
     by: str = ""
     why: str = ""
     budget: Budget | None = None
     via: str = ""
+    repeats: bool = True
 
 
 class RunWaiting(Event, frozen=True, kw_only=True):
@@ -142,7 +146,7 @@ class Forked(Event, frozen=True, kw_only=True):
     What comes after is folded onto what the parent had come to there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
     `variables`, `results` by call id, `replies` by the id of the question. `effects` says what becomes of a call that is not read-only:
     `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` with the recorded outcome, else it is
-    executed; `redo` executes it.
+    executed; `redo` executes it. `repeats`: see `RunReopened`.
     """
 
     parent: str
@@ -150,6 +154,7 @@ class Forked(Event, frozen=True, kw_only=True):
     digest: str
     edits: dict[str, Any] = {}
     effects: Literal["dry_run", "reuse", "redo"] = "dry_run"
+    repeats: bool = True
 
 
 class Erased(Event, frozen=True, kw_only=True):

@@ -180,6 +180,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
 
     `model`, `planner` and `settings` are those that the strategy gave this pass alone.
     `holds`: an answer does not end the pass by itself; it is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
+    `marks`: the pass runs beside others, and records where it found that the run is cancelled (an `EffectRecorded` of the phase -3).
     """
 
     key: str
@@ -192,6 +193,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
     planner: str = ""
     settings: dict[str, Any] = {}
     holds: bool = False
+    marks: bool = False
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
@@ -238,6 +240,12 @@ ASIDE = -2
 """The phase of an effect that stands beside what is re-executed, such as the run's title: a replay takes it as it is."""
 TITLE = f"{ASIDE}:title:0"
 """Where the title stands among the effects of a run."""
+
+
+STOOD = -3
+"""The phase of what a pass beside others records when it finds that the run is cancelled: where it stood."""
+CANCELLED = f"{STOOD}:cancelled:0"
+"""Where that stands among the effects of its pass."""
 
 
 class EffectRecorded(Event, frozen=True, kw_only=True):

@@ -310,7 +310,7 @@ def again_from(before: KernelState) -> KernelState:
         error="",
         refused=0,
         balance=None,
-        effects={key: value for key, value in before.effects.items() if e.failure_of(value) is None},
+        effects={key: value for key, value in before.effects.items() if e.failure_of(value) is None and key != e.CANCELLED},
         polled=before.iteration > 0,  # the turn that is over no longer counts
         failed_turns=0,
         since_progress=0,
@@ -454,6 +454,7 @@ def _pass_started(state: RunState, event: e.PassStarted) -> RunState:
         digest=event.digest,
         meta=event.meta,
         holds=event.holds,
+        marks=event.marks,
     )
     opened = replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)
     return replace(state, passes={**state.passes, key: opened}, unanswered=())
@@ -513,8 +514,7 @@ def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
     state = replace(state, usage=_counted(state.usage, calls=calls)) if calls else state
     if scope not in state.passes:
         state = replace(state, effects=state.effects.put(key, event.value))
-        failed = (key,) if e.failure_of(event.value) is not None else ()
-        return state if event.phase == e.ASIDE else replace(state, unanswered=failed)
+        return state if event.phase == e.ASIDE else replace(state, unanswered=(key,) if e.failure_of(event.value) is not None else ())
     before = state.passes[scope]
     usage = _counted(before.usage, calls=calls) if calls else before.usage
     return _with(state, replace(before, usage=usage, effects={**before.effects, key: event.value}))

@@ -169,6 +169,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     balance: TenantBalance | None = None
     balance_at: Usage = NOTHING
     holds: bool = False
+    marks: bool = False
     refused: int = 0
     compacted: int = 0
     summary: str = ""

@@ -19,7 +19,7 @@ from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
-from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
+from detent.core.events import CANCELLED, TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
 from detent.core.fold import again_from, answer_in, continuing, evolve
 from detent.core.history import Seq
 from detent.core.records import Envelope, Record
@@ -103,6 +103,7 @@ def _branched(known: KernelState, state: RunState, forked: Forked, *, again: boo
     calls = {call_id: call if call.status == "finished" else _undecided(call) for call_id, call in known.calls.items()}
     now = replace(
         known,
+        effects={key: value for key, value in known.effects.items() if key != CANCELLED},
         calls=calls,
         usage=NOTHING,
         balance=None,
@@ -113,7 +114,7 @@ def _branched(known: KernelState, state: RunState, forked: Forked, *, again: boo
         acted=known.acted and not _waits(known, state),
     )
     if again:
-        return replace(again_from(now), effects=known.effects) if forked.repeats else again_from(now)
+        return replace(again_from(now), effects=now.effects) if forked.repeats else again_from(now)
     unfinished = any(call.status != "finished" for call in calls.values())
     if unfinished and known.status not in CLOSED and known.ended in _DECIDED:
         return replace(now, ended="", error="", output=None)

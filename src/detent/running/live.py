@@ -17,8 +17,8 @@ from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
-from detent.core.events import FAILED
-from detent.core.state import CallState, RunState
+from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded
+from detent.core.state import CLOSED, CallState, RunState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import key_of
 from detent.kernel.journal import Journal
@@ -40,7 +40,7 @@ from detent.ports import (
     refuse_failed,
     written,
 )
-from detent.ports.outside import Begin, BoundReached, Interrupted
+from detent.ports.outside import BRANCH, Begin, BoundReached, Interrupted
 from detent.running.control import Control
 from detent.running.hiding import Values
 from detent.running.inbox import take
@@ -143,6 +143,7 @@ class LiveWorld(Values):
                     value = await make()
                 except asyncio.CancelledError:
                     if self.control.interrupted():
+                        await self.cancels(f"effect {label}")
                         raise Interrupted from None
                     raise
                 except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
@@ -177,7 +178,22 @@ class LiveWorld(Values):
     @property
     def quiet(self) -> bool:
         """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
-        return not (self.control.waiting or self._tenants)
+        return not (self.control.waiting or self._tenants or (self._is_cancelled and BRANCH.get()))
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return bool(self.cancelled) or self._journal.state.cancel is not None
+
+    async def cancels(self, at: str) -> bool:
+        """Return whether the run is cancelled; a pass that runs beside others records that it found it, once."""
+        if not (scope := BRANCH.get()):
+            return bool(self.cancelled)
+        known = self._journal.state.passes[scope]
+        if not known.marks:
+            return bool(self.cancelled)  # it was begun by 0.1.0
+        if CANCELLED not in known.effects and self._is_cancelled and known.status not in CLOSED:
+            self._journal.record(EffectRecorded(label="cancelled", phase=STOOD, value=at), scope=scope)
+        return self._is_cancelled
 
     async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
         """Read what the run's tenant has used, where that is bounded; `calls` of tools are about to begin."""
@@ -194,6 +210,8 @@ class LiveWorld(Values):
         came = self.control.take(lambda signal: early(signal, state, state.updated_at))
         for signal in came:
             await take(signal, run)
+        if BRANCH.get():
+            await self.cancels("turn")
         return bool(came)
 
     def models(self, context: KernelContext) -> Gateway:
@@ -212,6 +230,7 @@ class LiveWorld(Values):
                 raise Interrupted from None  # the next turn finds that the time is up
             except asyncio.CancelledError:
                 if self.control.interrupted():
+                    await self.cancels("planner")
                     raise Interrupted from None
                 if (task := asyncio.current_task()) is not None and not task.cancelling():
                     raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None

@@ -167,7 +167,7 @@ class StrategyPasses:
         share = shared(self.budget_remaining, len(branches))
         new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
         for branch, scope in new:
-            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
+            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch), beside=True)
         if new:
             await self._run.journal.commit()
         self._refuse_late([scope for _, scope in pairs])
@@ -235,7 +235,7 @@ class StrategyPasses:
             run.record(scope, finished(verdict))
         return passed(run.state, scope, branch.label)
 
-    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel, beside: bool = False) -> None:
         for name in branch.tools or ():
             if name not in self._run.tools:
                 raise UnknownName("tool", name, self._run.tools)
@@ -257,6 +257,7 @@ class StrategyPasses:
             planner=branch.planner,
             settings=dict(branch.settings),
             holds=not (branch.calls or branch.question) and holds(kernel, self._run, branch.task),
+            marks=beside,
         )
         self._run.record(scope, began)
 

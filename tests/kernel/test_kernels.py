@@ -163,7 +163,7 @@ FACT_CHANGES: dict[str, Any] = {
     "progressed": True, "polled": True, "phases_done": frozenset({7}), "effects": {"x": 1}, "failed_turns": 5, "since_progress": 5, "reflections": 5,
     "seen": Map[str, bool]().put("x", True), "recalled": True, "metered": True, "wrapping_up": True, "bound": Exhausted("iterations", 1, 1),
     "balance": e.TenantBalance(tenant="x", window="day", since="2026-01-01", limits=Budget()), "balance_at": Usage(iterations=9),
-    "holds": True, "refused": 5, "answering": "done_tool",
+    "holds": True, "marks": True, "refused": 5, "answering": "done_tool",
 }  # fmt: skip
 
 

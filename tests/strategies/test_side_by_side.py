@@ -343,8 +343,8 @@ def test_a_pass_that_waits_goes_on_waiting_when_the_one_beside_it_uses_up_a_boun
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_waits_replays() -> None:
-    """`a` had come to rest before, and has not found it: the end of the run closes it."""
+def test_a_cancellation_that_is_recorded_when_a_bound_would_end_the_run_wins() -> None:
+    """`b` had reached the bound, and `a` had come to rest before: the run is cancelled all the same, and the log comes out again."""
     runs: list[Any] = []
 
     async def mine(run: Any) -> Any:
@@ -368,7 +368,7 @@ def test_a_cancellation_that_comes_when_a_bound_ends_the_run_beside_a_pass_that_
     async def main() -> None:
         async with made:
             result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=Budget(max_iterations=3))
-            assert result.reason == "max_iterations" and len(of(await events_of(made.store, "r"), e.CancelRequested)) == 1
+            assert result.reason == "cancelled" and len(of(await events_of(made.store, "r"), e.CancelRequested)) == 1
             await replays(made)
 
     made: Any = engine(Planning(plan), strategies={"mine": mine})

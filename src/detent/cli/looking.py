@@ -193,6 +193,9 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
 
     found = session.drive(work)
     session.output.document(found)
+    if found.not_judged:
+        some = ", ".join(found.not_judged[:5]) + (", ..." if len(found.not_judged) > 5 else "")
+        session.output.show(f"not judged again, because another policy had decided: {len(found.not_judged)} calls ({some})")
     if found.divergence is None:
         session.output.show(f"identical: {found.records} records", "green")
         return 0

@@ -100,12 +100,16 @@ class LevelsAccepted(Event, frozen=True, kw_only=True):
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
-    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept."""
+    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept.
+
+    `repeats`: failed passes continue that the strategy had dealt with, too, as in the logs of 0.1.0.
+    """
 
     by: str = ""
     why: str = ""
     budget: Budget | None = None
     via: str = ""
+    repeats: bool = True
 
 
 class RunWaiting(Event, frozen=True, kw_only=True):
@@ -142,7 +146,7 @@ class Forked(Event, frozen=True, kw_only=True):
     What comes after is folded onto what the parent had come to there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
     `variables`, `results` by call id, `replies` by the id of the question. `effects` says what becomes of a call that is not read-only:
     `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` with the recorded outcome, else it is
-    executed; `redo` executes it.
+    executed; `redo` executes it. `repeats`: see `RunReopened`.
     """
 
     parent: str
@@ -150,6 +154,7 @@ class Forked(Event, frozen=True, kw_only=True):
     digest: str
     edits: dict[str, Any] = {}
     effects: Literal["dry_run", "reuse", "redo"] = "dry_run"
+    repeats: bool = True
 
 
 class Erased(Event, frozen=True, kw_only=True):
@@ -175,6 +180,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
 
     `model`, `planner` and `settings` are those that the strategy gave this pass alone.
     `holds`: an answer does not end the pass by itself; it is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
+    `marks`: the pass runs beside others, and records where it found that the run is cancelled (an `EffectRecorded` of the phase -3).
     """
 
     key: str
@@ -187,6 +193,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
     planner: str = ""
     settings: dict[str, Any] = {}
     holds: bool = False
+    marks: bool = False
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
@@ -233,6 +240,12 @@ ASIDE = -2
 """The phase of an effect that stands beside what is re-executed, such as the run's title: a replay takes it as it is."""
 TITLE = f"{ASIDE}:title:0"
 """Where the title stands among the effects of a run."""
+
+
+STOOD = -3
+"""The phase of what a pass beside others records when it finds that the run is cancelled: where it stood."""
+CANCELLED = f"{STOOD}:cancelled:0"
+"""Where that stands among the effects of its pass."""
 
 
 class EffectRecorded(Event, frozen=True, kw_only=True):

@@ -277,36 +277,49 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
     if state.status not in ("failed", "stopped", "waiting_for_operator"):
         why = f"run {state.run_id!r} is {state.status}; only a failed or stopped run is opened again, or one that was given up"
         raise IllegalEvent(state.run_id, why)
-    passes: dict[str, KernelState] = {}
-    for scope, before in state.passes.items():
-        if before.status == "done":
-            passes[scope] = before
-            continue
-        unfinished = any(c.status != "finished" for c in before.calls.values())
-        passes[scope] = replace(
-            before,
-            status=("acting" if unfinished else "thinking") if before.ended != "" or before.status == "failed" else before.status,
-            ended="",
-            error="",
-            output=None,
-            answering="",
-            refused=0,
-            balance=None,
-            turn_ok=0,
-            turn_bad=0,
-            rejected=0,
-            effects={key: value for key, value in before.effects.items() if e.failure_of(value) is None},
-            metered=False,
-            progressed=False,
-            polled=True,  # the turn that is over no longer counts
-            failed_turns=0,
-            since_progress=0,
-            reflections=0,
-        )
-    effects = state.effects.only(lambda _, value: state.reason != "kernel_error" or e.failure_of(value) is None)
+    again = continuing(state, repeats=event.repeats)
+    passes = {scope: again_from(known) if scope in again else known for scope, known in state.passes.items()}
+    if event.repeats:  # what the strategy gives its passes may be other input then
+        passes = {scope: replace(known, digest="") for scope, known in passes.items()}
+    kept = state.effects.only(lambda key, value: state.reason != "kernel_error" or key not in again or e.failure_of(value) is None)
     budget = event.budget.over(state.budget) if event.budget else state.budget
-    cleared = move(state, "running", reason="", dimension="", limit=None, used=None, output=None, partial="", error="")
-    return replace(cleared, passes=passes, effects=effects, budget=budget, cancel=None, dead_letter="", openings=state.openings + 1)
+    opened = replace(state, passes=passes, effects=kept, unanswered=(), budget=budget, openings=state.openings + 1)
+    cleared = replace(
+        opened, reason="", dimension="", limit=None, used=None, output=None, partial="", error="", cancel=None, dead_letter=""
+    )
+    return move(cleared, "running")
+
+
+def continuing(state: RunState, *, repeats: bool) -> set[str]:
+    """Return the passes and values of the strategy that continue when the run is opened again: what is open, and of what has failed that with
+    which the strategy has not dealt (`repeats`: all of it).
+    """
+    if repeats:
+        return {*state.effects, *(scope for scope, known in state.passes.items() if known.status != "done")}
+    return {*(known.scope for known in state.open_passes), *(state.unanswered if state.terminal else ())}
+
+
+def again_from(before: KernelState) -> KernelState:
+    """Return a pass that had not succeeded as it continues when the run is opened again: consecutive counters are cleared."""
+    unfinished = any(c.status != "finished" for c in before.calls.values())
+    return replace(
+        before,
+        **_ANEW,
+        status=("acting" if unfinished else "thinking") if before.ended != "" or before.status == "failed" else before.status,
+        ended="",
+        error="",
+        refused=0,
+        balance=None,
+        effects={key: value for key, value in before.effects.items() if e.failure_of(value) is None and key != e.CANCELLED},
+        polled=before.iteration > 0,  # the turn that is over no longer counts
+        failed_turns=0,
+        since_progress=0,
+        reflections=0,
+    )
+
+
+_ANEW: dict[str, Any] = {"answering": "", "output": None, "turn_ok": 0, "turn_bad": 0, "rejected": 0, "metered": False, "progressed": False}
+"""What begins anew with each turn, and when the run is opened again."""
 
 
 def _wake(state: RunState) -> RunState:
@@ -441,8 +454,10 @@ def _pass_started(state: RunState, event: e.PassStarted) -> RunState:
         digest=event.digest,
         meta=event.meta,
         holds=event.holds,
+        marks=event.marks,
     )
-    return replace(state, passes={**state.passes, key: replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)})
+    opened = replace(opened, steps=opened.steps.append(first), memory=state.seed_memory)
+    return replace(state, passes={**state.passes, key: opened}, unanswered=())
 
 
 def _pass_finished(state: RunState, scope: str, event: e.PassFinished) -> RunState:
@@ -450,7 +465,8 @@ def _pass_finished(state: RunState, scope: str, event: e.PassFinished) -> RunSta
     ended, error = event.reason or before.ended, event.error or before.error
     now = transition(before, status=event.status, ended=ended, output=event.output, error=error)
     bound = Exhausted(event.dimension, event.limit or 0, event.used or 0, of="pass") if event.dimension else None
-    return _with(state, replace(now, bound=bound) if bound else now)
+    state = _with(state, replace(now, bound=bound) if bound else now)
+    return state if event.status == "done" else replace(state, unanswered=(*state.unanswered, scope))
 
 
 def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetime) -> RunState:
@@ -468,17 +484,11 @@ def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetim
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
+        **_ANEW,
         plan=None,
-        answering="",
-        output=None,
         calls={},
         observed=0,
         acted=False,
-        turn_ok=0,
-        turn_bad=0,
-        rejected=0,
-        metered=False,
-        progressed=False,
         polled=False,
         phases_done=_NO_PHASES,
         effects={},
@@ -503,7 +513,8 @@ def _effect(state: RunState, scope: str, event: e.EffectRecorded) -> RunState:
     key, calls = f"{event.phase}:{event.label}:{event.occurrence}", max(0, event.usage.tool_calls)
     state = replace(state, usage=_counted(state.usage, calls=calls)) if calls else state
     if scope not in state.passes:
-        return replace(state, effects=state.effects.put(key, event.value))
+        state = replace(state, effects=state.effects.put(key, event.value))
+        return state if event.phase == e.ASIDE else replace(state, unanswered=(key,) if e.failure_of(event.value) is not None else ())
     before = state.passes[scope]
     usage = _counted(before.usage, calls=calls) if calls else before.usage
     return _with(state, replace(before, usage=usage, effects={**before.effects, key: event.value}))

@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.actions import is_blank
 from detent.core.budget import UNBOUNDED, Budget, Exhausted, Usage, exhausted
-from detent.core.events import RunFinished, TenantBalance
+from detent.core.events import CANCELLED, RunFinished, TenantBalance
 from detent.core.state import KernelState, RunState
 
 Outcome = Literal["completed", "failed", "stopped"]
@@ -97,13 +97,13 @@ def settle(run: RunState, state: KernelState, *, running_s: float, total_s: floa
     """Return how the run goes on; None means: with the next turn, or with the rest of the open one (`turn_over` false).
 
     `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open. `beside`:
-    others may go on beside this pass.
+    others may go on beside this pass, which goes by a cancellation from where it has recorded that it found it.
     """
     if state.ended:
         return Settled(reason=state.ended, output=state.output, error=state.error)
     if beside and (waiting := waits(run, state)):
         return Wait(waiting)
-    if run.cancel is not None:
+    if run.cancel is not None and (CANCELLED in state.effects or not state.marks):
         return Settled(reason="cancelled", error=run.cancel)
     if beside and not turn_over:
         return None

@@ -169,6 +169,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     balance: TenantBalance | None = None
     balance_at: Usage = NOTHING
     holds: bool = False
+    marks: bool = False
     refused: int = 0
     compacted: int = 0
     summary: str = ""
@@ -270,7 +271,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     Of a fork, `ancestors` are the runs that it was branched from, the nearest first, and `inherited` is what they had used by then, which
     is not charged to it; `levels` are the side-effect levels that hold, `lowered` those that tools declare and that nobody has accepted
     yet; `fork_effects` says what becomes of calls that are not read-only (`Forked`). `read_at` is the wall time of the last
-    reading of `running_ms`.
+    reading of `running_ms`. `unanswered` names the passes and values of the strategy that have failed, and after which it has recorded
+    nothing: these continue when the run is opened again, and what it had dealt with stays as it is.
     """
 
     run_id: str
@@ -313,6 +315,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     children: dict[str, Child] = {}
     goals: tuple[Goal, ...] = ()
     effects: Map[str, Any] = msgspec.field(default_factory=lambda: NO_ENTRIES)
+    unanswered: tuple[str, ...] = ()
     cancel: str | None = None
     dead_letter: str = ""
     reserved: dict[str, Usage] = {}

@@ -145,7 +145,7 @@ async def begin(
     plain, secrets = await _hidden(store, run_id, plain, patterns)
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
     child_id = child_id or new_run_id(goal if runtime.goal_words_in_ids else None, parts.clock.now(), parts.ids.token(6))
-    forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects)
+    forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects, repeats=False)
     async with parts.tenants.starting(child_id, there.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
         for name, value in secrets.items():
             await store.put_blob(child_id, name, value)

@@ -1,9 +1,11 @@
-"""Where a pass beside others was interrupted: inferred here, and nowhere else, from what the log has further on.
+"""Where a pass beside others was interrupted: read from its records; for passes that 0.1.0 began, inferred from what the log has further on.
 
-Passes that run side by side share one log, and no record says how far each of them had come when a cancellation was put on record, a worker
-died, or another pass took up an input. A re-execution must interrupt each of them where it was interrupted then. Today that position is
-inferred by looking ahead: which pass makes the next record, and whether what this pass makes next is work, its end, or nothing. Once a record
-says it, the methods of this class answer from that record, and looking ahead goes.
+Passes that run side by side share one log. How far each of them had come when somebody cancelled the run is recorded by the pass itself
+(`PassStarted.marks`): the first time that it looks and finds the cancellation, it records where it stood (`EffectRecorded` of the phase
+`STOOD`), and it goes by nothing else. A re-execution interrupts it at that place (`stands`).
+
+Logs of 0.1.0 have no such records. For them the position is inferred by looking ahead: which pass makes the next record, and whether what
+this pass makes next is work, its end, or nothing (`cancelled`, `takes`, `waits_for_others`). That inference is wrong for some logs.
 """
 
 from __future__ import annotations
@@ -54,6 +56,25 @@ class Interruptions:
         said = actual if isinstance(actual, str) else encode_event(actual).decode()
         return Divergence(self.state.run_id, self.cursor + 1, encode(expected).decode() if expected else "nothing", said)
 
+    @property
+    def marks(self) -> bool:
+        """Whether this is a pass beside others that records where it finds a cancellation: nothing of that is inferred."""
+        return bool(BRANCH.get()) and self.state.passes[BRANCH.get()].marks
+
+    @property
+    def stood(self) -> bool:
+        """Whether that pass has found it."""
+        return self.marks and e.CANCELLED in self.state.passes[BRANCH.get()].effects
+
+    def stands(self, at: str) -> bool:
+        """Whether the next record of that pass says that it found it here."""
+        for scope, event in self._ahead():
+            if isinstance(event, e.RunResumed) or (not scope and _made_by_kernel(event)):
+                return False
+            if scope == BRANCH.get() and _made_by_kernel(event):
+                return isinstance(event, e.EffectRecorded) and event.phase == e.STOOD and event.value == at
+        return False
+
     def taken_beside(self) -> bool:
         """Whether the next record is an input that a pass beside this one took up."""
         return (
@@ -65,11 +86,13 @@ class Interruptions:
         event = self.next
         if not isinstance(event, e.INPUTS) or self.asks() or _from_kernel(event) or self._came_amid_work():
             return False
+        if self.marks:
+            return not isinstance(event, e.RunResumed)
         return not (isinstance(event, e.CancelRequested) and self._closed_otherwise()) and (fresh or not isinstance(event, e.RunResumed))
 
     def waits_for_others(self) -> bool:
         """Whether a cancellation comes next that this pass finds; the passes beside it that work on had all begun when it came."""
-        return bool(BRANCH.get()) and isinstance(self.next, e.CancelRequested) and self.cancelled()
+        return bool(BRANCH.get()) and not self.marks and isinstance(self.next, e.CancelRequested) and self.cancelled()
 
     async def until(self) -> None:
         """Let the passes that run side by side go on in the order of the log: wait until the next record is of the pass of this task.
@@ -117,6 +140,8 @@ class Interruptions:
 
     def cancelled(self) -> bool:
         """Whether who goes on now finds that the run is cancelled; of passes side by side, one whose next record is work has not found it."""
+        if self.marks:
+            return self.stood
         if not BRANCH.get():
             return self.state.cancel is not None or isinstance(self.next, e.CancelRequested)
         event, found = self._own()

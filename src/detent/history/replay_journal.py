@@ -82,8 +82,8 @@ class ReplayJournal(Interruptions):
 
 
 def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
-    """Return `actual` with the measurements of `expected`."""
+    """Return `actual` with the measurements of `expected`; whether a pass marks where it stood depends on the version that began it."""
     if type(actual) is not type(expected):
         return actual
-    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms")}
+    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms") or f == "marks"}
     return msgspec.structs.replace(actual, **fields) if fields else actual

@@ -72,7 +72,11 @@ class ReplayWorld:
         """
         control = Control(grace_s=0.0)
         control.time_left, control.late = (lambda: 0.0), partial(self._interruption, hold)
-        return await attended(control, work, hold)
+        try:
+            return await attended(control, work, hold)
+        except Interrupted:
+            await self.cancels("phase")
+            raise
 
     def _interruption(self, hold: Hold) -> BaseException | None:
         """Return what interrupted foreign code where the log goes on from here; None where it went on by itself."""
@@ -85,7 +89,11 @@ class ReplayWorld:
         expected = record.event
         if isinstance(expected, e.RunResumed):
             return Unwind()
-        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
+        if (
+            self._journal.stood or self._journal.stands("phase")
+            if self._journal.marks
+            else isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None
+        ):
             return Interrupted()
         return self._time_up(expected) if BRANCH.get() in ("", record.envelope.scope) else None
 
@@ -102,13 +110,19 @@ class ReplayWorld:
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Return the value that was recorded, when it is this pass's turn."""
         await self._journal.until()
+        if not self._journal.stood and await self.cancels(f"effect {label}"):
+            raise Interrupted
         expected = self._journal.expect()
         if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
             return expected.value
         if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
             raise DetentError(expected.error)  # as the one that ended it then
         self._bound_reached(expected)
-        if isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None:
+        if (
+            self._journal.stood
+            if self._journal.marks
+            else isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None
+        ):
             raise Interrupted
         if (bound := self._time_up(expected)) is not None:
             raise bound
@@ -123,7 +137,7 @@ class ReplayWorld:
         await self._journal.commit()
         while isinstance(self._journal.next, GATEWAY):
             self._journal.accept()
-        if calls and self.cancelled:
+        if calls and await self.cancels("weigh"):
             raise Interrupted  # while they waited to begin
 
     async def reading(self, what: Literal["now", "random"]) -> float:
@@ -138,10 +152,23 @@ class ReplayWorld:
         """Take the inputs that the log has here; that the run was resumed is only found (`expect`) by what goes on behind it, from the top."""
         if self._journal.waits_for_others():
             await asyncio.sleep(0)
+        if self._journal.stood:
+            await self._journal.until()
         before = self._journal.cursor
         while self._journal.takes(fresh=fresh):
             self._journal.accept()
+        if BRANCH.get():
+            await self.cancels("turn")
         return self._journal.cursor > before
+
+    async def cancels(self, at: str) -> bool:
+        """Return whether the run is cancelled where a pass looks; of one beside others, the log has where it found that."""
+        if not self._journal.marks:
+            return bool(self.cancelled)
+        if not self._journal.stood and self._journal.stands(at):
+            await self._journal.until()
+            self._journal.put(e.EffectRecorded(label="cancelled", phase=e.STOOD, value=at), BRANCH.get())
+        return self._journal.stood
 
     def models(self, context: Any) -> None:
         """A re-execution calls no model."""
@@ -150,6 +177,8 @@ class ReplayWorld:
         """Answer as the planner did."""
         journal = self._journal
         await journal.until()
+        if await self.cancels("planner"):
+            raise Interrupted
         expected = journal.expect()
         match expected:
             case e.Planned():
@@ -167,8 +196,8 @@ class ReplayWorld:
             case e.PassFinished(reason=reason, error=error):
                 self._bound_reached(expected)
                 raise PlannerFailed(error, reason=reason)
-            case e.CancelRequested() | e.TurnStarted():
-                raise Interrupted
+            case e.CancelRequested() | e.TurnStarted() | e.EffectRecorded() | e.StateChanged():
+                raise Interrupted  # the last two: of phases behind it
             case _:
                 raise journal.diverged("a call of the planner")
 

@@ -12,6 +12,7 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
+from detent.history.decided import Decided
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.history.replay_world import ReplayWorld
 from detent.ports import Plan, Tool, Toolbox, ToolSpec, View
@@ -89,26 +90,29 @@ async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, 
     return asked
 
 
-async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld) -> Replay:
+async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld, judges: bool = True) -> Replay:
     """Return whether the log comes out again, record by record, or where it first does not.
 
+    The policy judges again what it has decided itself (`judges` false: nothing); other decisions are taken from the log.
     Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
     """
     token = BRANCH.set("")  # who asks may be a tool of a pass that goes on beside others of its own run
     try:
-        return await _replayed(records, parts, make_world)
+        return await _replayed(records, parts, make_world, judges=judges)
     finally:
         BRANCH.reset(token)
 
 
-async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWorld) -> Replay:
+async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWorld, *, judges: bool) -> Replay:
     run_id = records[0].envelope.run
     await refuse_damaged(parts.store, run_id, await parts.store.read(run_id))
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: artifact(parts.store, journal.state, key))
     above = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
     recorded = RecordedTools(parts.tools, [record.event for record in above])
-    parts = msgspec.structs.replace(parts, tools=recorded)
+    decided = Decided(journal, parts.policy_of, judges=judges)
+    parts = msgspec.structs.replace(parts, tools=recorded, policy_of=decided.of)
+    taken = decided.taken.keys()
     try:
         while journal.next is not None:
             before = journal.cursor
@@ -138,9 +142,9 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
                 "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
             ) from error
         difference = Difference(sequence=error.sequence, expected=error.expected, actual=error.actual)
-        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
+        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor, not_judged=(*taken,))
     except IllegalEvent as error:
         expected = journal.next
         difference = Difference(sequence=journal.cursor + 1, expected=describe(expected) if expected else "the end", actual=str(error))
-        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor)
-    return Replay(run_id=run_id, identical=True, divergence=None, records=journal.cursor)
+        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor, not_judged=(*taken,))
+    return Replay(run_id=run_id, identical=True, divergence=None, records=journal.cursor, not_judged=(*taken,))

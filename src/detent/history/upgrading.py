@@ -7,19 +7,15 @@ the run stays as it is. What the policy decided stays decided, so here it is tak
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from detent.core.agent import AgentSpec
 from detent.core.errors import DetentError
-from detent.core.events import ApprovalRequested, PolicyDecided, RunStarted
-from detent.core.records import Record
+from detent.core.events import RunStarted
 from detent.core.state import WAITING, RunState
 from detent.history.replaying import replay
-from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.ports import EventStore, RunQuery
 from detent.running.advancing import Parts, digests_of, kernel_of, load, tools_of, ways_of
 from detent.running.lineage import history
 from detent.running.results import Difference
@@ -61,51 +57,6 @@ class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(run for run in self.runs if not run.goes_on)
 
 
-class AsDecided:
-    """A policy that says of each call what its log says was decided, in that order."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.version = ""
-        self._said: dict[str, deque[PolicyDecided]] = {}
-        self._asked: dict[str, deque[ApprovalRequested]] = {}
-        for record in records:
-            match record.event:
-                case PolicyDecided() as event:
-                    self._said.setdefault(event.call, deque()).append(event)
-                case ApprovalRequested() as event:
-                    self._asked.setdefault(event.call, deque()).append(event)
-                case _:
-                    pass
-
-    def of(self, agent: AgentSpec) -> Policy:
-        """Return this policy, whatever the agent's."""
-        return self
-
-    def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return the next decision on the call; allow one that the log has none for, which is then the first difference."""
-        said = self._said.get(call.call_id)
-        if not said:
-            return Verdict(decision="allow", rule="not_on_record")
-        event = said.popleft()
-        self.version = event.policy
-        asked = self._asked[call.call_id].popleft() if event.decision == "require_approval" and self._asked.get(call.call_id) else None
-        until = asked.expires_at - asked.requested_at if asked is not None and asked.expires_at and asked.requested_at else None
-        return Verdict(
-            decision=event.decision,
-            rule=event.rule,
-            reason=event.reason,
-            sources=event.sources,
-            facts=event.facts if asked is None else asked.facts,
-            approvers=asked.approvers if asked is not None else 1,
-            expires_s=until.total_seconds() if until is not None else None,
-            on_reject=asked.on_reject if asked is not None else "",
-        )
-
-    def may_ask(self, tool: ToolSpec) -> bool:
-        """Nobody is asked here."""
-        return False
-
-
 async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str]:
     """Return the runs that are not finished, oldest first."""
     return [head.run_id for head in reversed(await store.list_runs(RunQuery(status=OPEN, tenant=tenant)))]
@@ -123,7 +74,7 @@ async def check_run(parts: Parts, run_id: str) -> Upgraded:
         if missing:
             return Upgraded(**known, missing=missing, changed=changed)
         records = await load(parts.store, run_id)
-        found = await replay(records, msgspec.structs.replace(parts, policy_of=AsDecided(records).of))
+        found = await replay(records, parts, judges=False)
     except DetentError as error:
         return Upgraded(**known, problem=str(error))
     except Exception as error:  # noqa: BLE001 - foreign code: a strategy, kernel or policy that fails on this run is what is asked about

@@ -73,7 +73,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
             await _run_group(together, context, digests)
             together = []
             state = context.state
-        if context.run.world.cancelled:
+        if await context.run.world.cancels(call_id):
             raise Interrupted  # no phase behind this one is to go on from calls that were not begun: a replay could not tell why
         if state.ended or call.status in ("asked", "in_doubt"):
             break

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from detent.core.errors import UnrecordedChange
-from detent.core.events import StateChanged
+from detent.core.events import CANCELLED, StateChanged
 from detent.core.state import KernelState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
@@ -42,7 +42,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         for number, phase in enumerate(self.phases):
             run = context.run.journal.state
             state = run.passes[context.scope]
-            if state.ended or run.cancel is not None or run.terminal:
+            if state.ended or run.terminal or (CANCELLED in state.effects if state.marks else run.cancel is not None):
                 return
             if number in state.phases_done:
                 continue

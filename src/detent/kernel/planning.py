@@ -29,7 +29,7 @@ async def propose(context: KernelContext) -> Planned | None:
     Everything that the planner says is recorded, so a turn asks at most three times whoever calls this, and never again once it has a plan.
     """
     world = context.run.world
-    while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not world.cancelled:
+    while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not await world.cancels("plan"):
         context.refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
         started = world.running_ms()
         try:

@@ -266,7 +266,7 @@ class Tenants:
             waiting.goes_on()
             await context.run.world.pause(pause)
             context.run.world.proceed()
-            if context.run.world.cancelled:
+            if await context.run.world.cancels("weigh"):
                 raise Interrupted
             pause = min(pause * 2, PAUSES_S[1])
 

@@ -189,3 +189,7 @@ class World(Protocol):
 
     @property
     def cancelled(self) -> Cancellation: ...
+
+    async def cancels(self, at: str) -> bool:
+        """Return whether the run is cancelled, where a pass looks before it goes on; one beside others records where it stood (`at`)."""
+        ...

@@ -19,8 +19,8 @@ from detent.core.actions import AskUser, JoinSubagent, Schedule, SpawnSubagent
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, UnknownName
-from detent.core.events import TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
-from detent.core.fold import answer_in, evolve
+from detent.core.events import CANCELLED, TITLE, AnyEvent, Forked, ToolError, ToolFinished, UserReplied, failure_of
+from detent.core.fold import again_from, answer_in, continuing, evolve
 from detent.core.history import Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
@@ -46,13 +46,13 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
     Raise `IllegalEvent` for edits that do not fit it.
     """
     reopened = state.status in ("failed", "stopped")
-    again = {f"-1:{timer}:0" for timer in state.timers} | ({TITLE} if "goal" in forked.edits else set[str]())
+    again = continuing(state, repeats=forked.repeats) if reopened else set[str]()
+    anew = {f"-1:{timer}:0" for timer in state.timers} | ({TITLE} if "goal" in forked.edits else set[str]())
     failed = state.reason == "kernel_error"  # and what failed then is made again
     state = _outcomes(replace(state, status="running", budget=_budget(state, forked)), forked)
-    passes = {scope: _branched(known, state, reopened=reopened) for scope, known in state.passes.items()}
-    if (
-        reopened or state.openings > 1 or forked.edits.keys() - {"budget"}
-    ):  # what the strategy gives its passes may be other input, on purpose
+    passes = {scope: _branched(known, state, forked, again=scope in again) for scope, known in state.passes.items()}
+    repeated = forked.repeats and (reopened or state.openings > 1)
+    if repeated or forked.edits.keys() - {"budget"}:  # what the strategy gives its passes may be other input, on purpose
         passes = {scope: replace(known, digest="") for scope, known in passes.items()}
     base = replace(
         state,
@@ -77,7 +77,8 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         asks={},
         timers={},
         children={},
-        effects=state.effects.only(lambda key, value: key not in again and not (failed and failure_of(value) is not None)),
+        effects=state.effects.only(lambda key, value: key not in anew and not (failed and key in again and failure_of(value) is not None)),
+        unanswered=() if reopened else state.unanswered,
         cancel=None,
         dead_letter="",
         reason="",
@@ -97,12 +98,12 @@ def _used(state: RunState) -> Usage:
     return replace(state.usage, tool_calls=state.usage.tool_calls - begun) if begun else state.usage
 
 
-def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelState:
-    """Return a pass as the fork begins with it."""
+def _branched(known: KernelState, state: RunState, forked: Forked, *, again: bool) -> KernelState:
+    """Return a pass as the fork begins with it; `again`: it had failed with its run, and continues."""
     calls = {call_id: call if call.status == "finished" else _undecided(call) for call_id, call in known.calls.items()}
-    unfinished = any(call.status != "finished" for call in calls.values())
     now = replace(
         known,
+        effects={key: value for key, value in known.effects.items() if key != CANCELLED},
         calls=calls,
         usage=NOTHING,
         balance=None,
@@ -112,23 +113,9 @@ def _branched(known: KernelState, state: RunState, *, reopened: bool) -> KernelS
         wrapping_up=False,
         acted=known.acted and not _waits(known, state),
     )
-    if reopened and known.status != "done":
-        return replace(
-            now,
-            status=("acting" if unfinished else "thinking") if known.ended or known.status == "failed" else known.status,
-            ended="",
-            error="",
-            output=None,
-            answering="",
-            turn_ok=0,
-            turn_bad=0,
-            rejected=0,
-            progressed=False,
-            polled=known.iteration > 0,  # the turn that is over counts no more
-            failed_turns=0,
-            since_progress=0,
-            reflections=0,
-        )
+    if again:
+        return replace(again_from(now), effects=now.effects) if forked.repeats else again_from(now)
+    unfinished = any(call.status != "finished" for call in calls.values())
     if unfinished and known.status not in CLOSED and known.ended in _DECIDED:
         return replace(now, ended="", error="", output=None)
     return now

@@ -18,6 +18,9 @@ from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.running.endings import honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
 
+BOUNDS = ("max_iterations", "budget_exhausted")
+"""The reasons that do not win over a cancellation which is recorded."""
+
 
 async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
     """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
@@ -43,6 +46,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
                     return
                 continue
             settled = Settled(reason="cancelled", error=run.state.cancel)
+        if settled.reason in BOUNDS and run.state.cancel is not None and any(known.marks for known in run.state.passes.values()):
+            settled = Settled(reason="cancelled", error=run.state.cancel)  # recorded by one pass before another reached a bound
         _close(run, settled)
         await run.journal.commit(durable=True)
 

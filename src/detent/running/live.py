@@ -17,18 +17,9 @@ from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import exhausted
 from detent.core.codec import digest_of
-from detent.core.errors import (
-    ConfigError,
-    DetentError,
-    Divergence,
-    MalformedPlan,
-    PlannerFailed,
-    StoreError,
-    Suspended,
-    ToolFailed,
-)
-from detent.core.events import FAILED, ToolReconciled
-from detent.core.state import CallState, RunState
+from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, ToolFailed
+from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
+from detent.core.state import CLOSED, CallState, RunState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import finished, key_of
 from detent.kernel.journal import Journal
@@ -52,7 +43,7 @@ from detent.ports import (
 )
 from detent.ports.copies import copied
 from detent.ports.gates import Gate
-from detent.ports.outside import Begin, BoundReached, Hold, Interrupted, time_left
+from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted, time_left
 from detent.running.control import Control
 from detent.running.hiding import Values
 from detent.running.inbox import begins, take
@@ -164,7 +155,11 @@ class LiveWorld(Values):
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
         """Await a phase, a strategy or a meta-tool; see `ports.outside.World.attend`."""
-        return await attended(self.control, work, hold)
+        try:
+            return await attended(self.control, work, hold)
+        except Interrupted:
+            await self.cancels("phase")
+            raise
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`ports.outside.made`).
@@ -176,7 +171,10 @@ class LiveWorld(Values):
         token = MAKING.set(label)
         try:
             value = await attended(self.control, _made(make), who=make)
-        except (BoundReached, ConfigError, Divergence, Interrupted, StoreError, Suspended):
+        except Interrupted:
+            await self.cancels(f"effect {label}")
+            raise
+        except (BoundReached, ConfigError, Divergence, StoreError, Suspended):
             raise
         except Exception as error:  # foreign code: what makes an effect may raise anything
             log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
@@ -208,7 +206,22 @@ class LiveWorld(Values):
     @property
     def quiet(self) -> bool:
         """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
-        return not (self.control.waiting or self._tenants)
+        return not (self.control.waiting or self._tenants or (self._is_cancelled and BRANCH.get()))
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return bool(self.cancelled) or self._journal.state.cancel is not None
+
+    async def cancels(self, at: str) -> bool:
+        """Return whether the run is cancelled; a pass that runs beside others records that it found it, once."""
+        if not (scope := BRANCH.get()):
+            return bool(self.cancelled)
+        known = self._journal.state.passes[scope]
+        if not known.marks:
+            return bool(self.cancelled)  # it was begun by 0.1.0
+        if CANCELLED not in known.effects and self._is_cancelled and known.status not in CLOSED:
+            self._journal.record(EffectRecorded(label="cancelled", phase=STOOD, value=at), scope=scope)
+        return self._is_cancelled
 
     async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
         """Read what the run's tenant has used, where that is bounded; `calls` of tools are about to begin."""
@@ -227,9 +240,11 @@ class LiveWorld(Values):
             came = self.control.take(lambda signal: early(signal, state, state.updated_at))
             for signal in came:
                 await take(signal, run)
-            return bool(came)
         finally:
             self._inbox.leave()
+        if BRANCH.get():
+            await self.cancels("turn")
+        return bool(came)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the way to models for the pass of `context`."""
@@ -247,6 +262,7 @@ class LiveWorld(Values):
                 raise Interrupted from None  # the next turn finds that the time is up
             except asyncio.CancelledError:
                 if self.control.interrupted():
+                    await self.cancels("planner")
                     raise Interrupted from None
                 if (task := asyncio.current_task()) is not None and not task.cancelling():
                     raise PlannerFailed("the planner was cancelled from inside; nobody cancelled the run") from None

@@ -7,8 +7,11 @@ is about the run: cancellation, its bounds, what governance stops, a fatal tool.
 
 Effects have one implementation, `kernel.context.Run.effect`: it looks the value up in the fold, else lets the world make it, and records it.
 Phases, hooks and strategies use it; a live world makes the value, a replay reads it from the log. A failure is a value: it is recorded at
-once and raised (`EffectFailed`) whenever it is asked for. Only when a run that ended as `kernel_error` is opened again or forked are its
-failures dropped, and made again. A cancellation ends what is being made: nothing is recorded of it, and the run ends.
+once and raised (`EffectFailed`) whenever it is asked for. Only when a run that ended as `kernel_error` is opened again or forked is the
+failure dropped after which the strategy recorded nothing. A cancellation ends what is being made: nothing is recorded of it, and the run ends.
+
+A run that is opened again or forked goes the way that it went: of the passes that failed, only those continue after which the strategy has
+recorded nothing (`RunState.unanswered`). All others began before these, so their digests bind.
 """
 
 from __future__ import annotations
@@ -85,15 +88,13 @@ def end_pass(run: Run, scope: str, settled: Settled) -> None:
 class StrategyPasses:
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_bound", "_kernel_of", "_run", "_seen", "_turns", "_unasked", "hold")
+    __slots__ = ("_kernel_of", "_run", "_seen", "_turns", "_unasked", "hold")
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
         self._run, self._kernel_of, self._turns = run, kernel_of, turns
         self._seen: dict[str, int] = {}
         self.hold = Hold()
-        self._bound = run.state.openings == 1  # in a run that was opened again, a pass that failed goes on, and may lead another way
-        known = run.state.passes if self._bound and not run.state.ancestors else {}
-        self._unasked = {scope: None for scope, state in known.items() if state.digest}
+        self._unasked = {scope: None for scope, state in run.state.passes.items() if state.digest}
 
     # What is known --------------------------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class StrategyPasses:
         share = shared(self.budget_remaining, len(branches))
         new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
         for branch, scope in new:
-            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch))
+            self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch), beside=True)
         if new:
             await self._run.journal.commit()
         self._refuse_late([scope for _, scope in pairs])
@@ -218,7 +219,7 @@ class StrategyPasses:
         run, kernel = self._run, kernel or self._chosen(branch)
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
-        elif self._bound and (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
+        elif (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
             raise self._parted(
                 f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
             )
@@ -242,7 +243,7 @@ class StrategyPasses:
             run.record(scope, finished(verdict))
         return passed(run.state, scope, branch.label)
 
-    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel) -> None:
+    def _begin(self, branch: Branch, scope: str, limits: Budget, *, kernel: Kernel, beside: bool = False) -> None:
         known = {**self._run.tools, **meta_tools_of(kernel, branch.tools or ())}
         for name in branch.tools or ():
             if name not in known:
@@ -265,6 +266,7 @@ class StrategyPasses:
             planner=branch.planner,
             settings=dict(branch.settings),
             holds=not (branch.calls or branch.question) and holds(kernel, self._run, branch.task),
+            marks=beside,
         )
         self._run.record(scope, began)
 

@@ -169,12 +169,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of re-executing a log: identical, or the first divergence; `records` were gone through."""
+    """The outcome of re-executing a log: identical, or the first divergence; `records` were gone through.
+
+    `not_judged` are the calls of which another version of the policy had decided: that is taken from the log, and not judged again.
+    """
 
     run_id: str
     identical: bool
     divergence: Difference | None
     records: int
+    not_judged: tuple[str, ...] = ()
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):

@@ -273,7 +273,7 @@ async def reopen(
     state = await load_run(runtime.store, run_id)
     refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
     admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
-    event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster())
+    event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)
     return await runtime.go_on(run_id, event, advance=resume, observers=observers)
 
 

@@ -14,6 +14,7 @@ from detent.core.events import ApprovalRequested, PolicyDecided
 from detent.core.state import RunState
 from detent.history.interruptions import Interruptions
 from detent.ports import Call, Policy, ToolSpec, Verdict
+from detent.ports.governance import shown_to
 
 
 class Decided:
@@ -53,7 +54,7 @@ class Judging:
         found, own = self._decided.next(call.call_id), self._policy.version
         if found is None or (self._decided.judges and found[0].policy in ("", own)):
             self.version = own
-            return self._policy.decide(call, state)
+            return self._policy.decide(*shown_to(self._policy, call, state))
         event, asked = found
         self.version = event.policy
         self._decided.taken[call.call_id] = None
@@ -74,4 +75,9 @@ class Judging:
         return self._policy.may_ask(tool)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)  # `offers`, where it has that
+        found = getattr(self._policy, name)
+
+        def offers(tool: ToolSpec, state: RunState) -> Any:
+            return found(*shown_to(self._policy, tool, state))
+
+        return offers if name == "offers" else found

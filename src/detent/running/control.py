@@ -20,12 +20,12 @@ def _unbounded() -> None:
 
 
 class Section:
-    """What may be interrupted, in the task that has entered it."""
+    """What may be interrupted, in the task that has entered it. `pending` is a cancellation of its own that nobody has taken back."""
 
-    __slots__ = ("_control", "grace_s", "task")
+    __slots__ = ("_control", "grace_s", "pending", "task")
 
     def __init__(self, control: Control, grace_s: float | None) -> None:
-        self._control, self.grace_s = control, grace_s
+        self._control, self.grace_s, self.pending = control, grace_s, False
 
     def __enter__(self) -> None:
         self.task = asyncio.current_task()
@@ -33,6 +33,8 @@ class Section:
 
     def __exit__(self, *_: object) -> None:
         self._control.sections.remove(self)
+        if self.pending and self.task is not None:
+            self.task.uncancel()  # it was swallowed: who awaits this task next is not to take it for somebody else's
 
 
 class Control:
@@ -139,6 +141,7 @@ class Control:
         """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
         if section.task is not None and section in self.sections:
             section.task.cancel()
+            section.pending = True
 
     def interrupted(self) -> bool:
         """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
@@ -146,4 +149,6 @@ class Control:
             return False
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
+            for section in self.sections:
+                section.pending = section.pending and section.task is not task
         return True

@@ -48,7 +48,7 @@ class Bell:
         finally:
             timer.cancel()
             self._waiting.discard(rung)
-            if fd == self._fd and not any(other.get_loop() is loop for other in self._waiting):
+            if fd == self._fd and not loop.is_closed() and not any(other.get_loop() is loop for other in self._waiting):
                 loop.remove_reader(fd)
 
     def ring(self) -> None:
@@ -69,7 +69,8 @@ class Bell:
         for loop in {rung.get_loop() for rung in self._waiting if not rung.get_loop().is_closed()}:
             loop.remove_reader(self._fd)
         for rung in tuple(self._waiting):
-            _done(rung)
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                _done(rung)
         if self._pid == os.getpid():
             self._path.unlink(missing_ok=True)
         os.close(self._fd)

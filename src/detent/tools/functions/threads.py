@@ -164,15 +164,16 @@ class ThreadPool:
 
     def _work(self) -> None:
         """Take jobs until there are none for a while; a thread whose job was given up ends, for it was replaced."""
-        while (job := self._next()) is not None:
+        rests = self._rests
+        while (job := self._next(rests)) is not None:
+            rests = self._rests  # one that comes while the job runs counts, too
             job.run()
             if job.abandoned:
                 return
 
-    def _next(self) -> Job | None:
+    def _next(self, rests: int) -> Job | None:
         with self._changed:
             self._idle += 1
-            rests = self._rests
             try:
                 while not self._waiting:
                     if self._closed or rests != self._rests or (not self._changed.wait(IDLE_S) and not self._waiting):

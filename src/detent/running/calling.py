@@ -1,0 +1,160 @@
+"""The live world's calls of tools: an attempt, what became of an earlier one, and what a tool is given for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from detent.core.codec import digest_of
+from detent.core.errors import ToolFailed
+from detent.core.events import ToolReconciled
+from detent.core.state import CallState, RunState
+from detent.kernel.execution import finished, key_of
+from detent.kernel.journal import Journal
+from detent.ports import Cancellation, Chunk, Clock, EventStore, SecretSource, Tool, ToolContext, ToolOutcome
+from detent.ports.copies import copied
+from detent.running.control import Control
+from detent.running.hiding import Values
+from detent.running.lineage import Recorded, recorded, stub
+from detent.secrecy.redact import hidden
+from detent.secrecy.vault import Vault
+
+SETTLE_S = 60.0
+"""How long the `reconcile` of a tool without a timeout of its own is waited for."""
+_CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+
+
+class Calls(Values):
+    """What carries out the calls of one run."""
+
+    __slots__ = ("_chunk", "_clock", "_recorded", "_source", "_vault", "control")
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: EventStore,
+        redact: Sequence[str],
+        *,
+        clock: Clock,
+        control: Control,
+        chunk: Callable[[Chunk], None] | None,
+        secrets: SecretSource | None,
+    ) -> None:
+        super().__init__(journal, store, redact)
+        self._clock, self.control, self._chunk, self._source = clock, control, chunk, secrets
+        self._vault: Vault | None = None
+        self._recorded: Recorded | None = None
+
+    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+        """Run a tool once; an interruption leaves an effect in doubt."""
+        if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
+            return answered
+        if call.digest and digest_of([call.tool, call.args]) != call.digest:
+            return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
+        context = self._context(tool, call, deadline_s)
+        raw = msgspec.json.encode(call.args)
+        try:
+            args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(tool.spec, call.args)  # its own copy
+        except ToolFailed as refused:
+            return ToolOutcome(kind="not_executed", error_code=refused.error_code, message=str(refused), final=True)
+        if self._chunk is not None:
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": copied(call.args), "attempt": context.attempt}))
+        started = self._clock.monotonic()
+        with self.control.during():
+            try:
+                outcome = await tool.run(args, context)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                known = tool.spec.read_only or tool.spec.idempotent
+                outcome = ToolOutcome(
+                    kind="failed" if known else "in_doubt", error_code="aborted", message="interrupted: the run was cancelled"
+                )
+        outcome = self.vault.outcome(outcome)
+        return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
+
+    async def _not_executed(self, tool: Tool, call: CallState) -> ToolOutcome | None:
+        """Return how a call of a fork ends without being executed; None where it is to be executed."""
+        state = self._run()
+        if state.fork_effects not in ("dry_run", "reuse") or tool.spec.read_only:
+            return None
+        self._recorded = self._recorded or await recorded(self._store, state)
+        return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
+
+    async def settle(self, tool: Tool, call: CallState) -> ToolReconciled | None:
+        """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call."""
+        if await self._not_executed(tool, call) is not None:
+            return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
+        with self.control.during():
+            try:
+                known = await tool.settle(self._context(tool, call, SETTLE_S if tool.spec.timeout_s is None else None))
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                return None
+        if known is None:
+            return None
+        if known.kind == "not_executed":
+            return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
+        done = finished(call.call_id, await self.keep(call.call_id, self.vault.outcome(known)))
+        return ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
+
+    @property
+    def vault(self) -> Vault:
+        """The run's secrets."""
+        if self._vault is None:
+            self._vault = Vault(self._source, self._run().host)
+        return self._vault
+
+    def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
+        state = self._journal.state
+        return ToolContext(
+            run_id=state.run_id,
+            call_id=call.call_id,
+            tool=tool.spec,
+            host=state.host,
+            idempotency_key=call.key or (lambda: key_of(state.run_id, call.call_id, digest_of([call.tool, call.args]))),
+            attempt=max(1, call.attempt),
+            deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
+            cancelled=Cancellation(self.control.cancelled),
+            progress=self._progress(call, state) if self._chunk is not None else None,
+            secrets=self.vault,
+            results=self._result,
+        )
+
+    async def _result(self, call_id: str) -> Any:
+        """Return the whole result of an earlier call of the run; raise `ToolFailed`."""
+        items = [item for state in self._run().passes.values() for item in state.results if item.ok and not item.meta]
+        for item in items:
+            if item.call_id == call_id:
+                return await self.full(item)
+        known = ", ".join(item.call_id for item in items[-10:]) or "none yet"
+        raise ToolFailed(f"no result is kept under {call_id!r}; the latest: {known}", error_code="result_not_found")
+
+    def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:
+        loop, emit = asyncio.get_running_loop(), self._chunk
+        assert emit is not None  # noqa: S101 - only called where it is set
+
+        def progress(event: Any) -> None:
+            loop.call_soon_threadsafe(emit, _piece("progress", call, state, hidden(event, self._patterns) if self._patterns else event))
+
+        return progress
+
+
+def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, content: Any) -> Chunk:
+    """Return what observers are told of a call while it runs."""
+    scope, iteration, _ = call.call_id.rsplit(".", 2)
+    return Chunk(
+        kind=kind,
+        run_id=state.run_id,
+        goal_id=state.goal_id,
+        agent=state.agent.name,
+        scope=scope,
+        iteration=int(iteration),
+        content=content,
+        call_id=call.call_id,
+        parent=state.parent,
+    )

@@ -72,6 +72,7 @@ def type_of(kind: Any) -> str:
         "bool | tuple[str, ...]": "true, false, or list of texts",
         "str | list[dict[str, Any]]": "file name, or list of tables",
         "dict[str, str]": "table of texts",
+        "str | dict[str, str]": "text, or table of texts",
         "dict[str, int]": "table of numbers",
         "str | dict[str, Any]": "file name, import path, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",

@@ -28,7 +28,7 @@ from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
 from detent.expressions.grants import check_grants
-from detent.history import forking, looking, upkeep
+from detent.history import forking, looking, retention, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -198,6 +198,7 @@ class Engine:
             prices=self.prices,
             tenants=self.tenants,
             worker_host=self.worker_host,
+            keep=retention.retain,
             policy=house or TieredPolicy(),
             policy_of=governing(house),
             guards_of=partial(guards_for, named=self.guards.get),
@@ -349,4 +350,5 @@ class Engine:
 
     erase = opens(upkeep.erase)
     delete = opens(upkeep.delete)
-    gc = opens(upkeep.gc)
+    retain = opens(retention.retain)
+    gc = opens(retention.gc)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from detent.cli import options as o
-from detent.cli.output import Output
+from detent.cli.output import Output, counted
 from detent.cli.session import Session, operator
 from detent.core.errors import ConfigError
 from detent.engine import Engine
+from detent.history.retention import Retained
 from detent.running.results import Erasure
 
 
@@ -53,17 +54,27 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
 
 
 def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
-    """Drop artifacts that no record names, and give unused space back."""
+    """Remove runs that were kept as long as `retention` says, drop artifacts that no record names, and give unused space back."""
     session = Session(setup, changes=True, bare=True)
-    confirm(f"Remove from {session.engine.store.url} every artifact that no record names?", yes=yes)
+    due = session.drive(lambda engine: engine.retain(dry=True), missing=Retained())
+    old = (
+        f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)}, which were kept long enough, and "
+        if due != Retained()
+        else ""
+    )
+    confirm(f"In {session.engine.store.url}, {old}remove every artifact that no record names?", yes=yes)
 
-    async def work(engine: Engine) -> int:
-        return await engine.gc()
+    async def work(engine: Engine) -> tuple[Retained, int]:
+        return await engine.retain(), await engine.gc()
 
-    freed = session.drive(work, missing=0)
-    session.output.document({"freed_bytes": freed})
+    done, freed = session.drive(work, missing=(Retained(), 0))
+    session.output.document({"freed_bytes": freed, "erased": done.erased, "archived": done.archived, "left": done.left})
+    for run_id, why in done.left.items():
+        session.output.say(f"  left: run {run_id}: {why}", "yellow")
+    if due != Retained():
+        session.output.say(f"erased {counted(len(done.erased), 'run')}, archived {len(done.archived)}")
     session.output.say(f"freed {freed} bytes")
-    return 0
+    return 1 if done.left else 0
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from detent.config.retention import Retention
 from detent.core.budget import CEILING, Budget
 from detent.metering.pricing import ModelPrice
 from detent.metering.provider_limits import ModelLimits, ModelRetries
@@ -135,7 +136,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
 
-PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, OutputConfig, Budget)
+PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, Retention, OutputConfig, Budget)
 
 
 def over(part: PartT, base: PartT) -> PartT:
@@ -175,6 +176,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of every run."""
     worker: WorkerConfig = WorkerConfig()
     """How a worker advances runs."""
+    retention: Retention = Retention()
+    """How long runs are kept; only in the operator's file."""
     output: OutputConfig = OutputConfig()
     """What the command line shows of a run in progress."""
     agent: str | None = None
@@ -224,7 +227,7 @@ def allowed_servers(servers: dict[str, McpServer], config: Config) -> dict[str, 
     return {name: said[name].allowing(server) if name in said else server for name, server in servers.items()}
 
 
-OPERATORS_KEYS: tuple[str, ...] = ("environment", "grants", "workspace.unprotected")
+OPERATORS_KEYS: tuple[str, ...] = ("environment", "grants", "retention", "workspace.unprotected")
 """The keys, or keys of a table, that only the operator's file may have: what tools can write must not say them."""
 
 

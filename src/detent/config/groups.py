@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from detent.config.retention import Retention
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
@@ -33,13 +34,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     `budget`: what a run may use where neither its start nor its agent says; `max_concurrent_runs`: how many are advanced at once (None: as many
     as there are); `grace_s`: how long a running call may take to stop once its run is cancelled; `goal_words_in_ids`: whether the ids that are
-    made for runs hold words of their goals, which stay when a run is erased.
+    made for runs hold words of their goals, which stay when a run is erased; `retention`: how long runs are kept.
     """
 
     budget: Budget = Budget()
     max_concurrent_runs: int | None = None
     grace_s: float = GRACE_S
     goal_words_in_ids: bool = True
+    retention: Retention = Retention()
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -259,6 +259,8 @@ def _located(config: Config, home: Path) -> Config:
     if workspace.sandbox_readable:
         readable = tuple(str((home / Path(path).expanduser()).absolute()) for path in workspace.sandbox_readable)
         workspace = replace(workspace, sandbox_readable=readable)
+    if (archives := config.retention.archive_to) is not None:
+        config = replace(config, retention=replace(config.retention, archive_to=str(home / Path(archives).expanduser())))
     agents = config.agents and {name: str(home / file) for name, file in config.agents.items()}
     agent = config.agent if config.agent is None or config.agent in (agents or {}) else str(home / config.agent)
     changes: dict[str, Any] = {"store": store, "workspace": workspace, "agents": agents, "agent": agent}

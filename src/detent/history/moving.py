@@ -356,6 +356,15 @@ def read_archive(path: Path, *, most_bytes: int | None = 0) -> Held:
     return Held(head=manifest.head, lines=records, blobs=blobs, signals=manifest.signals, consumed=consumed, digest=digest)
 
 
+def head_in(path: Path) -> RunHead:
+    """Return the listing entry of the run in an archive, of which nothing else is read or checked; raise `ConfigError`, `NewerVersion`."""
+    try:
+        with _file(path) as raw, gzip.GzipFile(fileobj=raw) as packed:
+            return _manifest(path, packed.readline(_PIECE)).head
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
+
+
 def _file(path: Path) -> BinaryIO:
     """Open an archive; raise `ConfigError` for what is no regular file, such as a pipe, which is not waited for."""
     raw = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115 - has an opener

@@ -151,7 +151,7 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host) as kept:
-        return await _erase(runtime.parts, await load_run(runtime.store, kept), by=by, why=why)
+        return await erase_held(runtime.parts, await load_run(runtime.store, kept), by=by, why=why)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
@@ -161,12 +161,6 @@ async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> 
         await runtime.store.delete(kept)
 
 
-async def gc(runtime: Runtime) -> int:
-    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
-    await runtime.open()
-    return await _collect(runtime.parts)
-
-
 @contextlib.asynccontextmanager
 async def _claimed(runtime: Runtime, run_id: str, host: Host | None) -> AsyncGenerator[str]:
     run_id = await runtime.visible(run_id, host)
@@ -174,8 +168,8 @@ async def _claimed(runtime: Runtime, run_id: str, host: Host | None) -> AsyncGen
         yield run_id
 
 
-async def _erase(parts: Parts, state: RunState, *, by: str, why: str) -> Erasure:
-    """Replace a run's records by tombstones and remove what goes with them, also from its forks; raise `NotAllowedNow` for a running one."""
+async def erase_held(parts: Parts, state: RunState, *, by: str, why: str) -> Erasure:
+    """Erase a run that is held: tombstones for its records, and nothing of what goes with them, also in forks. Raise `NotAllowedNow` while it runs."""
     if state.status == "running":
         raise NotAllowedNow(
             state.run_id, f"run {state.run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
@@ -197,20 +191,28 @@ async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
 
     The claims of a store object are one holder's: it would grant this one a second time, and the first to be done would give it up.
     """
-    control = Control()
-    parts.watcher.add(run_id, control)
-    try:
+    async with apart(parts, run_id):
         await parts.store.claim(run_id)
         try:
             yield
         finally:
             await give_back(parts.store, run_id)
+
+
+@contextlib.asynccontextmanager
+async def apart(parts: Parts, run_id: str) -> AsyncGenerator[None]:
+    """Keep this engine, and others on its store object, from advancing the run; raise `RunBusy` where one does. The claim is not taken."""
+    control = Control()
+    parts.watcher.add(run_id, control)
+    try:
+        yield
     finally:
         parts.watcher.remove(run_id)
         parts.watcher.free(run_id, control)
 
 
-async def _collect(parts: Parts) -> int:
+async def collect(parts: Parts) -> int:
+    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
     store, freed = parts.store, 0
     for head in await store.list_runs(RunQuery()):
         keys = [key for key in await store.list_blobs(head.run_id) if len(key) == ARTIFACT_KEY_LENGTH]

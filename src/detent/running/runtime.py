@@ -56,7 +56,7 @@ class Shift:
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
-        self._stopped = False
+        self.stopped = False
 
     async def work(self, working: Coroutine[Any, Any, None]) -> None:
         """Work; a cancellation goes through when everything has stopped."""
@@ -64,7 +64,7 @@ class Shift:
         try:
             await self._task
         except asyncio.CancelledError:
-            if not self._stopped:
+            if not self.stopped:
                 raise
 
     async def stop(self) -> None:
@@ -75,7 +75,7 @@ class Shift:
 
     def end(self) -> None:
         """Let it end soon."""
-        self._stopped = True
+        self.stopped = True
         if self._task is not None:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 self._task.cancel()
@@ -111,14 +111,15 @@ class Runtime:
         tenants: Tenants,
         worker_host: WorkerHost,
         owns_store: bool,
+        keep: Callable[..., Coroutine[Any, Any, Any]],
         **shared: Any,
     ) -> None:
-        """`shared` is what `Parts` has beside what is said here."""
+        """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.verifiers = verifiers
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
-        self.goal_words_in_ids = bounds.goal_words_in_ids
+        self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(
             tools=tools,
             tenants=tenants,

@@ -18,11 +18,13 @@ import msgspec
 from detent.config.adapters import one_of
 from detent.config.agents import Agent
 from detent.config.planners import NoPlanner
+from detent.config.retention import Retention
 from detent.core import events as e
 from detent.core.agent import Host
 from detent.core.errors import (
     ConfigError,
     CorruptLog,
+    DetentError,
     NewerVersion,
     RunErased,
     RunError,
@@ -300,11 +302,32 @@ async def work(
     backlog = StoreBacklog(hand(runtime, observers), hand_for=hand_for, tenant=tenant, waiting_only=waiting_only)
     shift = Shift()
     runtime.shifts.add(shift)
+    keeping = asyncio.create_task(_keep(runtime, host, once=until_idle))
     try:
         await shift.work(runtime.worker_host.work(backlog, until_idle=until_idle))
+        if until_idle and not shift.stopped:
+            await keeping
         return backlog.worked
     finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         runtime.shifts.discard(shift)
+
+
+KEEP_S = 3600.0
+"""How often a worker looks which runs have been kept long enough."""
+
+
+async def _keep(runtime: Runtime, host: Host | None, *, once: bool) -> None:
+    """See to it how long runs are kept, beside the work; what goes wrong there holds up no run."""
+    while runtime.retention != Retention():
+        try:
+            await runtime.keep(runtime, host=host)
+        except DetentError as error:
+            log.warning("what was kept long enough is not removed now (%s); trying again later", error)
+        if once:
+            return
+        await asyncio.sleep(KEEP_S)
 
 
 def hand(runtime: Runtime, observers: Sequence[Observer] = ()) -> Hand:

@@ -1,0 +1,54 @@
+"""How long runs are kept, as data: ages by status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from detent.core.errors import ConfigError
+from detent.core.state import TERMINAL, WAITING
+from detent.ports.options import check_fields
+
+_AGE = re.compile(r"([0-9]{1,6}) *([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long runs are kept: workers see to it, and `detent gc`. The age of a run counts from its last record."""
+
+    archive_after: str | dict[str, str] | None = None
+    """At which age a finished run is archived: `"90d"`, or by status: `{ completed = "30d", failed = "1w" }`."""
+    archive_to: str | None = None
+    """The directory of the archives."""
+    erase_after: str | dict[str, str] | None = None
+    """At which age a run is erased, in the store and in its archive: `"365d"` for finished runs, or by status. Waiting runs only by their status."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for ages in (self.archived, self.erased):
+            ages()
+        if self.archive_after is not None and not self.archive_to:
+            raise ConfigError("retention.archive_after needs a place: say with archive_to in which directory runs are archived")
+
+    def archived(self) -> dict[str, timedelta]:
+        """Return the age at which a run is archived, by status; raise `ConfigError` for what is no age or no status."""
+        return _ages("archive_after", self.archive_after, TERMINAL)
+
+    def erased(self) -> dict[str, timedelta]:
+        """Return the age at which a run is erased, by status; raise `ConfigError` for what is no age or no status."""
+        return _ages("erase_after", self.erase_after, (*TERMINAL, *WAITING))
+
+
+def _ages(name: str, said: str | dict[str, str] | None, statuses: Sequence[str]) -> dict[str, timedelta]:
+    ages: dict[str, timedelta] = {}
+    for status, text in ({} if said is None else dict.fromkeys(TERMINAL, said) if isinstance(said, str) else said).items():
+        if status not in statuses:
+            raise ConfigError(f"retention.{name}.{status}: runs of this status are not removed; known: {', '.join(statuses)}")
+        age = _AGE.fullmatch(text.strip())
+        if age is None:
+            raise ConfigError(f"retention.{name}: {text!r} is not an age; write a number and a unit, such as 12h, 30d or 8w")
+        ages[status] = timedelta(**{_UNITS[age[2]]: int(age[1])})
+    return ages

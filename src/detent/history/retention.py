@@ -1,0 +1,132 @@
+"""How long runs are kept: they are archived and erased by age and status, as `[retention]` says. Workers do it, and `detent gc`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from detent.core.agent import Host
+from detent.core.codec import tombstone
+from detent.core.errors import ConfigError, NewerVersion, RunBusy, RunErased, RunNotFound
+from detent.core.records import RunHead
+from detent.history import moving
+from detent.history.upkeep import apart, collect, erase_held, held
+from detent.ports import RunQuery
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+
+log = logging.getLogger("detent")
+
+BY, WHY = "retention", "it was kept as long as [retention] says"
+
+
+class Retained(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs were kept long enough. `left` are those that could not be removed, each with the reason; the next time they are tried again."""
+
+    archived: tuple[str, ...] = ()
+    erased: tuple[str, ...] = ()
+    left: dict[str, str] = {}
+
+
+async def retain(runtime: Runtime, *, dry: bool = False, host: Host | None = None) -> Retained:
+    """Erase and archive the runs that were kept long enough, and return them; with `dry` only say which those would be.
+
+    Ages are those of `Bounds(retention=...)`, `[retention]` in detent.toml. A run that somebody advances is left for the next time. An archive
+    is erased like a run: its records become tombstones, and its chain still verifies. With a host, runs of that tenant only.
+    """
+    await runtime.open()
+    said, tenant = runtime.retention, host.tenant if host else None
+    done: dict[str, list[str]] = {"erased": [], "archived": []}
+    left: dict[str, str] = {}
+    archives = Path(said.archive_to) if said.archive_to else None
+    for head in await _due(runtime, said.erased(), tenant):
+        await _do(done["erased"], left, head.run_id, None if dry else _erase(runtime, head.run_id))
+    gone = {*done["erased"], *left}
+    for head in [one for one in await _due(runtime, said.archived(), tenant, erased=True) if one.run_id not in gone]:
+        assert archives is not None  # noqa: S101 - `Retention` refuses ages without a place
+        await _do(done["archived"], left, head.run_id, None if dry else _archive(runtime, archives, head.run_id))
+    for path, head in _archived(archives, said.erased(), runtime.parts.clock.now(), tenant):
+        await _do(done["erased"], left, head.run_id, None if dry else _erase_archive(path))
+    if not dry and (done["erased"] or done["archived"]):
+        log.info("kept long enough: %s runs erased, %s archived", len(done["erased"]), len(done["archived"]))
+    return Retained(archived=tuple(done["archived"]), erased=tuple(done["erased"]), left=left)
+
+
+async def gc(runtime: Runtime) -> int:
+    """Remove runs that were kept long enough (`retain`), drop artifacts that no record names, and give unused space back.
+
+    Return the bytes that were freed, as far as known.
+    """
+    await retain(runtime)
+    return await collect(runtime.parts)
+
+
+async def _due(runtime: Runtime, ages: Mapping[str, timedelta], tenant: str | None, *, erased: bool = False) -> list[RunHead]:
+    """Return the runs that have come of age, the oldest first; those that are `erased` already only on demand."""
+    if not ages:
+        return []
+    now = runtime.parts.clock.now()
+    heads = await runtime.store.list_runs(RunQuery(status=tuple(ages), tenant=tenant, until=now - min(ages.values())))
+    return [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
+
+
+def _of_age(head: RunHead, ages: Mapping[str, timedelta], now: datetime) -> bool:
+    return head.status in ages and head.updated_at < now - ages[head.status]
+
+
+async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutine[Any, Any, bool] | None) -> None:
+    """Do what is to be done with one run, and note what came of it."""
+    try:
+        if work is None or await work:
+            done.append(run_id)
+    except (RunNotFound, RunErased):
+        pass  # another worker was faster
+    except (*moving.OF_ONE_RUN, ConfigError) as error:
+        left[run_id] = str(error)
+        if not isinstance(error, RunBusy):
+            log.warning("run %s was kept long enough and is not removed: %s", run_id, error)
+
+
+async def _erase(runtime: Runtime, run_id: str) -> bool:
+    """Erase a run in the store, unless somebody has taken it on since it was listed."""
+    async with held(runtime.parts, run_id):
+        head = await runtime.store.head(run_id)
+        if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
+            return False
+        await erase_held(runtime.parts, await load_run(runtime.store, run_id), by=BY, why=WHY)
+        return True
+
+
+async def _archive(runtime: Runtime, directory: Path, run_id: str) -> bool:
+    async with apart(runtime.parts, run_id):
+        await moving.archive(runtime.store, directory, run_id)
+        return True
+
+
+def _archived(directory: Path | None, ages: Mapping[str, timedelta], now: datetime, tenant: str | None) -> list[tuple[Path, RunHead]]:
+    """Return the archives whose runs are to be erased; what is no archive is none of them."""
+    found: list[tuple[Path, RunHead]] = []
+    for path in sorted(directory.glob(f"*{moving.SUFFIX}")) if directory is not None and ages else ():
+        try:
+            head = moving.head_in(path)
+        except (ConfigError, NewerVersion) as error:
+            log.warning("%s is passed over: %s", path, error)
+            continue
+        if _of_age(head, ages, now) and head.reason != "erased" and tenant in (None, head.tenant):
+            found.append((path, head))
+    return found
+
+
+async def _erase_archive(path: Path) -> bool:
+    """Replace the records in an archive by tombstones, and remove its artifacts."""
+    whole = moving.read_archive(path, most_bytes=None)
+    head = msgspec.structs.replace(whole.head, goal="", title="", reason="erased")
+    lines = tuple(map(tombstone, whole.lines))
+    moving.write_archive(path, msgspec.structs.replace(whole, head=head, lines=lines, blobs={}, signals=()))
+    moving.read_archive(path, most_bytes=None)
+    return True

@@ -1,0 +1,555 @@
+"""One schedule: processes with an engine each on one virtual disk, people who answer, and whatever goes wrong; all of it decided by `Choices`.
+
+storm   processes are killed, paused, cut off, their clocks jump; the disk is full, loses power, flips a bit; people say what they like
+calm    nothing goes wrong any more, and everything must come to its end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from detent import Budget, Engine, ToolContext
+from detent.core.errors import (
+    BudgetRefused,
+    ConfigError,
+    Conflict,
+    CorruptLog,
+    DetentError,
+    NotAllowedNow,
+    RunBusy,
+    RunErased,
+    RunNotFound,
+    StoreBusy,
+    StoreFull,
+    Suspended,
+)
+from detent.metering.tenants import TenantBudget
+from detent.ports import Signal
+from detent.running import snapshots, watcher
+from detent.running.results import Result
+from detent.testing.clocks import EPOCH, SequentialIds
+from detent.workers.in_process import InProcessHost
+from simulation.choices import Choices
+from simulation.disks import DISKS, Around, DiskStore
+from simulation.inputs import STRATEGIES, TOOLS, Ledger, Plans, Policy, Task, task_of
+from simulation.loop import Machine, Stuck, VirtualLoop, within
+from simulation.reference import Reference, Violation, demand
+
+FAULTS = ("crash", "busy", "full", "pause", "partition", "clock", "power", "flip")
+ALLOWED = (RunBusy, Conflict, Suspended, StoreBusy, StoreFull, NotAllowedNow, RunNotFound, RunErased, BudgetRefused)
+"""What a command may raise when others are faster, or the weather is bad."""
+HARMLESS = ("RunBusy", "Conflict", "Suspended", "StoreBusy", "StoreFull", "RunErased", "RunNotFound")
+CALM_ROUNDS = 40
+KNOWN = {"replays are equal": "passes side by side: a run that was interrupted inside of one of them may diverge in replay"}
+"""Promises that are broken by what is known and still open; each goes when that is mended."""
+
+
+class Died(Exception):
+    """The process that was asked has died."""
+
+
+class Clock:
+    """The clocks of one process."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop, self.offset_s = loop, 0.0
+
+    def now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self._loop.time() + self.offset_s)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class Store(DiskStore):
+    """Notes which signals were heard to be accepted."""
+
+    accepted: Callable[[str, Signal], None]
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        await super().post(run_id, signal)
+        self.accepted(run_id, signal)
+
+
+class Process(Machine, Around):
+    """A process: an engine with memory of its own, on the shared disk."""
+
+    def __init__(self, schedule: Schedule, number: int, role: int) -> None:
+        super().__init__(f"p{number}")
+        self.schedule, self.cut_off, self.tearing = schedule, False, False
+        self.clock = Clock(schedule.loop)
+        host = f"host-{role}" if schedule.disk.leases else "host"
+        self.store = Store(schedule.disk, host=host, now=lambda: self.clock.now().timestamp(), around=self)
+        self.store.accepted = schedule.reference.accept
+        self.waiting: dict[asyncio.Future[Any], None] = {}
+        self.engine: Any = self._engine(number)
+
+    def _engine(self, number: int) -> Engine:
+        schedule = self.schedule
+        engine = Engine(
+            store=self.store,
+            planner=schedule.planner_of(self),
+            tools=TOOLS,
+            policy=Policy(),
+            strategies=STRATEGIES,
+            approver="caller",
+            clock=self.clock,
+            ids=SequentialIds(number * 10_000),
+            tenant_budgets=schedule.accounts,
+            worker_host=InProcessHost(poll_s=2.0, concurrency=2),
+        )
+        engine.runtime.wrap(planner=None, worker=f"{self.store.host}:{self.name}")
+        return engine
+
+    # What happens around its operations ------------------------------------------------------------------------------------------
+
+    async def breathe(self) -> None:
+        """Let others go first, or time pass."""
+        how = self.schedule.choices.below(5) if self.schedule.stormy else 0
+        if how >= 3:
+            await asyncio.sleep(0 if how == 3 else 0.02)
+
+    async def before(self, operation: str, *, writes: bool) -> None:
+        schedule = self.schedule
+        await self.breathe()
+        await self._reach()
+        if writes and schedule.stormy:
+            if schedule.full and operation in ("append", "put_blob", "post", "claim"):
+                raise StoreFull("the virtual disk is full")
+            if "busy" in schedule.weather and schedule.choices.chance(0.04):
+                raise StoreBusy("the virtual store is busy")
+            await self.perhaps_die()
+
+    async def after(self, operation: str) -> None:
+        if self.tearing:
+            await self.die()
+        if self.schedule.stormy:
+            await self.perhaps_die()
+            await self.breathe()
+        await self._reach()
+
+    def tears(self) -> bool:
+        self.tearing = self.schedule.stormy and "crash" in self.schedule.weather and self.schedule.choices.chance(0.02)
+        return self.tearing
+
+    async def _reach(self) -> None:
+        """Wait for a store that is out of reach, for ten seconds."""
+        for _ in range(5):
+            if not self.cut_off:
+                return
+            await asyncio.sleep(2.0)
+        if self.cut_off:
+            raise StoreBusy("the virtual store does not answer; nothing of this is known to be recorded")
+
+    async def perhaps_die(self) -> None:
+        if "crash" in self.schedule.weather and self.schedule.choices.chance(0.03):
+            await self.die()
+
+    async def die(self) -> None:
+        """End this process here."""
+        self.schedule.kill(self)
+        await self.schedule.loop.create_future()
+
+    async def before_tool(self, context: ToolContext) -> None:
+        await self.breathe()
+        if self.schedule.stormy:
+            await self.perhaps_die()
+
+    def has_effect(self, context: ToolContext) -> None:
+        """Let a call have its effect."""
+        late = self.schedule.disk.claims.get(context.run_id) is not self.store
+        name, key = context.tool.name, context.idempotency_key
+        self.schedule.reference.effect(context.run_id, context.call_id, name, key, late=late)
+        self.schedule.ledger.add(name, key)
+
+    async def after_tool(self, context: ToolContext) -> None:
+        if self.schedule.stormy:
+            await self.perhaps_die()
+        await self.breathe()
+
+    # What it is asked to do ---------------------------------------------------------------------------------------------------------
+
+    async def ask(self, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
+        """Have something done in this process; return what it came to, or its error; `Died` where it died meanwhile."""
+        answer = self.schedule.loop.create_future()
+
+        async def do() -> None:
+            try:
+                said = await begin(self.engine)
+            except asyncio.CancelledError:
+                said = Suspended("?", "cancelled")
+            except Exception as error:  # noqa: BLE001 - it is looked at by who asked
+                said = error
+            if not answer.done():
+                answer.set_result(said)
+
+        self.waiting[answer] = None
+        within(self, do)
+        try:
+            return await answer
+        finally:
+            self.waiting.pop(answer, None)
+
+
+class Schedule:
+    """See the module. `trace` is what happened, line by line."""
+
+    def __init__(self, choices: Choices, *, trace: bool = False) -> None:
+        self.choices, self.trace = choices, list[str]()
+        self.loop = VirtualLoop(choices)
+        self.loop.errors = Violation.raised
+        self.stormy, self.full = True, False
+        self.weather = tuple(fault for fault in FAULTS if choices.chance(0.3))
+        self.disk, self.ledger = choices.one_of(DISKS)(), Ledger()
+        self.reference = Reference(self.disk, self.ledger)
+        self.reference.tell = self.tell if trace else lambda line: None
+        self._tracing = trace
+        self.tasks = [task_of(choices, number) for number in range(1 + choices.chance(0.25))]
+        self.tenant = choices.chance(0.15)
+        self.accounts = {"*": TenantBudget(max_tool_calls=3)} if self.tenant else {}
+        if self.tenant:
+            self.tasks = [task_of(choices, number) for number in range(2)]
+            self.reference.most_tool_calls = 3
+        self.every = choices.one_of([1000, 3, 7])
+        self.working = choices.chance(0.5)
+        self.roles: list[Process] = []
+        self.started, self.live = 0, set[Process]()
+        self.violation: BaseException | None = None
+        self.flipped: set[str] = set()
+
+    def tell(self, line: str) -> None:
+        """Note what happens."""
+        if self._tracing:
+            self.trace.append(f"{self.loop.time():9.3f} {line}")
+
+    def planner_of(self, process: Process) -> Any:
+        """Return who plans in a process: by the agent's task."""
+        return Plans({task.run_id: (task.turns, task.usage) for task in self.tasks}, process.breathe)
+
+    # Processes --------------------------------------------------------------------------------------------------------------------
+
+    def start(self, role: int) -> Process:
+        """Start a process in a role."""
+        self.started += 1
+        made = Process(self, self.started, role)
+        self.tell(f"{made.name} starts as {role}")
+        if self.working:
+            within(made, made.engine.work)
+        return made
+
+    def kill(self, process: Process) -> None:
+        """End a process at once."""
+        if process.dead:
+            return
+        self.tell(f"{process.name} dies")
+        process.store.dead = True
+        self.loop.kill(process)
+        for answer in process.waiting:
+            if not answer.done():
+                answer.set_result(Died())
+
+    async def keep_alive(self, role: int) -> None:
+        """Start the process of a role again whenever it is dead."""
+        while True:
+            await asyncio.sleep((0.1, 3.0, 50.0)[self.choices.below(3)] if self.stormy else 0.1)
+            if self.roles[role].dead:
+                self.roles[role] = self.start(role)
+
+    # The storm --------------------------------------------------------------------------------------------------------------------
+
+    async def blow(self) -> None:
+        """Let things go wrong from outside, a few times."""
+        outside = [fault for fault in self.weather if fault != "busy"]
+        for _ in range(self.choices.below(4) if outside else 0):
+            await asyncio.sleep((0.01, 0.05, 0.3, 4.0)[self.choices.below(4)])
+            process = self.roles[self.choices.below(len(self.roles))]
+            fault = self.choices.one_of(outside)
+            self.tell(f"outside: {fault} {process.name}")
+            match fault:
+                case "crash":
+                    self.kill(process)
+                case "pause":
+                    process.held = True
+                    self.loop.call_later((1.0, 45.0)[self.choices.below(2)], setattr, process, "held", False)
+                case "partition":
+                    process.cut_off = True
+                    self.loop.call_later((3.0, 60.0)[self.choices.below(2)], setattr, process, "cut_off", False)
+                case "clock":
+                    process.clock.offset_s += (40.0, -40.0, 3600.0)[self.choices.below(3)]
+                case "full":
+                    self.full = True
+                    self.loop.call_later(5.0, setattr, self, "full", False)
+                case "power":
+                    self.lose_power()
+                case "flip":
+                    self.flip()
+                case _:
+                    pass
+
+    def lose_power(self) -> None:
+        """The host of the disk stops: whatever is not durable may be gone."""
+        if self.disk.every_commit_is_durable:
+            return
+        for process in self.roles:
+            self.kill(process)
+        self.disk.lose_power(self.choices.below)
+        self.reference.power_was_lost()
+
+    def flip(self) -> None:
+        """One bit of a stored record is another."""
+        names = [name for name, run in self.disk.runs.items() if run.records]
+        if not names or self.flipped:
+            return
+        name = self.choices.one_of(names)
+        run = self.disk.runs[name]
+        at = self.choices.below(len(run.records))
+        line = bytearray(run.records[at])
+        line[self.choices.below(len(line))] ^= 1 << self.choices.below(7)
+        if b"\n" in line:
+            return
+        run.records[at] = bytes(line)
+        self.flipped.add(name)
+        self.reference.damaged.add(name)
+
+    # People -----------------------------------------------------------------------------------------------------------------------
+
+    async def person(self) -> None:
+        """Start the runs, and say this and that."""
+        for task in self.tasks:
+            await self.begin(task)
+        for _ in range(self.choices.below(8)):
+            await asyncio.sleep((0.0, 0.05, 1.0)[self.choices.below(3)])
+            await self.say(self.choices.one_of(self.tasks), self.choices.below(12))
+
+    async def begin(self, task: Task) -> None:
+        """Have a run started, if need be by another process."""
+        options: dict[str, Any] = {"run_id": task.run_id, "budget": task.budget}
+        for _ in range(30):
+            method = "submit" if self.working and self.choices.below(2) else "run"
+            said = await self.command(method, lambda engine, m=method: getattr(engine, m)(task.agent, "do it", **options))
+            if task.run_id in self.disk.runs or isinstance(said, BudgetRefused):
+                return
+            await asyncio.sleep(1.0)
+
+    async def say(self, task: Task, what: int, *, calm: bool = False) -> None:
+        """Do one of the things that people do with a run."""
+        run_id, state = task.run_id, self.reference.state(task.run_id)
+        by = ("ann", "bob", "cat")[self.choices.below(3)]
+        resume = calm or bool(self.choices.below(2))
+        if what < 8:
+            if state.approvals:
+                call = self.choices.one_of(list(state.approvals))
+                if self.choices.below(4) == 3 and not calm:
+                    await self.command("deny", lambda engine: engine.deny(run_id, call, by=by, reason="no", resume=resume))
+                else:
+                    await self.command("approve", lambda engine: engine.approve(run_id, call, by=by, resume=resume))
+            elif state.in_doubt:
+                await self.tell_the_truth(task, state.in_doubt[0], by, resume=resume)
+            elif state.asks:
+                ask = self.choices.one_of(list(state.asks))
+                await self.command("reply", lambda engine: engine.reply(run_id, "well", by=by, ask_id=ask, resume=resume))
+            if calm or not (state.approvals or state.in_doubt or state.asks):
+                await self.command("resume", lambda engine: engine.resume(run_id))
+        elif what == 8:
+            await self.command("cancel", lambda engine: engine.cancel(run_id, by=by, why="enough"))
+        elif what == 9:
+            await self.command("reopen", lambda engine: engine.reopen(run_id, by=by, budget=_MORE, resume=resume))
+        elif what == 10:
+            await self.command("fork", lambda engine: engine.fork(run_id, child_id=f"{run_id}-fork", resume=resume))
+        else:
+            await self.command("suspend", _suspended)
+
+    async def tell_the_truth(self, task: Task, call_id: str, by: str, *, resume: bool) -> None:
+        """Settle a call in doubt as the world has it."""
+        calls = self.reference.calls.get(task.run_id)
+        key = calls.key.get(call_id, "") if calls else ""
+        process = self.disk.claims.get(task.run_id)
+        if process is not None and not process.dead:
+            return  # somebody may be doing it yet: nobody knows the truth
+        did = self.ledger.happened(key)
+        result = "it did" if did else None
+        run_id = task.run_id
+        await self.command("reconcile", lambda engine: engine.reconcile(run_id, call_id, happened=did, result=result, by=by, resume=resume))
+
+    async def command(self, name: str, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
+        """Give a command to a process that lives; return its answer, None where there was none."""
+        able = [process for process in self.roles if not process.dead]
+        if not able:
+            return None
+        process = self.choices.one_of(able)
+        self.tell(f"{process.name} {name} begins")
+        said = await process.ask(begin)
+        shown = getattr(said, "status", "") or type(said).__name__
+        self.tell(f"{process.name} {name}: {shown} {said if isinstance(said, Exception) else ''}")
+        if isinstance(said, Violation):
+            raise said
+        if isinstance(said, Result):
+            self.reference.answer(said.state, now=process.clock.now().timestamp())
+        if isinstance(said, Exception) and not isinstance(said, (Died, *ALLOWED)):
+            known = (self.flipped and isinstance(said, (CorruptLog, ValueError, ConfigError))) or (
+                name == "fork" and isinstance(said, ConfigError)
+            )
+            demand(known, "commands answer", f"{name} raised {type(said).__name__}: {said}")
+        return said
+
+    # The calm, and the end --------------------------------------------------------------------------------------------------------
+
+    async def main(self) -> None:
+        """Run the schedule."""
+        self.roles = [self.start(role) for role in range(2)]
+        keepers = [self.loop.create_task(self.keep_alive(role)) for role in range(2)]
+        blowing = self.loop.create_task(self.blow())
+        await self.person()
+        await blowing
+        self.stormy, self.full = False, False
+        for keeper in keepers:
+            keeper.cancel()
+        await self.calm()
+        await self.check()
+
+    async def calm(self) -> None:
+        """Let all processes live and people answer, until every run has ended."""
+        await asyncio.sleep(70.0)  # leases have run out, and reservations that nobody gives back
+        for process in self.roles:
+            process.held = process.cut_off = False
+            process.clock.offset_s = max(0.0, process.clock.offset_s)
+        self.roles = [self.start(role) if process.dead else process for role, process in enumerate(self.roles)]
+        for round_ in range(CALM_ROUNDS):
+            left = [task for task in self.tasks if not self.over(task.run_id)]
+            if not left:
+                return
+            for task in left:
+                await self.say(task, 0, calm=True)
+            await asyncio.sleep(10.0 if round_ > 3 else 1.0)
+            if round_ == CALM_ROUNDS // 2:
+                await asyncio.sleep(1_000.0)
+        for task in left:
+            state = self.reference.state(task.run_id)
+            raise Violation(
+                "every run ends", f"{task.run_id} is {state.status} after {state.seq} records and {CALM_ROUNDS} rounds of answers"
+            )
+
+    def over(self, run_id: str) -> bool:
+        """Whether nothing is to be expected of a run any more."""
+        return run_id not in self.disk.runs or run_id in self.reference.damaged or self.reference.state(run_id).terminal
+
+    async def check(self) -> None:
+        """Check what is left."""
+        process = self.roles[0]
+        for run_id in self.disk.runs:
+            if run_id in self.flipped:
+                found = await process.ask(lambda engine, r=run_id: engine.verify(r))
+                demand(getattr(found, "ok", None) is False, "an altered byte is found", f"{run_id}: {found}")
+                continue
+            if run_id not in self.reference.damaged:
+                self.reference.ends(run_id)
+            verified = await process.ask(lambda engine, r=run_id: engine.verify(r))
+            demand(getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
+            if self.flipped:
+                continue
+            loaded = await process.ask(lambda engine, r=run_id: engine.load(r))
+            if run_id not in self.reference.damaged:
+                demand(loaded == self.reference.state(run_id), "folds are equal", f"{run_id}: what is loaded is not the fold of the log")
+            again = await process.ask(lambda engine, r=run_id: engine.replay(r))
+            demand(getattr(again, "identical", False), "replays are equal", f"{run_id}: {getattr(again, 'divergence', again)}")
+        self.reference.what_was_told()
+        if self.tenant:
+            self.reference.accounts("")
+
+
+_MORE = Budget(max_tool_calls=100, max_model_calls=200, max_iterations=50)
+
+
+async def _suspended(engine: Engine) -> None:
+    engine.suspend("somebody pressed Ctrl-C")
+    await asyncio.sleep(0)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a schedule came to: the promise that was broken ("": none), and the decisions that lead there again."""
+
+    promise: str
+    what: str
+    made: list[int]
+    steps: int
+    weather: tuple[str, ...]
+    trace: list[str] = []
+
+
+def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False) -> Outcome:
+    """Run one schedule, by a seed or by its decisions."""
+    choices = Choices(seed, given=given)
+    random.seed(0)
+    Violation.raised.clear()
+    promise = what = ""
+    with _alone() as said:
+        schedule = Schedule(choices, trace=trace)
+        snapshots.EVERY = schedule.every
+        main: Coroutine[Any, Any, None] = schedule.main()
+        try:
+            schedule.loop.run(main)
+            for line in said:
+                if not schedule.flipped:
+                    raise Violation("workers go on", line)
+        except Violation as error:
+            promise, what = error.promise, str(error)
+        except Stuck as error:
+            promise, what = "every run ends", str(error)
+        except DetentError as error:
+            promise, what = "nothing else is raised", f"{type(error).__name__}: {error}"
+        finally:
+            main.close()
+    return Outcome(promise=promise, what=what, made=choices.made, steps=schedule.loop.steps, weather=schedule.weather, trace=schedule.trace)
+
+
+class _Listening(logging.Handler):
+    """Hears of workers that met an error which nobody expects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        told = (
+            line.partition("): ")[2]
+            if " failed (attempt" in line
+            else line.partition("): ")[2]
+            if "nothing can be recorded" in line
+            else ""
+        )
+        if told and not told.startswith(HARMLESS):
+            self.said.append(line)
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[list[str]]:
+    """Hold what is the whole program's for the time of one schedule: logging, snapshots, what tasks of dead processes leave behind."""
+    log, listening = logging.getLogger("detent"), _Listening()
+    before, every, poll = (log.handlers[:], log.propagate, log.level, log.disabled), snapshots.EVERY, watcher.POLL_S
+    hook, collects = sys.unraisablehook, gc.isenabled()
+    log.handlers, log.propagate = [listening], False
+    watcher.POLL_S = 2.0
+    sys.unraisablehook = lambda _unraisable: None
+    gc.disable()
+    try:
+        yield listening.said
+    finally:
+        if collects:
+            gc.enable()
+        log.handlers, log.propagate, log.level, log.disabled = before
+        snapshots.EVERY, watcher.POLL_S = every, poll
+        sys.unraisablehook = hook
+
+
+__all__ = ["Outcome", "Schedule", "Signal", "run_schedule"]

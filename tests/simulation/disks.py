@@ -309,10 +309,10 @@ class DiskStore:
     async def release(self, run_id: str) -> None:
         self._check()
         if run_id in self.runs:
+            self.runs.discard(run_id)
             await asyncio.shield(asyncio.ensure_future(self._released(run_id)))
 
     async def _released(self, run_id: str) -> None:
-        self.runs.discard(run_id)
         try:
             await self._write("release", lambda: self._owed(run_id))
         except StoreError:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.errors import CorruptLog, IllegalEvent
-from detent.core.fold import evolve, fold
+from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Signal
@@ -57,11 +57,14 @@ class Calls:
         self.agreed: dict[str, set[str]] = {}
         self.denied: set[str] = set()
         self.late: set[str] = set()
-        self.cancelled = False
+        self.cancelled = self.cancels = False
+        self.taken: list[str] = []
 
     def hear(self, record: Record, run_id: str) -> None:
         """Take a record; raise `Violation`."""
         what = f"record {record.envelope.seq} of {run_id}"
+        if signal := getattr(record.event, "signal", ""):
+            self.taken.append(signal)
         match record.event:
             case e.ToolStarted(call=call, tool=tool) as started:
                 self._begins(started, what)
@@ -96,7 +99,7 @@ class Calls:
                 doubts = {call for call, running in self.open.items() if not running}
                 demand(doubts <= set(listed), "open doubts are shown", f"{what} ends the run with {listed} in doubt, not {doubts}")
             case e.CancelRequested():
-                self.cancelled = True
+                self.cancelled = self.cancels = True
             case e.RunReopened():
                 self.cancelled = False
             case _:
@@ -268,21 +271,17 @@ class Reference:
 
     def ends(self, run_id: str) -> None:
         """Check a run at the end of the schedule, when it has finished."""
-        kept = self.disk.runs[run_id]
-        state = self.state(run_id)
-        records = list(read_log(run_id, kept.records))
-        demand(fold(records) == state, "folds are equal", f"{run_id}: the log folded at once is not what it was folded step by step")
-        taken = [record.event.signal for record in records if getattr(record.event, "signal", "")]  # type: ignore[union-attr]
+        kept, state, calls = self.disk.runs[run_id], self.state(run_id), self.calls[run_id]
+        taken = calls.taken
         once = len(taken) == len(set(taken)) or next(one for one in taken if taken.count(one) > 1).startswith(("timer:", "expired:"))
         demand(once, "an answer counts once", f"{run_id}: {taken}")
         holder = self.disk.claims.get(run_id)
         demand(holder is None or holder.dead, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")
         heard = set(taken)
         for signal in self.accepted.get(run_id, {}).values():
-            repeated = signal.kind == "cancel" and any(isinstance(record.event, e.CancelRequested) for record in records)
+            repeated = signal.kind == "cancel" and calls.cancels
             there = signal.id in heard or signal.id in kept.inbox or repeated
             demand(there, "no accepted answer is lost", f"{run_id}: {signal.kind} {signal.payload} of {signal.by} is nowhere")
-        calls = self.calls[run_id]
         for call, name in calls.tool.items():
             if name in READING or name == "fatal":
                 continue

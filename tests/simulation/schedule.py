@@ -13,6 +13,7 @@ import logging
 import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import Context
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -106,7 +107,7 @@ class Process(Machine, Around):
             clock=self.clock,
             ids=SequentialIds(number * 10_000),
             tenant_budgets=schedule.accounts,
-            worker_host=InProcessHost(poll_s=2.0, concurrency=2),
+            worker_host=InProcessHost(poll_s=15.0, concurrency=2),
         )
         engine.runtime.wrap(planner=None, worker=f"{self.store.host}:{self.name}")
         return engine
@@ -128,13 +129,13 @@ class Process(Machine, Around):
                 raise StoreFull("the virtual disk is full")
             if "busy" in schedule.weather and schedule.choices.chance(0.04):
                 raise StoreBusy("the virtual store is busy")
-            await self.perhaps_die()
+            await self.perhaps_stop()
 
     async def after(self, operation: str) -> None:
         if self.tearing:
             await self.die()
         if self.schedule.stormy:
-            await self.perhaps_die()
+            await self.perhaps_stop()
             await self.breathe()
         await self._reach()
 
@@ -151,9 +152,20 @@ class Process(Machine, Around):
         if self.cut_off:
             raise StoreBusy("the virtual store does not answer; nothing of this is known to be recorded")
 
-    async def perhaps_die(self) -> None:
-        if "crash" in self.schedule.weather and self.schedule.choices.chance(0.03):
+    async def perhaps_stop(self) -> None:
+        """Go no further, for good or for a while, where the weather is like that."""
+        weather, chance = self.schedule.weather, self.schedule.choices.chance
+        if "crash" in weather and chance(0.03):
             await self.die()
+        if "power" in weather and chance(0.02):
+            self.schedule.lose_power()
+            if self.dead:
+                await self.die()
+        if "pause" in weather and chance(0.02):
+            self.schedule.pause(self)
+            await asyncio.sleep(0)
+        if "partition" in weather and chance(0.02):
+            self.schedule.cut_off(self)
 
     async def die(self) -> None:
         """End this process here."""
@@ -163,7 +175,7 @@ class Process(Machine, Around):
     async def before_tool(self, context: ToolContext) -> None:
         await self.breathe()
         if self.schedule.stormy:
-            await self.perhaps_die()
+            await self.perhaps_stop()
 
     def has_effect(self, context: ToolContext) -> None:
         """Let a call have its effect."""
@@ -174,7 +186,7 @@ class Process(Machine, Around):
 
     async def after_tool(self, context: ToolContext) -> None:
         if self.schedule.stormy:
-            await self.perhaps_die()
+            await self.perhaps_stop()
         await self.breathe()
 
     # What it is asked to do ---------------------------------------------------------------------------------------------------------
@@ -279,22 +291,33 @@ class Schedule:
                 case "crash":
                     self.kill(process)
                 case "pause":
-                    process.held = True
-                    self.loop.call_later((1.0, 45.0)[self.choices.below(2)], setattr, process, "held", False)
+                    self.pause(process)
                 case "partition":
-                    process.cut_off = True
-                    self.loop.call_later((3.0, 60.0)[self.choices.below(2)], setattr, process, "cut_off", False)
+                    self.cut_off(process)
                 case "clock":
                     process.clock.offset_s += (40.0, -40.0, 3600.0)[self.choices.below(3)]
                 case "full":
                     self.full = True
-                    self.loop.call_later(5.0, setattr, self, "full", False)
+                    self.loop.call_later(5.0, setattr, self, "full", False, context=Context())
                 case "power":
                     self.lose_power()
                 case "flip":
                     self.flip()
                 case _:
                     pass
+
+    def pause(self, process: Process) -> None:
+        """Stop a process for a while; its clocks go on."""
+        process.held = True
+        self.loop.call_later((1.0, 45.0)[self.choices.below(2)], self._go_on, process, "held", context=Context())
+
+    def cut_off(self, process: Process) -> None:
+        """Keep a process from the disk for a while."""
+        process.cut_off = True
+        self.loop.call_later((3.0, 60.0)[self.choices.below(2)], self._go_on, process, "cut_off", context=Context())
+
+    def _go_on(self, process: Process, what: str) -> None:
+        setattr(process, what, False)
 
     def lose_power(self) -> None:
         """The host of the disk stops: whatever is not durable may be gone."""
@@ -419,7 +442,7 @@ class Schedule:
 
     async def calm(self) -> None:
         """Let all processes live and people answer, until every run has ended."""
-        await asyncio.sleep(70.0)  # leases have run out, and reservations that nobody gives back
+        await asyncio.sleep(70.0 if self.weather else 1.0)  # leases have run out, and reservations that nobody gives back
         for process in self.roles:
             process.held = process.cut_off = False
             process.clock.offset_s = max(0.0, process.clock.offset_s)
@@ -432,7 +455,7 @@ class Schedule:
                 await self.say(task, 0, calm=True)
             await asyncio.sleep(10.0 if round_ > 3 else 1.0)
             if round_ == CALM_ROUNDS // 2:
-                await asyncio.sleep(1_000.0)
+                await asyncio.sleep(10_000.0)  # a clock may have been an hour ahead when a timer was set
         for task in left:
             state = self.reference.state(task.run_id)
             raise Violation(
@@ -539,7 +562,7 @@ def _alone() -> Generator[list[str]]:
     before, every, poll = (log.handlers[:], log.propagate, log.level, log.disabled), snapshots.EVERY, watcher.POLL_S
     hook, collects = sys.unraisablehook, gc.isenabled()
     log.handlers, log.propagate = [listening], False
-    watcher.POLL_S = 2.0
+    watcher.POLL_S = 5.0
     sys.unraisablehook = lambda _unraisable: None
     gc.disable()
     try:

@@ -15,12 +15,12 @@ import msgspec
 from detent.core import events as e
 from detent.core import fold, settle
 from detent.core.errors import Conflict, StoreError
-from detent.kernel import execution, journal
+from detent.kernel import deciding, execution, journal
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
 from detent.metering import tenants
 from detent.ports import Reservation, Verdict
-from detent.running import advancing, answering, driving, hiding, inbox, rules, snapshots, starting
+from detent.running import advancing, driving, hiding, inbox, rules, snapshots, starting
 from detent.running.advancing import Advancing
 from detent.running.snapshots import SnapshotJournal
 from simulation.disks import DiskStore
@@ -223,16 +223,14 @@ def a_denial_counts_as_consent() -> list[Any]:
 
 
 @cut
-def one_person_counts_twice() -> list[Any]:
-    known = rules._decided
+def one_person_is_enough_for_two() -> list[Any]:
+    decide, request = deciding.verdict_on, deciding._request
 
-    def decided(said: Any, by: str, state: Any, now: Any) -> None:
-        asked = state.approvals.get(said.call)
-        call = state.call(said.call)
-        if asked is None or call is None or not call.approved_by:
-            known(said, by, state, now)
+    def verdict_on(frozen: Any, call: Any, policy: Any, state: Any) -> Verdict:
+        verdict = decide(frozen, call, policy, state)
+        return replace(verdict, decision="allow") if call.approved_by else verdict
 
-    return [(rules, "_decided", decided), (answering, "refuse_answered", _nothing)]
+    return [(deciding, "verdict_on", verdict_on), (deciding, "_request", lambda *args: replace(request(*args), approvers=1))]
 
 
 @cut

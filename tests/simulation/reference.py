@@ -132,7 +132,7 @@ class Reference:
         self.damaged: set[str] = set()
         self.erased: set[str] = set()
         self.zombies: set[tuple[str, str]] = set()
-        self.tell: Callable[[str], Any] = lambda line: None
+        self.tell: Callable[[str], Any] | None = None
         self.told: list[tuple[str, int, str]] = []
         self.most_tool_calls: int | None = None
         disk.watched, disk.claimed = self.commit, self.claim
@@ -154,7 +154,8 @@ class Reference:
                     return
                 state = evolve(state, record)
                 calls.hear(record, run_id)
-                self.tell(f"{store.host} {run_id} {record.envelope.seq} {record.envelope.scope} {_said(record.event)}")
+                if self.tell is not None:
+                    self.tell(f"{store.host} {run_id} {record.envelope.seq} {record.envelope.scope} {_said(record.event)}")
                 if (signal := getattr(record.event, "signal", "")) and signal in self.disk.runs.get(run_id, _NO_RUN).inbox:
                     self._as_given(self.disk.runs[run_id].inbox[signal], record.event)
                 taken.add(signal)

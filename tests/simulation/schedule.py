@@ -14,12 +14,11 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context
-from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from detent import Budget, Engine, ToolContext
+from detent import Budget, Engine
 from detent.core.errors import (
     BudgetRefused,
     ConfigError,
@@ -38,12 +37,11 @@ from detent.metering.tenants import TenantBudget
 from detent.ports import Signal
 from detent.running import snapshots, watcher
 from detent.running.results import Result
-from detent.testing.clocks import EPOCH, SequentialIds
-from detent.workers.in_process import InProcessHost
 from simulation.choices import Choices
-from simulation.disks import DISKS, Around, DiskStore
-from simulation.inputs import STRATEGIES, TOOLS, Ledger, Plans, Policy, Task, task_of
-from simulation.loop import Machine, Stuck, VirtualLoop, within
+from simulation.disks import DISKS
+from simulation.inputs import Ledger, Plans, Task, task_of
+from simulation.loop import Stuck, VirtualLoop, within
+from simulation.processes import Died, Process
 from simulation.reference import Reference, Violation, demand
 
 FAULTS = ("crash", "busy", "full", "pause", "partition", "clock", "power", "flip")
@@ -55,185 +53,28 @@ KNOWN = {"replays are equal": "passes side by side: a run that was interrupted i
 """Promises that are broken by what is known and still open; each goes when that is mended."""
 
 
-class Died(Exception):
-    """The process that was asked has died."""
-
-
-class Clock:
-    """The clocks of one process."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop, self.offset_s = loop, 0.0
-
-    def now(self) -> datetime:
-        return EPOCH + timedelta(seconds=self._loop.time() + self.offset_s)
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-
-class Store(DiskStore):
-    """Notes which signals were heard to be accepted."""
-
-    accepted: Callable[[str, Signal], None]
-
-    async def post(self, run_id: str, signal: Signal) -> None:
-        await super().post(run_id, signal)
-        self.accepted(run_id, signal)
-
-
-class Process(Machine, Around):
-    """A process: an engine with memory of its own, on the shared disk."""
-
-    def __init__(self, schedule: Schedule, number: int, role: int) -> None:
-        super().__init__(f"p{number}")
-        self.schedule, self.cut_off, self.tearing = schedule, False, False
-        self.clock = Clock(schedule.loop)
-        host = f"host-{role}" if schedule.disk.leases else "host"
-        self.store = Store(schedule.disk, host=host, now=lambda: self.clock.now().timestamp(), around=self)
-        self.store.accepted = schedule.reference.accept
-        self.waiting: dict[asyncio.Future[Any], None] = {}
-        self.engine: Any = self._engine(number)
-
-    def _engine(self, number: int) -> Engine:
-        schedule = self.schedule
-        engine = Engine(
-            store=self.store,
-            planner=schedule.planner_of(self),
-            tools=TOOLS,
-            policy=Policy(),
-            strategies=STRATEGIES,
-            approver="caller",
-            clock=self.clock,
-            ids=SequentialIds(number * 10_000),
-            tenant_budgets=schedule.accounts,
-            worker_host=InProcessHost(poll_s=15.0, concurrency=2),
-        )
-        engine.runtime.wrap(planner=None, worker=f"{self.store.host}:{self.name}")
-        return engine
-
-    # What happens around its operations ------------------------------------------------------------------------------------------
-
-    async def breathe(self) -> None:
-        """Let others go first, or time pass."""
-        how = self.schedule.choices.below(5) if self.schedule.stormy else 0
-        if how >= 3:
-            await asyncio.sleep(0 if how == 3 else 0.02)
-
-    async def before(self, operation: str, *, writes: bool) -> None:
-        schedule = self.schedule
-        await self.breathe()
-        await self._reach()
-        if writes and schedule.stormy:
-            if schedule.full and operation in ("append", "put_blob", "post", "claim"):
-                raise StoreFull("the virtual disk is full")
-            if "busy" in schedule.weather and schedule.choices.chance(0.04):
-                raise StoreBusy("the virtual store is busy")
-            await self.perhaps_stop()
-
-    async def after(self, operation: str) -> None:
-        if self.tearing:
-            await self.die()
-        if self.schedule.stormy:
-            await self.perhaps_stop()
-            await self.breathe()
-        await self._reach()
-
-    def tears(self) -> bool:
-        self.tearing = self.schedule.stormy and "crash" in self.schedule.weather and self.schedule.choices.chance(0.02)
-        return self.tearing
-
-    async def _reach(self) -> None:
-        """Wait for a store that is out of reach, for ten seconds."""
-        for _ in range(5):
-            if not self.cut_off:
-                return
-            await asyncio.sleep(2.0)
-        if self.cut_off:
-            raise StoreBusy("the virtual store does not answer; nothing of this is known to be recorded")
-
-    async def perhaps_stop(self) -> None:
-        """Go no further, for good or for a while, where the weather is like that."""
-        weather, chance = self.schedule.weather, self.schedule.choices.chance
-        if "crash" in weather and chance(0.03):
-            await self.die()
-        if "power" in weather and chance(0.02):
-            self.schedule.lose_power()
-            if self.dead:
-                await self.die()
-        if "pause" in weather and chance(0.02):
-            self.schedule.pause(self)
-            await asyncio.sleep(0)
-        if "partition" in weather and chance(0.02):
-            self.schedule.cut_off(self)
-
-    async def die(self) -> None:
-        """End this process here."""
-        self.schedule.kill(self)
-        await self.schedule.loop.create_future()
-
-    async def before_tool(self, context: ToolContext) -> None:
-        await self.breathe()
-        if self.schedule.stormy:
-            await self.perhaps_stop()
-
-    def has_effect(self, context: ToolContext) -> None:
-        """Let a call have its effect."""
-        late = self.schedule.disk.claims.get(context.run_id) is not self.store
-        name, key = context.tool.name, context.idempotency_key
-        self.schedule.reference.effect(context.run_id, context.call_id, name, key, late=late)
-        self.schedule.ledger.add(name, key)
-
-    async def after_tool(self, context: ToolContext) -> None:
-        if self.schedule.stormy:
-            await self.perhaps_stop()
-        await self.breathe()
-
-    # What it is asked to do ---------------------------------------------------------------------------------------------------------
-
-    async def ask(self, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
-        """Have something done in this process; return what it came to, or its error; `Died` where it died meanwhile."""
-        answer = self.schedule.loop.create_future()
-
-        async def do() -> None:
-            try:
-                said = await begin(self.engine)
-            except asyncio.CancelledError:
-                said = Suspended("?", "cancelled")
-            except Exception as error:  # noqa: BLE001 - it is looked at by who asked
-                said = error
-            if not answer.done():
-                answer.set_result(said)
-
-        self.waiting[answer] = None
-        within(self, do)
-        try:
-            return await answer
-        finally:
-            self.waiting.pop(answer, None)
-
-
 class Schedule:
     """See the module. `trace` is what happened, line by line."""
 
-    def __init__(self, choices: Choices, *, trace: bool = False) -> None:
-        self.choices, self.trace = choices, list[str]()
+    def __init__(self, choices: Choices, *, trace: bool = False, small: bool = False) -> None:
+        """`small`: one run, nobody works by himself, and people say little."""
+        self.choices, self.trace, self.small = choices, list[str](), small
         self.loop = VirtualLoop(choices)
         self.loop.errors = Violation.raised
         self.stormy, self.full = True, False
         self.weather = tuple(fault for fault in FAULTS if choices.chance(0.3))
         self.disk, self.ledger = choices.one_of(DISKS)(), Ledger()
         self.reference = Reference(self.disk, self.ledger)
-        self.reference.tell = self.tell if trace else lambda line: None
+        self.reference.tell = self.tell if trace else None
         self._tracing = trace
-        self.tasks = [task_of(choices, number) for number in range(1 + choices.chance(0.25))]
-        self.tenant = choices.chance(0.15)
+        self.tasks = [task_of(choices, number) for number in range(1 + (not small and choices.chance(0.25)))]
+        self.tenant = not small and choices.chance(0.15)
         self.accounts = {"*": TenantBudget(max_tool_calls=3)} if self.tenant else {}
         if self.tenant:
             self.tasks = [task_of(choices, number) for number in range(2)]
             self.reference.most_tool_calls = 3
         self.every = choices.one_of([1000, 3, 7])
-        self.working = choices.chance(0.5)
+        self.working = not small and choices.chance(0.5)
         self.roles: list[Process] = []
         self.started, self.live = 0, set[Process]()
         self.violation: BaseException | None = None
@@ -350,9 +191,9 @@ class Schedule:
         """Start the runs, and say this and that."""
         for task in self.tasks:
             await self.begin(task)
-        for _ in range(self.choices.below(8)):
+        for _ in range(self.choices.below(3 if self.small else 8)):
             await asyncio.sleep((0.0, 0.05, 1.0)[self.choices.below(3)])
-            await self.say(self.choices.one_of(self.tasks), self.choices.below(12))
+            await self.say(self.choices.one_of(self.tasks), self.choices.below(5 if self.small else 13))
 
     async def begin(self, task: Task) -> None:
         """Have a run started, if need be by another process."""
@@ -389,8 +230,10 @@ class Schedule:
             await self.command("reopen", lambda engine: engine.reopen(run_id, by=by, budget=_MORE, resume=resume))
         elif what == 10:
             await self.command("fork", lambda engine: engine.fork(run_id, child_id=f"{run_id}-fork", resume=resume))
-        else:
+        elif what == 11:
             await self.command("suspend", _suspended)
+        else:
+            await self.command("erase", lambda engine: engine.erase(run_id, by=by, why="asked for"))
 
     async def tell_the_truth(self, task: Task, call_id: str, by: str, *, resume: bool) -> None:
         """Settle a call in doubt as the world has it."""
@@ -464,7 +307,8 @@ class Schedule:
 
     def over(self, run_id: str) -> bool:
         """Whether nothing is to be expected of a run any more."""
-        return run_id not in self.disk.runs or run_id in self.reference.damaged or self.reference.state(run_id).terminal
+        gone = run_id not in self.disk.runs or run_id in self.reference.damaged or run_id in self.reference.erased
+        return gone or self.reference.state(run_id).terminal
 
     async def check(self) -> None:
         """Check what is left."""
@@ -474,11 +318,12 @@ class Schedule:
                 found = await process.ask(lambda engine, r=run_id: engine.verify(r))
                 demand(getattr(found, "ok", None) is False, "an altered byte is found", f"{run_id}: {found}")
                 continue
-            if run_id not in self.reference.damaged:
+            erased = run_id in self.reference.erased
+            if run_id not in self.reference.damaged and not erased:
                 self.reference.ends(run_id)
             verified = await process.ask(lambda engine, r=run_id: engine.verify(r))
             demand(getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
-            if self.flipped:
+            if self.flipped or erased or (run_id in self.reference.damaged and self.reference.erased):
                 continue
             loaded = await process.ask(lambda engine, r=run_id: engine.load(r))
             if run_id not in self.reference.damaged:
@@ -509,14 +354,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     trace: list[str] = []
 
 
-def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False) -> Outcome:
+def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False, small: bool = False) -> Outcome:
     """Run one schedule, by a seed or by its decisions."""
     choices = Choices(seed, given=given)
     random.seed(0)
     Violation.raised.clear()
     promise = what = ""
     with _alone() as said:
-        schedule = Schedule(choices, trace=trace)
+        schedule = Schedule(choices, trace=trace, small=small)
         snapshots.EVERY = schedule.every
         main: Coroutine[Any, Any, None] = schedule.main()
         try:

@@ -153,6 +153,18 @@ def the_chain_forgets_what_was_before() -> list[Any]:
     ]
 
 
+@cut
+def a_late_outcome_takes_along_what_was_lost() -> list[Any]:
+    async def late_outcome(self: Journal, event: Any) -> None:
+        self.state = await self._reloaded()
+        self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
+        self.record(e.ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result))
+        with contextlib.suppress(Conflict):
+            await self.commit(durable=True)
+
+    return [(Journal, "late_outcome", late_outcome)]
+
+
 # Claims -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -135,7 +135,7 @@ class Reference:
         self.tell: Callable[[str], Any] | None = None
         self.told: list[tuple[str, int, str]] = []
         self.most_tool_calls: int | None = None
-        disk.watched, disk.claimed = self.commit, self.claim
+        disk.watched, disk.claimed, disk.erased = self.commit, self.claim, self.erase
 
     # At each commit -------------------------------------------------------------------------------------------------------------
 
@@ -149,8 +149,8 @@ class Reference:
         taken: set[str] = set()
         try:
             for record in read_log(run_id, lines, previous=state.digest, after=expected):
-                if isinstance(record.event, (e.Erased, e.Forked)):
-                    self._forget(run_id, erased=isinstance(record.event, e.Erased))
+                if isinstance(record.event, e.Forked):
+                    self._forget(run_id, self.damaged)
                     return
                 state = evolve(state, record)
                 calls.hear(record, run_id)
@@ -220,11 +220,15 @@ class Reference:
             bound = getattr(most, f"max_{name}")
             demand(bound is None or getattr(used, name) <= bound, "no bound is exceeded", f"{state.run_id}: {name} {used} of {bound}")
 
-    def _forget(self, run_id: str, *, erased: bool) -> None:
+    def erase(self, run_id: str) -> None:
+        """Note that a run has no content any more."""
+        self._forget(run_id, self.erased)
+
+    def _forget(self, run_id: str, among: set[str]) -> None:
         """Leave a run to the checks of the end: an erased one has no content, a fork goes on from another log."""
         self.states.pop(run_id, None)
         self.calls.pop(run_id, None)
-        (self.erased if erased else self.damaged).add(run_id)
+        among.add(run_id)
 
     def power_was_lost(self) -> None:
         """Know again what is on the disk."""
@@ -249,7 +253,7 @@ class Reference:
 
     def effect(self, run_id: str, call_id: str, name: str, key: str, *, late: bool) -> None:
         """Check that an effect may happen now; it is `late` where its process has lost the run, which nobody can prevent."""
-        if run_id in self.damaged:
+        if run_id in self.damaged or run_id in self.erased:
             return
         calls = self.calls.get(run_id)
         known = calls is not None and calls.key.get(call_id) == key

@@ -59,12 +59,14 @@ class Calls:
         self.late: set[str] = set()
         self.cancelled = self.cancels = False
         self.taken: list[str] = []
+        self.refused: list[str] = []
 
     def hear(self, record: Record, run_id: str) -> None:
         """Take a record; raise `Violation`."""
         what = f"record {record.envelope.seq} of {run_id}"
         if signal := getattr(record.event, "signal", ""):
             self.taken.append(signal)
+            self.refused += [signal] if isinstance(record.event, e.AnswerRefused) else []
         match record.event:
             case e.ToolStarted(call=call, tool=tool) as started:
                 self._begins(started, what)
@@ -279,6 +281,8 @@ class Reference:
         kept, state, calls = self.disk.runs[run_id], self.state(run_id), self.calls[run_id]
         taken = calls.taken
         once = len(taken) == len(set(taken)) or next(one for one in taken if taken.count(one) > 1).startswith(("timer:", "expired:"))
+        if self.disk.leases:  # who takes a run over may have read an answer that the zombie records: it is refused, and counts already
+            once = once or all(taken.count(one) == 1 + calls.refused.count(one) for one in taken if taken.count(one) > 1)
         demand(once, "an answer counts once", f"{run_id}: {taken}")
         holder = self.disk.claims.get(run_id)
         demand(holder is None or holder.dead, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from amounts import times
+from amounts import in_check, times
 from detent.core.state import RunState
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws
@@ -70,6 +70,7 @@ def test_any_script_keeps_the_laws_on_disk(kind: str, example: Example) -> None:
     run_one(kind, example)
 
 
+@in_check
 def test_random_runs_survive_random_deaths(tmp_path: Path) -> None:
     """What `scripts/soak` does for minutes, for a few rounds: workers die at random writes and in tools, and every law holds."""
     for seed in range(12):

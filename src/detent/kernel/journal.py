@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -173,14 +175,13 @@ class Journal:
             return
         outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
         for _ in range(10):
-            self.state = await self._reloaded()
-            self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
-            self.record(outcome, scope=event.call.rsplit(".", 2)[0])
-            try:
-                await self.commit(durable=True)
+            late = copy(self)  # what this one holds is lost, with what passes beside the call may still put into it
+            late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()
+            late._committed, late._charged = late.state.seq, late.state.usage
+            late.record(outcome, scope=event.call.rsplit(".", 2)[0])
+            with suppress(Conflict):
+                await late.commit(durable=True)
                 return
-            except Conflict:
-                continue
 
     async def _reloaded(self) -> RunState:
         """Return the state of the run as it is in the store now."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import date, datetime, timedelta
@@ -57,11 +56,11 @@ class Waiting:
 
     def __init__(self, tenant: str, now: datetime, lasts_s: float) -> None:
         self._tenant, self._until = tenant, now + timedelta(seconds=lasts_s)
-        self._began: float | None = time.monotonic()
+        self._began: float | None = asyncio.get_running_loop().time()
 
     def goes_on(self) -> None:
         """Tell of the wait, where that is due."""
-        if self._began is not None and time.monotonic() - self._began >= SAID_S:
+        if self._began is not None and asyncio.get_running_loop().time() - self._began >= SAID_S:
             self._began = None
             log.warning(
                 "a run waits for what other runs of tenant %r have reserved: until they go on, or, where their process died, until %s at the latest",
@@ -195,11 +194,12 @@ class Tenants:
 
     async def _start(self, asked: Reservation, tenant: str) -> None:
         """Wait while starts of other runs, which are about to be recorded, are in the way."""
-        deadline, pause = time.monotonic() + BUSY_S, PAUSES_S[0]
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + BUSY_S, PAUSES_S[0]
         waiting = self.waiting(tenant, asked.lasts_s)
         while not (await self._reserve(asked)).granted:
             await self.refuse_start(tenant)
-            if time.monotonic() >= deadline:
+            if loop.time() >= deadline:
                 raise BudgetRefused(
                     f"other runs of tenant {tenant!r} have reserved the last starts that max_runs leaves, and are not on record after {BUSY_S:g} s;"
                     f" nothing was recorded of this one. Start it again: what a process that died had reserved lapses after {asked.lasts_s:g} s"

@@ -143,7 +143,7 @@ class ClaimContract:
             await here.claim("other")
             await here.close()
 
-        if place.child is None:
+        if place.child is None and not place.leased:
             pytest.skip("claims in one process have no leases")
         asyncio.run(test())
 

@@ -27,12 +27,14 @@ class Place:
     `persistent`: the runs are there when all stores were closed and a new one is made. `child`: Python source that binds `store` to a store
     at this place, for tests with several processes; None where no other process can reach it. `server`: where the server listens that the
     stores are connected to, for tests that cut the connection; None where there is none. `patience_s`: how long such tests wait for an end.
+    `leased`: whether claims have leases although no other process can reach the store.
     """
 
     persistent: bool = True
     child: str | None = None
     server: Address | None = None
     patience_s: float = 40.0
+    leased: bool = False
 
     def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
         """Return another store at this place, not opened yet: with this wall clock for leases, and as if on this host."""

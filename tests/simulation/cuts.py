@@ -1,0 +1,466 @@
+"""Faults put in on purpose: each takes one guard out of the engine, or of a store, for as long as the `with` lasts.
+
+`scripts/schedules --cuts` says after how many schedules each is found. What no schedule finds, the simulation does not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core import fold, settle
+from detent.core.errors import Conflict, StoreError
+from detent.kernel import deciding, execution, journal
+from detent.kernel.context import KernelContext
+from detent.kernel.journal import Journal
+from detent.metering import tenants
+from detent.ports import Reservation, Verdict
+from detent.running import advancing, driving, hiding, inbox, rules, snapshots, starting
+from detent.running.advancing import Advancing
+from detent.running.snapshots import SnapshotJournal
+from simulation.disks import DiskStore
+from simulation.schedule import Outcome, run_schedule
+
+replace = msgspec.structs.replace
+Cut = Callable[[], list[tuple[Any, str, Any]]]
+CUTS: dict[str, Cut] = {}
+
+
+def cut(make: Cut) -> Cut:
+    """Enter a fault: a function that returns what is to be put in whose place."""
+    CUTS[make.__name__] = make
+    return make
+
+
+@contextlib.contextmanager
+def applied(name: str) -> Generator[None]:
+    """Put a fault in."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for where, what, instead in CUTS[name]():
+            before.append((where, what, where.__dict__[what]))
+            setattr(where, what, instead)
+        yield
+    finally:
+        for where, what, known in reversed(before):
+            setattr(where, what, known)
+
+
+def found_by(name: str, *, first: int = 0, most: int = 10_000) -> tuple[int, Outcome | None]:
+    """Return the first seed whose schedule finds a fault that the same schedule does not meet without it, and what it says."""
+    for seed in range(first, first + most):
+        with applied(name):
+            outcome = run_schedule(seed)
+        if outcome.promise and not run_schedule(seed).promise:
+            return seed, outcome
+    return first + most, None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+async def _nothing_async(*_: Any, **__: Any) -> None:
+    return None
+
+
+# Journal ------------------------------------------------------------------------------------------------------------------------
+
+
+def _last_is(self: Journal, kind: bytes) -> bool:
+    return bool(self._lines) and b'"type":"%b"' % kind in self._lines[-1]
+
+
+@cut
+def an_intent_is_not_committed() -> list[Any]:
+    known = Journal.commit
+
+    async def commit(self: Journal, *, durable: bool = False) -> None:
+        if not _last_is(self, b"tool_started"):
+            await known(self, durable=durable)
+
+    return [(Journal, "commit", commit)]
+
+
+@cut
+def an_intent_is_not_durable() -> list[Any]:
+    known = Journal.commit
+
+    async def commit(self: Journal, *, durable: bool = False) -> None:
+        await known(self, durable=durable and not _last_is(self, b"tool_started"))
+
+    return [(Journal, "commit", commit)]
+
+
+@cut
+def an_end_is_not_durable() -> list[Any]:
+    known = Journal.commit
+
+    async def commit(self: Journal, *, durable: bool = False) -> None:
+        await known(self, durable=durable and not (_last_is(self, b"run_finished") or _last_is(self, b"run_waiting")))
+
+    return [(Journal, "commit", commit)]
+
+
+@cut
+def an_intent_is_left_out() -> list[Any]:
+    return [(execution, "begins_quietly", lambda _spec: True)]
+
+
+@cut
+def a_conflict_is_swallowed() -> list[Any]:
+    known = DiskStore.append
+
+    async def append(self: DiskStore, *args: Any, **options: Any) -> None:
+        with contextlib.suppress(Conflict):
+            await known(self, *args, **options)
+
+    return [(DiskStore, "append", append)]
+
+
+@cut
+def an_append_is_not_fenced() -> list[Any]:
+    known = DiskStore._append
+
+    def append(self: DiskStore, run_id: str, expected: int, *others: Any) -> None:
+        run = self.disk.runs.get(run_id)
+        known(self, run_id, len(run.records) if run is not None else 0, *others)
+
+    return [(DiskStore, "_append", append)]
+
+
+@cut
+def a_busy_store_counts_as_done() -> list[Any]:
+    known = Journal.commit
+
+    async def commit(self: Journal, *, durable: bool = False) -> None:
+        with contextlib.suppress(StoreError):
+            await known(self, durable=durable)
+
+    return [(Journal, "commit", commit)]
+
+
+@cut
+def the_chain_forgets_what_was_before() -> list[Any]:
+    known = journal.seal
+    return [
+        (journal, "seal", lambda env, body, *, previous, salt: known(env, body, previous="" if env.seq % 5 == 0 else previous, salt=salt))
+    ]
+
+
+@cut
+def a_late_outcome_takes_along_what_was_lost() -> list[Any]:
+    async def late_outcome(self: Journal, event: Any) -> None:
+        self.state = await self._reloaded()
+        self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
+        self.record(e.ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result))
+        with contextlib.suppress(Conflict):
+            await self.commit(durable=True)
+
+    return [(Journal, "late_outcome", late_outcome)]
+
+
+# Claims -------------------------------------------------------------------------------------------------------------------------
+
+
+@cut
+def a_claim_is_not_taken() -> list[Any]:
+    return [(DiskStore, "claim", _nothing_async)]
+
+
+@cut
+def a_claim_is_taken_from_the_living() -> list[Any]:
+    return [(DiskStore, "lives", lambda *_: False)]
+
+
+@cut
+def a_claim_is_never_given_back() -> list[Any]:
+    return [(advancing, "give_back", _nothing_async)]
+
+
+@cut
+def a_claim_is_given_back_at_once() -> list[Any]:
+    known = Advancing.__aenter__
+
+    async def enter(self: Advancing) -> Advancing:
+        entered = await known(self)
+        await self.parts.store.release(self.run_id)
+        return entered
+
+    return [(Advancing, "__aenter__", enter)]
+
+
+# Inbox --------------------------------------------------------------------------------------------------------------------------
+
+
+@cut
+def an_answer_is_consumed_and_not_recorded() -> list[Any]:
+    known = inbox.take
+
+    async def take(signal: Any, run: Any) -> None:
+        if signal.kind == "reply":
+            run.journal.consume(signal.id)
+        else:
+            await known(signal, run)
+
+    from detent.running import live
+
+    return [(live, "take", take)]
+
+
+@cut
+def an_answer_is_recorded_and_not_consumed() -> list[Any]:
+    return [(Journal, "consume", _nothing)]
+
+
+@cut
+def an_answer_is_not_posted() -> list[Any]:
+    return [(DiskStore, "post", _nothing_async)]
+
+
+@cut
+def a_denial_counts_as_consent() -> list[Any]:
+    known = inbox.event_of
+
+    def event_of(signal: Any, state: Any) -> Any:
+        event = known(signal, state)
+        return replace(event, decision="approved") if isinstance(event, e.ApprovalResolved) else event
+
+    return [(inbox, "event_of", event_of)]
+
+
+@cut
+def one_person_is_enough_for_two() -> list[Any]:
+    decide, request = deciding.verdict_on, deciding._request
+
+    def verdict_on(frozen: Any, call: Any, policy: Any, state: Any) -> Verdict:
+        verdict = decide(frozen, call, policy, state)
+        return replace(verdict, decision="allow") if call.approved_by else verdict
+
+    return [(deciding, "verdict_on", verdict_on), (deciding, "_request", lambda *args: replace(request(*args), approvers=1))]
+
+
+@cut
+def a_cancellation_is_moot() -> list[Any]:
+    known = rules.moot
+    return [(rules, "moot", lambda signal, state: signal.kind == "cancel" or known(signal, state))]
+
+
+@cut
+def a_name_is_lost() -> list[Any]:
+    known = inbox.event_of
+    return [(inbox, "event_of", lambda signal, state: known(replace(signal, by="somebody"), state))]
+
+
+# Settle -------------------------------------------------------------------------------------------------------------------------
+
+
+def _settles(make: Callable[[Any], e.ToolReconciled | None]) -> list[Any]:
+    async def settle_(call: Any, context: KernelContext) -> None:
+        if (event := make(call)) is not None:
+            context.run.record(context.scope, event)
+            await context.commit(durable=True)
+
+    return [(execution, "_settle", settle_)]
+
+
+@cut
+def a_doubt_is_tried_again() -> list[Any]:
+    return _settles(lambda call: e.ToolReconciled(call=call.call_id, outcome="again", source="retry"))
+
+
+@cut
+def a_doubt_counts_as_done() -> list[Any]:
+    done = msgspec.Raw(b'"done"')
+    return _settles(lambda call: e.ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done))
+
+
+@cut
+def a_doubt_counts_as_not_done() -> list[Any]:
+    return _settles(lambda call: e.ToolReconciled(call=call.call_id, outcome="again", source="reconcile"))
+
+
+@cut
+def a_doubt_is_passed_over() -> list[Any]:
+    return _settles(lambda call: None)
+
+
+@cut
+def a_key_is_another_each_time() -> list[Any]:
+    count = itertools.count()
+    known = execution.key_of
+    return [(execution, "key_of", lambda run, call, digest: known(run, call, f"{digest}{next(count)}"))]
+
+
+@cut
+def open_doubts_are_not_listed() -> list[Any]:
+    known = driving.finish
+
+    def close(run: Any, settled: Any) -> None:
+        settled = driving.honest(run.state, settled)
+        for scope in run.state.passes:
+            driving.end_pass(run, scope, settled)
+        run.journal.record(replace(known(run.state, settled), in_doubt=()))
+
+    return [(driving, "_close", close)]
+
+
+@cut
+def people_are_not_asked() -> list[Any]:
+    from simulation.inputs import Policy
+
+    known = Policy.decide
+
+    def decide(self: Any, call: Any, state: Any) -> Verdict:
+        verdict = known(self, call, state)
+        return replace(verdict, decision="allow") if verdict.decision == "require_approval" else verdict
+
+    return [(Policy, "decide", decide)]
+
+
+@cut
+def a_cancelled_run_goes_on() -> list[Any]:
+    return [(settle, "_cancelled", lambda _run: None)] if "_cancelled" in settle.__dict__ else _goes_on_cancelled()
+
+
+def _goes_on_cancelled() -> list[Any]:
+    known = fold._apply
+
+    def apply(state: Any, event: Any, envelope: Any) -> Any:
+        return state if isinstance(event, e.CancelRequested) else known(state, event, envelope)
+
+    return [(fold, "_apply", apply)]
+
+
+# Reservations and bounds ----------------------------------------------------------------------------------------------------------
+
+
+@cut
+def a_bound_is_not_looked_at() -> list[Any]:
+    from detent.kernel import runner
+
+    return [(KernelContext, "refuse_past_bound", _nothing), *([(runner, "reached", _nothing)] if "reached" in runner.__dict__ else [])]
+
+
+@cut
+def every_reservation_is_granted() -> list[Any]:
+    known = Reservation.balance
+    return [(Reservation, "balance", lambda self, spent, held: replace(known(self, spent, held), granted=True))]
+
+
+@cut
+def what_is_reserved_is_kept() -> list[Any]:
+    return [(Journal, "release", _nothing), (tenants.Tenants, "give_back", _nothing_async)]
+
+
+@cut
+def nobody_is_charged() -> list[Any]:
+    return [(SnapshotJournal, "_spent", _nothing)]
+
+
+@cut
+def everything_is_charged_again() -> list[Any]:
+    known = SnapshotJournal._spent
+
+    def spent(self: Any, charged: Any, state: Any, lines: Any) -> Any:
+        return known(self, replace(charged, tool_calls=0), state, lines)
+
+    return [(SnapshotJournal, "_spent", spent)]
+
+
+# Snapshots ------------------------------------------------------------------------------------------------------------------------
+
+
+@cut
+def a_snapshot_has_no_results() -> list[Any]:
+    return [(snapshots.Histories, "finished", _nothing)]
+
+
+@cut
+def what_follows_a_snapshot_is_not_read() -> list[Any]:
+    known = snapshots.state_of
+
+    def state_of(run_id: str, lines: Any, snapshot: Any, base: Any = None) -> Any:
+        state = snapshots.restored(run_id, lines, *snapshot) if snapshot is not None else None
+        return state or known(run_id, lines, snapshot, base)
+
+    return [(snapshots, "state_of", state_of)]
+
+
+@cut
+def a_snapshot_of_another_log_counts() -> list[Any]:
+    known = snapshots.restored
+
+    def restored(run_id: str, lines: Any, seq: int, data: bytes) -> Any:
+        if not 0 < seq <= len(lines):
+            return None
+        ended = lines[seq - 1]
+        state = snapshots.load_state(data, snapshots.RunState)
+        forged = [*lines[: seq - 1], ended[: ended.rindex(b'"digest":')] + b'"digest":"%b"}' % state.digest.encode(), *lines[seq:]]
+        links = snapshots.links
+        snapshots.links = lambda _run, _lines: links(run_id, lines[:seq])  # type: ignore[assignment]
+        try:
+            return known(run_id, forged, seq, data)
+        finally:
+            snapshots.links = links
+
+    return [(snapshots, "restored", restored)]
+
+
+# Reopening ------------------------------------------------------------------------------------------------------------------------
+
+
+@cut
+def reopening_forgets_what_was_used() -> list[Any]:
+    known = fold._reopened
+
+    def reopened(state: Any, event: Any) -> Any:
+        return replace(known(state, event), usage=type(state.usage)())
+
+    return [(fold, "_reopened", reopened)]
+
+
+@cut
+def any_run_is_reopened() -> list[Any]:
+    return [(starting, "refuse_reopening", _nothing)]
+
+
+# Artifacts ------------------------------------------------------------------------------------------------------------------------
+
+
+@cut
+def an_artifact_is_not_kept() -> list[Any]:
+    return [(DiskStore, "put_blob", _nothing_async)]
+
+
+@cut
+def an_artifact_is_cut_short() -> list[Any]:
+    known = DiskStore.put_blob
+    return [(DiskStore, "put_blob", lambda self, run_id, key, data: known(self, run_id, key, data[:-1]))]
+
+
+@cut
+def an_artifact_is_kept_after_its_record() -> list[Any]:
+    known, commit = DiskStore.put_blob, Journal.commit
+    late: list[Any] = []
+
+    async def put_blob(self: DiskStore, run_id: str, key: str, data: bytes) -> None:
+        late.append((self, run_id, key, data))
+
+    async def committed(self: Journal, *, durable: bool = False) -> None:
+        await commit(self, durable=durable)
+        while late:
+            await known(*late.pop())
+
+    return [(DiskStore, "put_blob", put_blob), (Journal, "commit", committed)]
+
+
+@cut
+def an_artifact_has_the_key_of_its_preview() -> list[Any]:
+    known = hiding.sha256
+    return [(hiding, "sha256", lambda data: known(data[:10]))]

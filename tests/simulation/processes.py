@@ -1,0 +1,175 @@
+"""A virtual process: an engine with a memory and clocks of its own on a shared disk, which dies, stops and is cut off wherever it gives others a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from detent import Engine, ToolContext
+from detent.core.errors import StoreBusy, StoreFull, Suspended
+from detent.ports import Signal
+from detent.testing.clocks import EPOCH, SequentialIds
+from detent.workers.in_process import InProcessHost
+from simulation.disks import Around, DiskStore
+from simulation.inputs import STRATEGIES, TOOLS, Policy
+from simulation.loop import Machine, VirtualLoop, within
+
+
+class Died(Exception):
+    """The process that was asked has died."""
+
+
+class Clock:
+    """The clocks of one process."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop, self.offset_s = loop, 0.0
+
+    def now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self._loop.time() + self.offset_s)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class Store(DiskStore):
+    """Notes which signals were heard to be accepted."""
+
+    accepted: Callable[[str, Signal], None]
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        await super().post(run_id, signal)
+        self.accepted(run_id, signal)
+
+
+class Process(Machine, Around):
+    """A process: an engine with memory of its own, on the shared disk."""
+
+    def __init__(self, schedule: Any, number: int, role: int) -> None:
+        super().__init__(f"p{number}")
+        self.schedule, self.cut_off, self.tearing = schedule, False, False
+        self.clock = Clock(schedule.loop)
+        host = f"host-{role}" if schedule.disk.leases else "host"
+        self.store = Store(schedule.disk, host=host, now=lambda: self.clock.now().timestamp(), around=self)
+        self.store.accepted = schedule.reference.accept
+        self.waiting: dict[asyncio.Future[Any], None] = {}
+        self.engine: Any = self._engine(number)
+
+    def _engine(self, number: int) -> Engine:
+        schedule = self.schedule
+        engine = Engine(
+            store=self.store,
+            planner=schedule.planner_of(self),
+            tools=TOOLS,
+            policy=Policy(),
+            strategies=STRATEGIES,
+            approver="caller",
+            clock=self.clock,
+            ids=SequentialIds(number * 10_000),
+            tenant_budgets=schedule.accounts,
+            worker_host=InProcessHost(poll_s=15.0, concurrency=2),
+        )
+        engine.runtime.wrap(planner=None, worker=f"{self.store.host}:{self.name}")
+        return engine
+
+    # What happens around its operations ------------------------------------------------------------------------------------------
+
+    async def breathe(self) -> None:
+        """Let others go first, or time pass."""
+        how = self.schedule.choices.below(5) if self.schedule.stormy else 0
+        if how >= 3:
+            await asyncio.sleep(0 if how == 3 else 0.02)
+
+    async def before(self, operation: str, *, writes: bool) -> None:
+        schedule = self.schedule
+        await self.breathe()
+        await self._reach()
+        if writes and schedule.stormy:
+            if schedule.full and operation in ("append", "put_blob", "post", "claim"):
+                raise StoreFull("the virtual disk is full")
+            if "busy" in schedule.weather and schedule.choices.chance(0.04):
+                raise StoreBusy("the virtual store is busy")
+            await self.perhaps_stop()
+
+    async def after(self, operation: str) -> None:
+        if self.tearing:
+            await self.die()
+        if self.schedule.stormy:
+            await self.perhaps_stop()
+            await self.breathe()
+        await self._reach()
+
+    def tears(self) -> bool:
+        self.tearing = self.schedule.stormy and "crash" in self.schedule.weather and self.schedule.choices.chance(0.02)
+        return self.tearing
+
+    async def _reach(self) -> None:
+        """Wait for a store that is out of reach, for ten seconds."""
+        for _ in range(5):
+            if not self.cut_off:
+                return
+            await asyncio.sleep(2.0)
+        if self.cut_off:
+            raise StoreBusy("the virtual store does not answer; nothing of this is known to be recorded")
+
+    async def perhaps_stop(self) -> None:
+        """Go no further, for good or for a while, where the weather is like that."""
+        weather, chance = self.schedule.weather, self.schedule.choices.chance
+        if "crash" in weather and chance(0.03):
+            await self.die()
+        if "power" in weather and chance(0.02):
+            self.schedule.lose_power()
+            if self.dead:
+                await self.die()
+        if "pause" in weather and chance(0.02):
+            self.schedule.pause(self)
+            await asyncio.sleep(0)
+        if "partition" in weather and chance(0.02):
+            self.schedule.cut_off(self)
+
+    async def die(self) -> None:
+        """End this process here."""
+        self.schedule.kill(self)
+        await self.schedule.loop.create_future()
+
+    async def before_tool(self, context: ToolContext) -> None:
+        await self.breathe()
+        if self.schedule.stormy:
+            await self.perhaps_stop()
+
+    def has_effect(self, context: ToolContext) -> None:
+        """Let a call have its effect."""
+        late = self.schedule.disk.claims.get(context.run_id) is not self.store
+        name, key = context.tool.name, context.idempotency_key
+        self.schedule.reference.effect(context.run_id, context.call_id, name, key, late=late)
+        self.schedule.ledger.add(name, key)
+
+    async def after_tool(self, context: ToolContext) -> None:
+        if self.schedule.stormy:
+            await self.perhaps_stop()
+        await self.breathe()
+
+    # What it is asked to do ---------------------------------------------------------------------------------------------------------
+
+    async def ask(self, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
+        """Have something done in this process; return what it came to, or its error; `Died` where it died meanwhile."""
+        answer = self.schedule.loop.create_future()
+
+        async def do() -> None:
+            try:
+                said = await begin(self.engine)
+            except asyncio.CancelledError:
+                said = Suspended("?", "cancelled")
+            except Exception as error:  # noqa: BLE001 - it is looked at by who asked
+                said = error
+            if not answer.done():
+                answer.set_result(said)
+
+        self.waiting[answer] = None
+        within(self, do)
+        try:
+            return await answer
+        finally:
+            self.waiting.pop(answer, None)

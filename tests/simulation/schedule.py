@@ -1,0 +1,440 @@
+"""One schedule: processes with an engine each on one virtual disk, people who answer, and whatever goes wrong; all of it decided by `Choices`.
+
+storm   processes are killed, paused, cut off, their clocks jump; the disk is full, loses power, flips a bit; people say what they like
+calm    nothing goes wrong any more, and everything must come to its end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import Context
+from typing import Any
+
+import msgspec
+
+from detent import Budget, Engine
+from detent.core.errors import (
+    BudgetRefused,
+    CancelWaits,
+    ConfigError,
+    Conflict,
+    CorruptLog,
+    DetentError,
+    NotAllowedNow,
+    RunBusy,
+    RunErased,
+    RunNotFound,
+    StoreBusy,
+    StoreFull,
+    Suspended,
+)
+from detent.metering.tenants import TenantBudget
+from detent.ports import Signal
+from detent.running import snapshots, watcher
+from detent.running.results import Result
+from simulation.choices import Choices
+from simulation.disks import DISKS
+from simulation.inputs import Ledger, Plans, Task, task_of
+from simulation.loop import Stuck, VirtualLoop, within
+from simulation.processes import Died, Process
+from simulation.reference import Reference, Violation, demand
+
+FAULTS = ("crash", "busy", "full", "pause", "partition", "clock", "power", "flip")
+ALLOWED = (RunBusy, Conflict, Suspended, StoreBusy, StoreFull, NotAllowedNow, RunNotFound, RunErased, BudgetRefused, CancelWaits)
+"""What a command may raise when others are faster, or the weather is bad."""
+HARMLESS = ("RunBusy", "Conflict", "Suspended", "StoreBusy", "StoreFull", "RunErased", "RunNotFound")
+CALM_ROUNDS = 80
+KNOWN = {
+    "a run waits for what is shown": "passes side by side: an answer that is recorded while another pass acts may not wake the one that waits for it",
+    "replays are equal": "passes side by side: a run that was interrupted inside of one of them may diverge in replay",
+    "a fork has what it goes on from": "files: a fork is durable, and the records of its parent that it goes on from may not be: power loss takes them",
+}
+"""Promises that are broken by what is known and still open; each goes when that is mended."""
+
+
+class Schedule:
+    """See the module. `trace` is what happened, line by line."""
+
+    def __init__(self, choices: Choices, *, trace: bool = False, small: bool = False) -> None:
+        """`small`: one run, nobody works by himself, and people say little."""
+        self.choices, self.trace, self.small = choices, list[str](), small
+        self.loop = VirtualLoop(choices)
+        self.loop.errors = Violation.raised
+        self.stormy, self.full = True, False
+        self.weather = tuple(fault for fault in FAULTS if choices.chance(0.3))
+        self.disk, self.ledger = choices.one_of(DISKS)(), Ledger()
+        self.reference = Reference(self.disk, self.ledger)
+        self.reference.tell = self.tell if trace else None
+        self._tracing = trace
+        self.tasks = [task_of(choices, number) for number in range(1 + (not small and choices.chance(0.25)))]
+        self.tenant = not small and choices.chance(0.15)
+        self.accounts = {"*": TenantBudget(max_tool_calls=3)} if self.tenant else {}
+        if self.tenant:
+            self.tasks = [task_of(choices, number) for number in range(2)]
+            if not set(self.weather) & {
+                "clock",
+                "pause",
+                "partition",
+            }:  # with these a reservation may lapse before what it is for is recorded
+                self.reference.most_tool_calls = 3
+        self.every = choices.one_of([1000, 3, 7])
+        self.working = not small and choices.chance(0.5)
+        self.roles: list[Process] = []
+        self.started = self.turn = 0
+        self.violation: BaseException | None = None
+        self.flipped: dict[str, bytes] = {}
+
+    def tell(self, line: str) -> None:
+        """Note what happens."""
+        if self._tracing:
+            self.trace.append(f"{self.loop.time():9.3f} {line}")
+
+    def planner_of(self, process: Process) -> Any:
+        """Return who plans in a process: by the agent's task."""
+        return Plans({task.run_id: (task.turns, task.usage) for task in self.tasks}, process.breathe)
+
+    # Processes --------------------------------------------------------------------------------------------------------------------
+
+    def start(self, role: int) -> Process:
+        """Start a process in a role."""
+        self.started += 1
+        made = Process(self, self.started, role)
+        self.tell(f"{made.name} starts as {role}")
+        if self.working:
+            within(made, made.engine.work)
+        return made
+
+    def kill(self, process: Process) -> None:
+        """End a process at once."""
+        if process.dead:
+            return
+        self.tell(f"{process.name} dies")
+        process.store.dead = True
+        self.loop.kill(process)
+        for answer in process.waiting:
+            if not answer.done():
+                answer.set_result(Died())
+
+    async def keep_alive(self, role: int) -> None:
+        """Start the process of a role again whenever it is dead."""
+        while True:
+            await asyncio.sleep((0.1, 3.0, 50.0)[self.choices.below(3)] if self.stormy else 0.1)
+            if self.roles[role].dead:
+                self.roles[role] = self.start(role)
+
+    # The storm --------------------------------------------------------------------------------------------------------------------
+
+    async def blow(self) -> None:
+        """Let things go wrong from outside, a few times."""
+        outside = [fault for fault in self.weather if fault != "busy"]
+        for _ in range(self.choices.below(4) if outside else 0):
+            await asyncio.sleep((0.01, 0.05, 0.3, 4.0)[self.choices.below(4)])
+            process = self.roles[self.choices.below(len(self.roles))]
+            fault = self.choices.one_of(outside)
+            self.tell(f"outside: {fault} {process.name}")
+            match fault:
+                case "crash":
+                    self.kill(process)
+                case "pause":
+                    self.pause(process)
+                case "partition":
+                    self.cut_off(process)
+                case "clock":
+                    process.clock.offset_s += (40.0, -40.0, 3600.0)[self.choices.below(3)]
+                case "full":
+                    self.full = True
+                    self.loop.call_later(5.0, setattr, self, "full", False, context=Context())
+                case "power":
+                    self.lose_power()
+                case "flip":
+                    self.flip()
+                case _:
+                    pass
+
+    def pause(self, process: Process) -> None:
+        """Stop a process for a while; its clocks go on."""
+        process.held = True
+        self.loop.call_later((1.0, 45.0)[self.choices.below(2)], self._go_on, process, "held", context=Context())
+
+    def cut_off(self, process: Process) -> None:
+        """Keep a process from the disk for a while."""
+        process.cut_off = True
+        self.loop.call_later((3.0, 60.0)[self.choices.below(2)], self._go_on, process, "cut_off", context=Context())
+
+    def _go_on(self, process: Process, what: str) -> None:
+        setattr(process, what, False)
+
+    def lose_power(self) -> None:
+        """The host of the disk stops: whatever is not durable may be gone."""
+        if self.disk.every_commit_is_durable:
+            return
+        for process in self.roles:
+            self.kill(process)
+        self.disk.lose_power(self.choices.below)
+        self.reference.power_was_lost()
+
+    def flip(self) -> None:
+        """One bit of a stored record is another."""
+        names = [name for name, run in self.disk.runs.items() if run.records]
+        if not names or self.flipped:
+            return
+        name = self.choices.one_of(names)
+        run = self.disk.runs[name]
+        at = self.choices.below(len(run.records))
+        line = bytearray(run.records[at])
+        line[self.choices.below(len(line))] ^= 1 << self.choices.below(7)
+        if b"\n" in line:
+            return
+        run.records[at] = bytes(line)
+        self.flipped[name] = run.records[at]
+        self.reference.damaged.add(name)
+
+    # People -----------------------------------------------------------------------------------------------------------------------
+
+    async def person(self) -> None:
+        """Start the runs, and say this and that."""
+        for task in self.tasks:
+            await self.begin(task)
+        for _ in range(self.choices.below(3 if self.small else 8)):
+            await asyncio.sleep((0.0, 0.05, 1.0)[self.choices.below(3)])
+            await self.say(self.choices.one_of(self.tasks), self.choices.below(5 if self.small else 13))
+
+    async def begin(self, task: Task) -> None:
+        """Have a run started, if need be by another process."""
+        options: dict[str, Any] = {"run_id": task.run_id, "budget": task.budget}
+        for _ in range(30):
+            method = "submit" if self.working and self.choices.below(2) else "run"
+            said = await self.command(method, lambda engine, m=method: getattr(engine, m)(task.agent, "do it", **options))
+            if task.run_id in self.disk.runs or isinstance(said, BudgetRefused):
+                return
+            await asyncio.sleep(1.0)
+
+    async def say(self, task: Task, what: int, *, calm: bool = False) -> None:
+        """Do one of the things that people do with a run."""
+        run_id, state = task.run_id, self.reference.state(task.run_id)
+        self.turn += calm
+        by = ("ann", "bob", "cat")[self.turn % 3 if calm else self.choices.below(3)]
+        resume = calm or bool(self.choices.below(2))
+        if what < 8:
+            if state.approvals:
+                call = self.choices.one_of(list(state.approvals))
+                if self.choices.below(4) == 3 and not calm:
+                    await self.command("deny", lambda engine: engine.deny(run_id, call, by=by, reason="no", resume=resume))
+                else:
+                    await self.command("approve", lambda engine: engine.approve(run_id, call, by=by, resume=resume))
+            elif state.in_doubt:
+                await self.tell_the_truth(task, state.in_doubt[0], by, resume=resume)
+            elif state.asks:
+                ask = self.choices.one_of(list(state.asks))
+                await self.command("reply", lambda engine: engine.reply(run_id, "well", by=by, ask_id=ask, resume=resume))
+            if calm or not (state.approvals or state.in_doubt or state.asks):
+                await self.command("resume", lambda engine: engine.resume(run_id))
+        elif what == 8:
+            await self.command("cancel", lambda engine: engine.cancel(run_id, by=by, why="enough"))
+        elif what == 9:
+            await self.command("reopen", lambda engine: engine.reopen(run_id, by=by, budget=_MORE, resume=resume))
+        elif what == 10:
+            await self.command("fork", lambda engine: engine.fork(run_id, child_id=f"{run_id}-fork", resume=resume))
+        elif what == 11:
+            await self.command("suspend", _suspended)
+        else:
+            await self.command("erase", lambda engine: engine.erase(run_id, by=by, why="asked for"))
+
+    async def tell_the_truth(self, task: Task, call_id: str, by: str, *, resume: bool) -> None:
+        """Settle a call in doubt as the world has it."""
+        calls = self.reference.calls.get(task.run_id)
+        key = calls.key.get(call_id, "") if calls else ""
+        process = self.disk.claims.get(task.run_id)
+        if process is not None and not process.dead:
+            return  # somebody may be doing it yet: nobody knows the truth
+        did = self.ledger.happened(key)
+        result = "it did" if did else None
+        run_id = task.run_id
+        await self.command("reconcile", lambda engine: engine.reconcile(run_id, call_id, happened=did, result=result, by=by, resume=resume))
+
+    async def command(self, name: str, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
+        """Give a command to a process that lives; return its answer, None where there was none."""
+        able = [process for process in self.roles if not process.dead]
+        if not able:
+            return None
+        process = self.choices.one_of(able)
+        self.tell(f"{process.name} {name} begins")
+        said = await process.ask(begin)
+        shown = getattr(said, "status", "") or type(said).__name__
+        self.tell(f"{process.name} {name}: {shown} {said if isinstance(said, Exception) else ''}")
+        if isinstance(said, Violation):
+            raise said
+        if isinstance(said, Result):
+            self.reference.answer(said.state, now=process.clock.now().timestamp())
+        if isinstance(said, Exception) and not isinstance(said, (Died, *ALLOWED)):
+            known = (self.flipped and isinstance(said, (CorruptLog, ValueError, ConfigError))) or (
+                name == "fork" and isinstance(said, ConfigError)
+            )
+            demand(known, "commands answer", f"{name} raised {type(said).__name__}: {said}")
+        return said
+
+    # The calm, and the end --------------------------------------------------------------------------------------------------------
+
+    async def main(self) -> None:
+        """Run the schedule."""
+        self.roles = [self.start(role) for role in range(2)]
+        keepers = [self.loop.create_task(self.keep_alive(role)) for role in range(2)]
+        blowing = self.loop.create_task(self.blow())
+        await self.person()
+        await blowing
+        self.stormy, self.full = False, False
+        for keeper in keepers:
+            keeper.cancel()
+        await self.calm()
+        await self.check()
+
+    async def calm(self) -> None:
+        """Let all processes live and people answer, until every run has ended."""
+        await asyncio.sleep(70.0 if self.weather else 1.0)  # leases have run out, and reservations that nobody gives back
+        for process in self.roles:
+            process.held = process.cut_off = False
+            process.clock.offset_s = max(0.0, process.clock.offset_s)
+        self.roles = [self.start(role) if process.dead else process for role, process in enumerate(self.roles)]
+        for round_ in range(CALM_ROUNDS):
+            left = [task for task in self.tasks if not self.over(task.run_id)]
+            if not left:
+                return
+            for task in left:
+                await self.say(task, 0, calm=True)
+            await asyncio.sleep(10.0 if round_ > 3 else 1.0)
+            if round_ == CALM_ROUNDS // 2:
+                await asyncio.sleep(10_000.0)  # a clock may have been an hour ahead when a timer was set
+        for task in left:
+            state = self.reference.state(task.run_id)
+            shown = {"waiting_for_approval": state.approvals, "waiting_for_user": state.asks, "waiting_for_schedule": state.timers}
+            what = f"{task.run_id} is {state.status} after {state.seq} records, and nothing is open"
+            demand(shown.get(state.status, True), "a run waits for what is shown", what)
+            raise Violation(
+                "every run ends", f"{task.run_id} is {state.status} after {state.seq} records and {CALM_ROUNDS} rounds of answers"
+            )
+
+    def over(self, run_id: str) -> bool:
+        """Whether nothing is to be expected of a run any more."""
+        gone = run_id not in self.disk.runs or run_id in self.reference.damaged or run_id in self.reference.erased
+        return gone or self.reference.state(run_id).terminal
+
+    async def check(self) -> None:
+        """Check what is left."""
+        process = self.roles[0]
+        for run_id in self.disk.runs:
+            if (altered := self.flipped.get(run_id)) is not None:
+                if altered not in self.disk.runs[run_id].records:  # power loss has taken it
+                    continue
+                found = await process.ask(lambda engine, r=run_id: engine.verify(r))
+                demand(getattr(found, "ok", None) is False, "an altered byte is found", f"{run_id}: {found}")
+                continue
+            erased = run_id in self.reference.erased
+            if run_id not in self.reference.damaged and not erased:
+                self.reference.ends(run_id)
+            verified = await process.ask(lambda engine, r=run_id: engine.verify(r))
+            demand(getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
+            if self.flipped or erased or (run_id in self.reference.damaged and self.reference.erased):
+                continue
+            loaded = await process.ask(lambda engine, r=run_id: engine.load(r))
+            if run_id not in self.reference.damaged:
+                demand(loaded == self.reference.state(run_id), "folds are equal", f"{run_id}: what is loaded is not the fold of the log")
+            again = await process.ask(lambda engine, r=run_id: engine.replay(r))
+            demand(not isinstance(again, CorruptLog), "a fork has what it goes on from", f"{run_id}: {again}")
+            demand(getattr(again, "identical", False), "replays are equal", f"{run_id}: {getattr(again, 'divergence', again)}")
+        self.reference.what_was_told()
+        if self.tenant:
+            self.reference.accounts("")
+
+
+_MORE = Budget(max_tool_calls=100, max_model_calls=200, max_iterations=50)
+
+
+async def _suspended(engine: Engine) -> None:
+    engine.suspend("somebody pressed Ctrl-C")
+    await asyncio.sleep(0)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a schedule came to: the promise that was broken ("": none), and the decisions that lead there again."""
+
+    promise: str
+    what: str
+    made: list[int]
+    steps: int
+    weather: tuple[str, ...]
+    trace: list[str] = []
+
+
+def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False, small: bool = False) -> Outcome:
+    """Run one schedule, by a seed or by its decisions."""
+    choices = Choices(seed, given=given)
+    random.seed(0)
+    Violation.raised.clear()
+    promise = what = ""
+    with _alone() as said:
+        schedule = Schedule(choices, trace=trace, small=small)
+        snapshots.EVERY = schedule.every
+        main: Coroutine[Any, Any, None] = schedule.main()
+        try:
+            schedule.loop.run(main)
+            for line in said:
+                if not schedule.flipped:
+                    raise Violation("workers go on", line)
+        except Violation as error:
+            promise, what = error.promise, str(error)
+        except Stuck as error:
+            promise, what = "every run ends", str(error)
+        except DetentError as error:
+            promise, what = "nothing else is raised", f"{type(error).__name__}: {error}"
+        finally:
+            main.close()
+    return Outcome(promise=promise, what=what, made=choices.made, steps=schedule.loop.steps, weather=schedule.weather, trace=schedule.trace)
+
+
+class _Listening(logging.Handler):
+    """Hears of workers that met an error which nobody expects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        told = (
+            line.partition("): ")[2]
+            if " failed (attempt" in line
+            else line.partition("): ")[2]
+            if "nothing can be recorded" in line
+            else ""
+        )
+        if told and not told.startswith(HARMLESS):
+            self.said.append(line)
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[list[str]]:
+    """Hold what is the whole program's for the time of one schedule: logging, snapshots, what tasks of dead processes leave behind."""
+    log, listening = logging.getLogger("detent"), _Listening()
+    before, every, poll = (log.handlers[:], log.propagate, log.level, log.disabled), snapshots.EVERY, watcher.POLL_S
+    hook, collects = sys.unraisablehook, gc.isenabled()
+    log.handlers, log.propagate = [listening], False
+    watcher.POLL_S = 5.0
+    sys.unraisablehook = lambda _unraisable: None
+    gc.disable()
+    try:
+        yield listening.said
+    finally:
+        if collects:
+            gc.enable()
+        log.handlers, log.propagate, log.level, log.disabled = before
+        snapshots.EVERY, watcher.POLL_S = every, poll
+        sys.unraisablehook = hook
+
+
+__all__ = ["Outcome", "Schedule", "Signal", "run_schedule"]

@@ -105,6 +105,20 @@ def test_a_guard_of_several_kernels_is_asked_once_and_those_of_calls_that_a_stra
     assert asked == ["first", "|", "first", "second", "third"]
 
 
+def test_the_kernel_that_a_strategy_chooses_for_calls_of_its_own_holds_in_that_pass() -> None:
+    """Its phases are not asked, but its guards would be left out without a word, and its meta-tools would be unknown."""
+
+    async def own(run: Any) -> Any:
+        await run.kernel("made", calls=(call("put", n=1), call("where")), kernel="reading")
+        return await run.kernel("main")
+
+    desk = Desk()
+    reading = make_kernel(guards=(no_writes,), meta_tools=(meta("in the library"),), name="reading")
+    agent = {"strategy": "own", "tools": [*(one.name for one in desk.all), "where"]}
+    done = ran([END], *desk.all, kernels={"reading": reading}, strategies={"own": own}, agent=agent)
+    assert in_pass(done, "made") == [("put", "guard_blocked"), ("where", "in the library")] and desk.ran == []
+
+
 def test_the_meta_tools_of_the_kernel_that_a_strategy_chooses_are_answered_in_that_pass_alone() -> None:
     """The agent lists the name; a pass without that kernel has no such tool."""
     done = ran(

@@ -438,4 +438,6 @@ def carrying_out(calls: tuple[ToolCall, ...], chosen: Kernel | None = None) -> K
         return context.state
 
     kernel = make_kernel(phases=(plan, act, conclude), name=CALLS)
-    return kernel if chosen is None else msgspec.structs.replace(kernel, guards=(*kernel.guards, *chosen.guards), meta_tools=chosen.meta_tools)
+    return (
+        kernel if chosen is None else msgspec.structs.replace(kernel, guards=(*kernel.guards, *chosen.guards), meta_tools=chosen.meta_tools)
+    )

@@ -109,7 +109,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     def in_own_names(self, answer: a.AnyAction) -> a.AnyAction:
         """Return an answer whose text calls a tool by the provider's name with ours in its place; the kernel looks for that."""
-        found = call_in(answer.content, self.names.values()) if isinstance(answer, a.FinalAnswer) and isinstance(answer.content, str) else None
+        found = (
+            call_in(answer.content, self.names.values()) if isinstance(answer, a.FinalAnswer) and isinstance(answer.content, str) else None
+        )
         if found is None:
             return answer
         text, (begins, ends) = found[1].string, found[1].span("tool")

@@ -237,3 +237,16 @@ def test_a_tool_with_dots_that_is_called_in_passing_is_no_answer(name: str) -> N
             assert result.output == "no" and f"the text holds a call of '{name}'" in asked.said()
 
     asyncio.run(main())
+
+
+@stacks
+@pytest.mark.parametrize(
+    "call", ['Fetch({"url": "x"})', 'FINAL ANSWER: FETCH({"url": "x"})', 'Let me log in:\nlogIn({"user": "u"})', 'log-in({"user": "u"})']
+)
+def test_a_call_by_a_name_in_another_spelling_is_no_answer(stack: Stack, call: str) -> None:
+    """The run ended as a success with the call as its answer; what only names a function that nobody offers is still one."""
+    web = Web()
+    result, _, _ = web.go(stack, call, "no")
+    assert (result.output, web.ran) == ("no", [])
+    other, _, _ = web.go(stack, 'print_it({"url": "x"})')
+    assert other.output == 'print_it({"url": "x"})'

@@ -8,7 +8,7 @@ import pytest
 
 from detent import ToolCall, tool
 from detent.core.errors import UnknownName
-from detent.extend import Answer, Block, MetaTool, ToolSpec, make_kernel
+from detent.extend import Answer, Block, MetaTool, ToolSpec, act, make_kernel, think
 from kernel.runs import END, Desk, call, ran
 
 
@@ -159,3 +159,14 @@ def test_a_strategy_may_name_a_meta_tool_of_the_kernel_that_it_chooses() -> None
     assert in_pass(done, "looking") == [("where", "in the library")] and in_pass(done, "main") == [("where", "tool_not_found")]
     with pytest.raises(UnknownName, match="wheer"):
         ran([END], *Desk().all, kernels={"reading": reading}, agent={"tools": ["wheer"]})
+
+
+def test_what_is_for_reading_in_a_run_is_for_reading_in_its_replay() -> None:
+    """A phase that writes to the agent fails a run; its replay went on, and was told to be another run."""
+
+    async def writes(state: Any, context: Any) -> Any:
+        context.agent.model_settings["temperature"] = 0
+        return context.state
+
+    done = ran([call("look"), END], *Desk().all, kernel=make_kernel((think, act, writes)))
+    assert done.result.reason == "kernel_error" and "for reading" in done.result.error

@@ -275,7 +275,11 @@ def test_final_answer_ends_the_run_as_an_answer_does() -> None:
 def test_final_answer_must_fit_the_schema() -> None:
     """A typed run takes no other."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    script = [call("final_answer", answer='{"n": "x"}'), call("final_answer", answer={"n": 3})]
+    script = [
+        call("final_answer", answer='{"n": "x"}'),
+        call("final_answer", answer='{"n": 1, "n": 2}'),  # of two values none was chosen
+        call("final_answer", answer={"n": 3}),
+    ]
     done = ran(script, *Desk().all, agent=asked("final_answer", output_schema=schema))
     assert done.result.output == {"n": 3} and "answer['n']" in answers(done)[0][1]
 

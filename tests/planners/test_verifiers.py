@@ -99,6 +99,14 @@ def test_an_answer_can_have_to_match() -> None:
         answer_matches("(")
 
 
+@pytest.mark.parametrize("check", [grounded(), answer_is_integer(), answer_matches("[0-9]+")])
+def test_files_that_a_model_made_beside_its_answer_are_no_part_of_its_text(check: Verifier) -> None:
+    """The size of a picture is no number that the model said: an agent with this check could never make one."""
+    made = {"type": "image", "media_type": "image/png", "artifact": {"key": "c2ede57740e1", "size_bytes": 38}}
+    assert said(check, {"text": "77", "attachments": [made]}) == ""
+    assert said(check, {"text": "99.5 pieces", "attachments": [made]}) and said(check, {"text": "77", "attachments": [38]})
+
+
 def test_several_checks_say_all_that_is_wrong() -> None:
     """Plain and coroutine functions alike."""
     both = all_verifiers(answer_is_integer(), grounded(), lambda _answer, _view: "")

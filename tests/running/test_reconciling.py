@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, FinalAnswer, tool
+from detent import Agent, Budget, FinalAnswer, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
@@ -114,6 +114,20 @@ def test_a_reconcile_that_hangs_is_ended_by_a_cancellation() -> None:
             await engine.cancel("r", by="ann")
             result = await running
             assert (result.reason, result.state.in_doubt) == ("cancelled", ("main.1.0",)) and (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+def test_a_reconcile_that_hangs_has_no_more_time_than_its_run() -> None:
+    """It would hold a run of one second for as long as its own limit, which is a minute for a tool without one; the grace is given in any case."""
+
+    async def main() -> None:
+        bank = Bank(knows="hangs")
+        agent = Agent(name="w", tools=["pay"], budget=Budget(max_running_s=0.1))
+        async with bank.engine(bounds=Bounds(grace_s=0.2)) as engine:
+            result = await asyncio.wait_for(engine.run(agent, "go", run_id="r"), 10)
+            assert (result.status, len(bank.asked)) == ("waiting_for_reconciliation", 1)
+            assert (await engine.replay("r")).identical
 
     run_async(main)
 

@@ -484,6 +484,9 @@ def test_the_existing_verifiers_are_written_down_as_data() -> None:
         ({"command": ["x"], "timeout_s": 0}, "timeout_s is 0"),
         ({"expression": 3}, "expression: expected text"),
         ("grounded", "is no check"),
+        ({"calls_required": {"serach": 1}}, "verify 1: the agent does not list 'serach'"),
+        ({"require_tool_used": ["serach"]}, "verify 1: the agent does not list 'serach'"),
+        ({"answer_equals_tool_result": "serach"}, "verify 1: the agent does not list 'serach'"),
         (lambda answer, view: "", "write a `def`"),
     ],
 )
@@ -499,7 +502,7 @@ def test_a_check_that_says_nothing_or_two_things_is_refused_by_name(entry: Any, 
         ({"expression": "answr == 1"}, "names 'answr'"),
         ({"schema": {"type": 3}}, "no JSON Schema"),
         ({"answer_matches": "("}, "answer_matches"),
-        ({"calls_required": {"look": 0}}, "at least 1"),
+        ({"calls_required": {"done": 0}}, "at least 1"),
         ({"command": ["true"]}, "needs a workspace"),
         ({"rubric": "x"}, "needs a model"),
         ({"function": "./gone.py:f"}, "is not here"),
@@ -508,7 +511,7 @@ def test_a_check_that_says_nothing_or_two_things_is_refused_by_name(entry: Any, 
 def test_a_check_that_cannot_work_here_is_refused_before_anything_is_recorded(entry: Any, problem: str) -> None:
     """Not at the end of the work, when the answer is there."""
     store = RamStore()
-    agent = Agent(name="a", verify=[entry], rules=[{"name": "r", "answer": "7"}])
+    agent = Agent(name="a", tools=[done_tool()], verify=[entry], rules=[{"name": "r", "answer": "7"}])
     with pytest.raises(ConfigError, match=problem):
         Engine(store=store).run_sync(agent, "go", run_id="r")
     assert asyncio.run(store.read("r")) == []

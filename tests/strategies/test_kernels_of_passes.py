@@ -8,7 +8,7 @@ import pytest
 
 from detent import ToolCall, tool
 from detent.core.errors import UnknownName
-from detent.extend import Answer, Block, MetaTool, ToolSpec, make_kernel
+from detent.extend import Answer, Block, MetaTool, ToolSpec, act, make_kernel, think
 from kernel.runs import END, Desk, call, ran
 
 
@@ -105,6 +105,20 @@ def test_a_guard_of_several_kernels_is_asked_once_and_those_of_calls_that_a_stra
     assert asked == ["first", "|", "first", "second", "third"]
 
 
+def test_the_kernel_that_a_strategy_chooses_for_calls_of_its_own_holds_in_that_pass() -> None:
+    """Its phases are not asked, but its guards would be left out without a word, and its meta-tools would be unknown."""
+
+    async def own(run: Any) -> Any:
+        await run.kernel("made", calls=(call("put", n=1), call("where")), kernel="reading")
+        return await run.kernel("main")
+
+    desk = Desk()
+    reading = make_kernel(guards=(no_writes,), meta_tools=(meta("in the library"),), name="reading")
+    agent = {"strategy": "own", "tools": [*(one.name for one in desk.all), "where"]}
+    done = ran([END], *desk.all, kernels={"reading": reading}, strategies={"own": own}, agent=agent)
+    assert in_pass(done, "made") == [("put", "guard_blocked"), ("where", "in the library")] and desk.ran == []
+
+
 def test_the_meta_tools_of_the_kernel_that_a_strategy_chooses_are_answered_in_that_pass_alone() -> None:
     """The agent lists the name; a pass without that kernel has no such tool."""
     done = ran(
@@ -145,3 +159,14 @@ def test_a_strategy_may_name_a_meta_tool_of_the_kernel_that_it_chooses() -> None
     assert in_pass(done, "looking") == [("where", "in the library")] and in_pass(done, "main") == [("where", "tool_not_found")]
     with pytest.raises(UnknownName, match="wheer"):
         ran([END], *Desk().all, kernels={"reading": reading}, agent={"tools": ["wheer"]})
+
+
+def test_what_is_for_reading_in_a_run_is_for_reading_in_its_replay() -> None:
+    """A phase that writes to the agent fails a run; its replay went on, and was told to be another run."""
+
+    async def writes(state: Any, context: Any) -> Any:
+        context.agent.model_settings["temperature"] = 0
+        return context.state
+
+    done = ran([call("look"), END], *Desk().all, kernel=make_kernel((think, act, writes)))
+    assert done.result.reason == "kernel_error" and "for reading" in done.result.error

@@ -271,3 +271,15 @@ def test_a_judge_that_cannot_be_one_is_refused_before_the_run_starts(judge: dict
     with pytest.raises(ConfigError, match=problem):
         asyncio.run(engine.run(agent, "go", run_id="r"))
     assert asyncio.run(engine.store.read("r")) == []
+
+
+def test_a_key_of_extra_that_no_model_knows_is_refused_in_the_settings_of_a_pass_too() -> None:
+    """It was named in a warning and left out, as nobody who wrote it would expect."""
+
+    async def mine(run: StrategyRun) -> Any:
+        return await run.kernel("judge", settings={"extra": {"temprature": 1}})
+
+    planner = Asked(["ok"])
+    result, engine = go(mine, {}, planner=ModelPlanner(planner.model))
+    assert result.reason == "planner_error" and "extra: unknown setting 'temprature'" in result.error and planner.infos == []
+    assert asyncio.run(engine.replay("r")).identical

@@ -5,13 +5,13 @@ Nothing here reads a file or makes a part: `loading` does the first, `assembly` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.config.profile import sized
-from detent.config.verifying import entries_of
+from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
@@ -55,8 +55,7 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
             if not isinstance(item, str) and not callable(item) and not hasattr(item, "spec"):
                 raise ConfigError(f"agent {self.name!r}: tools has {item!r}; give names, or functions made with @tool")
         _check_raw_text(self)
-        check_ending(self)
-        entries_of(self.verify, f"agent {self.name!r}")
+        check_ending(self, entries_of(self.verify, f"agent {self.name!r}")[0])
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.model_settings or self.actions:
@@ -99,12 +98,15 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         return AgentSpec(**said)
 
 
-def check_ending(agent: Agent) -> None:
-    """Raise `ConfigError` for required tools that the agent does not list, and for a deliverable that is none."""
+def check_ending(agent: Agent, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` for required tools, also of `checks`, that the agent does not list, and for a deliverable that is none."""
     names = agent.tool_names()
-    for tool, count in agent.required_tools.items():
+    wanted = [("required_tools", tool) for tool in agent.required_tools]
+    wanted += [(f"verify {number}", tool) for number, entry in enumerate(checks, 1) for tool in tools_in(entry)]
+    for option, tool in wanted:
         if tool not in names and not any(name.endswith("__*") and tool.startswith(name[:-1]) for name in names):
-            raise ConfigError(f"agent {agent.name!r}: required_tools: the agent does not list {tool!r}; add it to tools, or leave it out")
+            raise ConfigError(f"agent {agent.name!r}: {option}: the agent does not list {tool!r}; add it to tools, or leave it out")
+    for tool, count in agent.required_tools.items():
         if count < 1:
             raise ConfigError(f"agent {agent.name!r}: required_tools: {tool} = {count}; give at least 1")
     for said in agent.deliverables:

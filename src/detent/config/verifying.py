@@ -103,6 +103,12 @@ def _table(one: Any, place: str, functions: dict[str, Verifier]) -> dict[str, An
     raise ConfigError(f"{place}: {one!r} is no check; give a function of (answer, view), or a table with one of {', '.join(KINDS)}")
 
 
+def tools_in(entry: Mapping[str, Any]) -> list[str]:
+    """Return the tools that an answer needs by this entry."""
+    result = entry.get("answer_equals_tool_result")
+    return [*entry.get("calls_required", ()), *entry.get("require_tool_used", ()), *([result] if result else [])]
+
+
 def _named(function: Callable[..., Any], place: str) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if not name.isidentifier():

@@ -123,6 +123,7 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
                 raise journal.diverged("the end of the run")
             try:
                 recorded.take_up(record.event for record in records[: journal.cursor])
+                journal.state = parts.alike.shared(journal.state)  # for reading, as in the run
                 tools = tools_of(journal.state, parts)
                 strategy, kernels = ways_of(journal.state, parts)
                 await drive(make_run(journal, world, parts, tools), strategy, kernels)

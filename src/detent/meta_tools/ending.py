@@ -11,7 +11,7 @@ from detent.core.actions import Abstain, AskUser, FinalAnswer, is_blank
 from detent.core.state import KernelState
 from detent.expressions.json_schema import UnusableSchema, misfit
 from detent.meta_tools.declaring import declared, refused
-from detent.ports import Answer
+from detent.ports import UNREADABLE, Answer, read_json
 
 
 class FinalAnswerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,8 +28,8 @@ async def _final_answer(args: FinalAnswerArgs, state: KernelState, context: Any)
     schema: dict[str, Any] | None = context.input.output_schema
     if isinstance(answer, str) and (args.format == "json" or schema is not None):
         try:
-            answer = msgspec.json.decode(answer)
-        except msgspec.DecodeError as error:
+            answer = read_json(answer)
+        except UNREADABLE as error:
             return refused(f"final_answer: the answer is not JSON: {error}")
     try:
         problem = "" if schema is None else misfit(answer, schema)

@@ -48,7 +48,7 @@ def grounded() -> Verifier:
     """Every number of the answer must occur in an observation, the goal, a reply or the variables."""
 
     async def check(answer: Any, view: View) -> str:
-        numbers = {match[0]: _readings(match[0]) for match in _NUMBER.finditer(_text(answer))}
+        numbers = {match[0]: _readings(match[0]) for match in _NUMBER.finditer(_text(_said(answer)))}
         if not numbers:
             return ""
         known = _numbers(view.goal) | _numbers(_text(view.variables))
@@ -95,6 +95,7 @@ def answer_is_integer() -> Verifier:
     """The answer must be a whole number and nothing else."""
 
     def check(answer: Any, _view: View) -> str:
+        answer = _said(answer)
         fits = isinstance(answer, int) and not isinstance(answer, bool)
         return (
             "" if fits or (isinstance(answer, str) and _INTEGER.fullmatch(answer.strip())) else "it must be a whole number and nothing else"
@@ -111,7 +112,7 @@ def answer_matches(pattern: str) -> Verifier:
         raise ConfigError(f"answer_matches: {error}") from error
 
     def check(answer: Any, _view: View) -> str:
-        return "" if matching.fullmatch(_text(answer).strip()) else f"it must match {pattern}"
+        return "" if matching.fullmatch(_text(_said(answer)).strip()) else f"it must match {pattern}"
 
     return Stated({"answer_matches": pattern}, check)
 
@@ -191,6 +192,15 @@ async def _shown(item: Item, view: View) -> dict[str, Any]:
 async def _whole(item: Item, view: View) -> Any:
     """Return the whole result, also where the transcript shows a preview."""
     return await view.full(item) if item.artifact is not None and view.full is not None else item.content
+
+
+def _said(answer: Any) -> Any:
+    """Return an answer without the files that its model made beside its text."""
+    match answer:
+        case {"text": str() as text, "attachments": [{"artifact": _}, *_], **rest} if not rest:
+            return text
+        case _:
+            return answer
 
 
 def _text(value: Any) -> str:

@@ -24,8 +24,8 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
 IN_A_FENCE = "to show it without running it, send the same text again with the call in a code fence"
 """What every problem with a call in a text says; whoever was told so may show the call."""
 
-_CALL = re.compile(r"(?P<tool>[A-Za-z0-9_-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
-_ENDING = re.compile(r"^[ \t]*(?P<tool>[A-Za-z0-9_-]{1,64})\(.*\)\Z", re.MULTILINE | re.DOTALL)
+_CALL = re.compile(r"(?P<tool>[A-Za-z0-9_.-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
+_ENDING = re.compile(r"^[ \t]*(?P<tool>[A-Za-z0-9_.-]{1,64})\(.*\)\Z", re.MULTILINE | re.DOTALL)
 
 
 def call_in(answer: str, tools: Container[str]) -> tuple[str, re.Match[str]] | None:

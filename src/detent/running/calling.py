@@ -85,12 +85,12 @@ class Calls(Values):
         return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
 
     async def settle(self, tool: Tool, call: CallState) -> ToolReconciled | None:
-        """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call."""
+        """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call, as does the end of the run's time."""
         if await self._not_executed(tool, call) is not None:
             return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
         with self.control.during():
             try:
-                known = await tool.settle(self._context(tool, call, SETTLE_S if tool.spec.timeout_s is None else None))
+                known = await tool.settle(self._context(tool, call, self._settle_s(tool)))
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
@@ -101,6 +101,12 @@ class Calls(Values):
             return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
         done = finished(call.call_id, await self.keep(call.call_id, self.vault.outcome(known)))
         return ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
+
+    def _settle_s(self, tool: Tool) -> float | None:
+        """Return how long `reconcile` may take beside the tool's own limit: the time that the run has left, and the grace in any case."""
+        left = self.control.time_left()
+        limits = [SETTLE_S] if tool.spec.timeout_s is None else []
+        return min([*limits, *([] if left is None else [max(left, self.control.grace_s)])], default=None)
 
     @property
     def vault(self) -> Vault:

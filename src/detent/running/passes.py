@@ -284,7 +284,7 @@ class StrategyPasses:
 
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
-            return hooked(carrying_out(branch.calls), self._run.hooks)
+            return hooked(carrying_out(branch.calls, self._kernel_of(branch.kernel) if branch.kernel else None), self._run.hooks)
         if branch.question is not None:
             return hooked(asking(branch.question), self._run.hooks)
         return hooked(ASK if branch.kernel == ASK.name else sheltered(self._kernel_of(branch.kernel)), self._run.hooks)
@@ -416,8 +416,11 @@ def passed(run: RunState, scope: str, label: str) -> Passed:
     return copied(whole)
 
 
-def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
-    """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked."""
+def carrying_out(calls: tuple[ToolCall, ...], chosen: Kernel | None = None) -> Kernel:
+    """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked.
+
+    The guards and meta-tools of the kernel that is `chosen` for the pass hold in it.
+    """
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1:
@@ -436,4 +439,7 @@ def carrying_out(calls: tuple[ToolCall, ...]) -> Kernel:
             context.run.record(context.scope, e.PassFinished(**{"reason": "done_tool", **end}))  # type: ignore[arg-type]
         return context.state
 
-    return make_kernel(phases=(plan, act, conclude), name=CALLS)
+    kernel = make_kernel(phases=(plan, act, conclude), name=CALLS)
+    return (
+        kernel if chosen is None else msgspec.structs.replace(kernel, guards=(*kernel.guards, *chosen.guards), meta_tools=chosen.meta_tools)
+    )

@@ -196,3 +196,57 @@ def test_an_answer_that_only_names_tools_is_an_answer(stack: Stack) -> None:
         web = Web()
         result, events, _ = web.go(stack, text)
         assert result.output == text and not [event for event in events if isinstance(event, e.PlanRejected)]
+
+
+@pytest.mark.parametrize("name", ["db.look", "db_look"])
+@pytest.mark.parametrize("form", ['{}({"path": "p"})', '<function={}>{"path": "p"}</function>', 'FINAL ANSWER: {}({"path": "p"})'])
+def test_a_call_in_text_of_a_tool_with_dots_is_made_by_either_name(name: str, form: str) -> None:
+    """The model knows the tool by the provider's name; its call ended the run as a success without being made."""
+    looked: list[str] = []
+
+    @tool(side_effect="read", name="db.look", sensitive=("path",))
+    async def look(path: str) -> str:
+        """Look."""
+        looked.append(path)
+        return f"seen {path}"
+
+    async def main() -> None:
+        async with Engine(planner=ModelPlanner(Asked([form.replace("{}", name)]).model), approver=lambda _: False) as engine:
+            result = await engine.run(Agent(name="a", tools=[look]), "go")
+            assert (result.output, looked) == ("seen p", ["p"]) and (await engine.replay(result.run_id)).identical
+            records = await engine.records(result.run_id)
+            (planned,) = [repr(record.event) for record in records if isinstance(record.event, e.Planned)]
+            assert '"p"' not in planned, "sensitive fields are hidden"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["db.look", "db_look"])
+def test_a_tool_with_dots_that_is_called_in_passing_is_no_answer(name: str) -> None:
+    """By neither name."""
+
+    @tool(side_effect="read", name="db.look")
+    async def look(path: str) -> str:
+        """Look."""
+        raise AssertionError("it is not called")
+
+    async def main() -> None:
+        asked = Asked([f'I would not do it:\n{name}({{"path": "p"}})', "no"])
+        async with Engine(planner=ModelPlanner(asked.model)) as engine:
+            result = await engine.run(Agent(name="a", tools=[look]), "go")
+            assert result.output == "no" and f"the text holds a call of '{name}'" in asked.said()
+
+    asyncio.run(main())
+
+
+@stacks
+@pytest.mark.parametrize(
+    "call", ['Fetch({"url": "x"})', 'FINAL ANSWER: FETCH({"url": "x"})', 'Let me log in:\nlogIn({"user": "u"})', 'log-in({"user": "u"})']
+)
+def test_a_call_by_a_name_in_another_spelling_is_no_answer(stack: Stack, call: str) -> None:
+    """The run ended as a success with the call as its answer; what only names a function that nobody offers is still one."""
+    web = Web()
+    result, _, _ = web.go(stack, call, "no")
+    assert (result.output, web.ran) == ("no", [])
+    other, _, _ = web.go(stack, 'print_it({"url": "x"})')
+    assert other.output == 'print_it({"url": "x"})'

@@ -166,7 +166,10 @@ class ModelPlanner:
         temperature = temperature_of(view)
         key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
         if key not in kept:
-            opened = await _opened(named, read_settings(said), temperature, self._named)
+            settings = read_settings(said)
+            if settings.extra:  # those of a pass are its own, and were not looked at when the run began
+                self.check(agent)
+            opened = await _opened(named, settings, temperature, self._named)
             if kept.setdefault(key, opened) is not opened:  # another run has opened it meanwhile
                 await opened.close()
         return kept[key]

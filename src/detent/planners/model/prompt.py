@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from detent.core import actions as a
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.planners.model import control_tools
@@ -20,6 +21,7 @@ from detent.planners.model.typed_answers import problem_with
 from detent.planners.text.offers import Offer
 from detent.planners.trimming import shown_schema
 from detent.ports import ToolSpec, View
+from detent.ports.embedded_calls import call_in
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestParameters
@@ -105,6 +107,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         """Return our name of a tool that a model calls by the provider's."""
         return next((own for own, theirs in self.names.items() if theirs == tool), tool)
 
+    def in_own_names(self, answer: a.AnyAction) -> a.AnyAction:
+        """Return an answer whose text calls a tool by the provider's name with ours in its place; the kernel looks for that."""
+        found = (
+            call_in(answer.content, self.names.values()) if isinstance(answer, a.FinalAnswer) and isinstance(answer.content, str) else None
+        )
+        if found is None:
+            return answer
+        text, (begins, ends) = found[1].string, found[1].span("tool")
+        return msgspec.structs.replace(answer, content=f"{text[:begins]}{self.own_name(text[begins:ends])}{text[ends:]}")
+
 
 def make_head(view: View, *, detail: str) -> Head:
     """Return the stable part for an agent, its tools and the schema of its answer, if it has one."""
@@ -129,7 +141,7 @@ def make_head(view: View, *, detail: str) -> Head:
     declared = [*params.function_tools, *params.output_tools]
     chars = len(instructions) + sum(len(str(t.parameters_json_schema)) + len(t.description or "") + len(t.name) for t in declared)
     offer = Offer(
-        tools={spec.name: spec for spec in view.tools},
+        tools={name: spec for spec in view.tools for name in (spec.name, wire.get(spec.name, spec.name))},
         output_schema=view.output_schema,
         answer_problem=partial(problem_with, schema=view.output_schema or {}),
         native=True,

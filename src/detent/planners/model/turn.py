@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+import msgspec
+
 from detent.core import actions as a
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import MalformedPlan, ModelCallFailure, PlannerFailed
@@ -107,6 +109,8 @@ class Turn:
         actions: list[a.AnyAction] = []
         controls: dict[int, tuple[str, Any]] = {}
         problem = ""
+        if reading is not None and self.head.names:
+            reading = msgspec.structs.replace(reading, actions=tuple(map(self.head.in_own_names, reading.actions)))
         for number, call in enumerate(pieces.calls):
             args = read_arguments(call.args)
             if self.head.offer.answer_tool and call.tool_name == self.head.offer.answer_tool:

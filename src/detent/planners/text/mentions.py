@@ -27,6 +27,7 @@ _BEFORE_NAMES = (
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
 )
 _LABELS = r"""^[ \t*_`-]*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
+_CALLED = re.compile(r"(?:^|:)[ \t]*(?P<tool>[A-Za-z][\w.-]{0,63})\(\s*\{", re.MULTILINE)
 _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
 
@@ -53,9 +54,9 @@ def mention_in(text: str, offer: Offer) -> Mention | None:
         return None
     names = _patterns(tuple(offer.tools), controls)
     if names.any.search(text) is None:
-        return None
+        return _spelled_otherwise(text, offer)
     found = [one for look in (_in_parentheses, _in_objects, _in_forms) for one in [look(text, names, offer)] if one is not None]
-    return min(found, key=lambda one: one.start, default=None)
+    return min(found, key=lambda one: one.start, default=None) or _spelled_otherwise(text, offer)
 
 
 def in_fences(text: str, offer: Offer) -> bool:
@@ -107,6 +108,20 @@ class _Names:
 
 
 _patterns = lru_cache(maxsize=64)(_Names)
+
+
+def _spelled_otherwise(text: str, offer: Offer) -> Mention | None:
+    """Find `name({...})` at the end of a text, with a tool's name in another case or with other separators."""
+    said = text.rstrip()
+    if not said.endswith(")") or not said[:-1].rstrip().endswith("}"):
+        return None
+    known = {_folded(name) for name in offer.tools}
+    found = next((found for found in _CALLED.finditer(said) if _folded(found["tool"]) in known), None)
+    return None if found is None else Mention(found["tool"], found.start("tool"), len(said))
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_.]", "", name).lower()
 
 
 def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:

@@ -17,14 +17,14 @@ from detent.planners.text.json_objects import objects_in, plain_json
 from detent.planners.text.offers import CONTROLS, Offer, Unreadable, properties_of
 
 _SYNONYMS = {
-    "final_answer": ("content", "answer", "final_answer", "output", "text", "result", "response", "action_input"),
-    "ask_user": ("question", "content", "text", "message"),
-    "stop": ("reason", "content", "message"),
-    "thought": ("content", "thought", "text"),
-    "abstain": ("missing", "content"),
-    "push_goal": ("goal", "content"),
-    "complete_goal": ("outcome", "content"),
-    "schedule": ("at", "content"),
+    "final_answer": ("answer", "final_answer", "output", "text", "result", "response", "action_input"),
+    "ask_user": ("content", "text", "message"),
+    "stop": ("content", "message"),
+    "thought": ("thought", "text"),
+    "abstain": ("content",),
+    "push_goal": ("content",),
+    "complete_goal": ("content",),
+    "schedule": ("content",),
 }
 _TOOL = ("tool", "name", "tool_name", "function", "action")
 _ARGS = ("args", "arguments", "parameters", "input", "params", "tool_input", "action_input")
@@ -187,7 +187,7 @@ def _reason(fields: dict[str, Any]) -> str:
 def _control(name: str, fields: dict[str, Any]) -> AnyAction:
     """Return a control action; raise `Unreadable` where its fields are missing or of the wrong kind."""
     kind, main = CONTROLS[name]
-    value = next((fields[key] for key in _SYNONYMS[name] if fields.get(key) is not None), None)
+    value = next((fields[key] for key in (main, *_SYNONYMS[name]) if fields.get(key) is not None), None)
     given: dict[str, Any] = {key: fields[key] for key in kind.__struct_fields__ if fields.get(key) is not None}
     if value is not None:
         given[main] = value

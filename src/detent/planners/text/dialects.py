@@ -230,7 +230,7 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
         spec = offer.tools.get(name, ToolSpec(name=name))
         mended = False
         if form.kind == "object":
-            end = closes_at(text, head.end()) if text[head.end() : head.end() + 1] == "{" else -1
+            end = closes_at(text, head.end())
             if end < 0:
                 raise Unreadable(f"the arguments of {name[:60]} are not one whole JSON object")
             args, mended = object_in(text[head.end() : end])

@@ -72,7 +72,7 @@ def _read(text: str, start: int) -> Found:
     except (ValueError, RecursionError):
         try:
             value, end, mends = mended(text, start)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return _unreadable(text, start, f"it is not JSON: {error}")
     return Found(start=start, end=end, value=value, mended=bool(mends), mends=mends)
 

@@ -9,7 +9,8 @@ import pytest
 
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
-from detent.planners.text.offers import Offer
+from detent.planners.text.offers import Offer, Unreadable
+from detent.planners.text.python_calls import literal
 from detent.planners.text.reading import Reading, read
 from detent.ports import ToolSpec
 from detent.ports.embedded_calls import IN_A_FENCE
@@ -119,6 +120,165 @@ def test_a_call_that_was_cut_off_or_is_cut_short_runs_nothing(dialect: Dialect) 
     for cut in range(len(dialect.text) // 2, end + 5):
         assert CALL not in reading(dialect.text[:cut]).actions
         assert not [a for a in reading(dialect.text[:cut]).actions if isinstance(a, ToolCall) and a.args == CALL.args]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "</s>", "<answer>", "</answer>", "<json>", "<output>", "<end_of_turn>", "<eos>", ".", " . ", "<|end of sentence|>", "<｜end▁of▁sentence｜>",  # noqa: RUF001
+        *(f"<|{word}|>" for word in ("im_end", "eot_id", "eom_id", "eot", "eom", "end", "endoftext", "stop", "call", "return", "END_OF_TURN_TOKEN")),
+    ],
+)  # fmt: skip
+def test_marks_that_mean_nothing_may_stand_after_a_call(noise: str) -> None:
+    """Templates write them, in any letters; words and other marks they are not."""
+    assert actions(f"{NAMED} {noise}\n") == (CALL,) == actions(f"read_file({ARGS})\n{noise.upper()}")[:1]
+    if noise.strip() != ".":
+        assert actions(f"{noise}{NAMED}") == (CALL,)
+        for other in (noise[:-1], noise[1:], noise.replace(noise[1:-1], "x")):
+            assert not reading(f"{NAMED} {other}").actions, other
+    assert not reading(f"{NAMED} . {NAMED}").actions
+
+
+@pytest.mark.parametrize("prefix", ["", "seed:", "my-own:", "｜DSML｜", "|DSML|"])  # noqa: RUF001
+@pytest.mark.parametrize("tag", ["tool_call", "tool_calls", "function_call", "function_calls", "toolcall", "tool_use", "action", "actions"])
+def test_tags_around_calls_are_opened_and_closed(prefix: str, tag: str) -> None:
+    """The last may be missing, and so may the first, where a template may have written it; another tag closes nothing."""
+    tag = f"{prefix}{tag}"
+    for said in (tag, tag.upper()):
+        for text in (f"<{said}>{NAMED}</{said}>", f"<{said}>{NAMED}", f"<{said}>\n{NAMED}\n</{said}>\n<{said}>{NAMED}</{said}>"):
+            assert actions(text)[0] == CALL and reading(text, native=True).problem, text
+        assert bool(reading(f"{NAMED}</{said}>").actions) == (":" not in prefix)
+    for text in (
+        f"<{tag}>{NAMED}</x{tag}>",
+        f"<{tag}>{NAMED}</{tag}></{tag}>x",
+        f"<{tag}s>{NAMED}</{tag}>",
+        f"<{tag}></{tag}>{NAMED}<{tag}>",
+    ):
+        assert not reading(text).actions, text
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "[TOOL_CALLS]", "[/TOOL_CALLS]", "functools", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁section▁end｜>", "<|tool calls begin|>", "<|tool_call_end|>",  # noqa: RUF001
+        *(f"<|{word}|>" for word in ("python_tag", "python_start", "python_end", "tool_call", "/tool_call", "tool_call_start", "tool_call_end")),
+        *(f"<|{word}|>" for word in ("START_ACTION", "END_ACTION", "action_start", "plugin", "action_end")),
+    ],
+)  # fmt: skip
+def test_marks_of_calls_make_data_a_call_of_a_native_model_too(mark: str) -> None:
+    """A model writes them for nothing else."""
+    for said in (mark, mark.lower(), mark.upper()):
+        assert actions(f"{said} {NAMED}") == (CALL,)
+        (answer,) = actions(f"{said} {NAMED}", native=True)
+        assert isinstance(answer, FinalAnswer) and str(answer.content).startswith("read_file({")
+    assert not reading(f"x{mark}{NAMED}").actions
+
+
+@pytest.mark.parametrize(
+    "info", ["", "json", "json5", "jsonc", "jsonl", "JSON", "xml", "tool_code", "tool_call", "tool_calls", "function_call"]
+)
+def test_fences_around_calls(info: str) -> None:
+    """Without a language, or one of data; Python only where it says that it is a call."""
+    assert actions(f"```{info}\n{NAMED}\n```") == (CALL,) == actions(f"```{info} {NAMED}```")[:1]
+    assert actions(f"```{info}\n{NAMED}\n```\n```{info}\n{NAMED}\n```") == (CALL, CALL)
+    assert bool(reading(f"```{info}\nread_file({ARGS})\n```").actions) == ("_" in info)
+    assert bool(reading(f"```{info}\nprint(default_api.read_file({ARGS}))\n```").actions) == ("_" in info)
+    (answer,) = reading(f"```{info}\n{NAMED}\n```", native=True).actions or ("",)
+    assert bool(answer) == ("_" in info)
+    for text in (
+        f"```{info}x\n{NAMED}\n```",
+        f"```{info}\n{NAMED}\n```{info or 'json'}",
+        f"```python\n{NAMED}\n```",
+        f"{NAMED}\n```{info}\n",
+    ):
+        assert not reading(text).actions, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<function=read_file>\n{ARGS}", f"<function=read_file>{ARGS}<|eot_id|>", f"<function=read_file> {ARGS} </function>",
+        "<invoke name='read_file' >\n<parameter name='path'>a.txt</parameter><parameter name='lines'>3</parameter></invoke>",
+        "<tool_call> read_file <arg_key> path </arg_key> <arg_value>a.txt</arg_value> <arg_key>lines</arg_key><arg_value>3</arg_value></tool_call>",
+        f"[TOOL_CALLS] read_file {ARGS}", f"[TOOL_CALLS]read_file [CALL_ID] abc [ARGS] {ARGS}", f"[TOOL_CALLS]read_file[CALL_ID]abc{ARGS}",
+        f">>> read_file\n\n {ARGS}", f"<|recipient|> read_file\n<|content|> {ARGS}",
+        *(f"{start}<|channel|>{channel} to={name}<|message|>{ARGS}" for start in ("", "<|start|>assistant") for channel in ("commentary", "analysis")
+          for name in ("functions.read_file", "read_file")),
+        *(f"to=read_file<|channel|>{channel} {data}<|message|> {ARGS}" for channel in ("commentary", "analysis") for data in ("json", "<|constrain|>json", "")),
+        f" to=read_file <|message|>{ARGS}", f"<|start|>assistant to=read_file<|message|>{ARGS}",
+        f"<|tool call begin|>read_file\n{ARGS}<|tool call end|>", f"<|tool_call_begin|>function<|tool_sep|>read_file\n```json\n{ARGS}\n```\n<|tool_call_end|>",
+        f"<|tool_call_begin|>read_file<|tool_sep|> {ARGS} <|tool_call_end|>",
+        f"<|tool_call_begin|>read_file:12<|tool_call_argument_begin|>{ARGS} <|tool_call_end|>",
+        f"<|tool_call_begin|> functions.read_file:0 <|tool_call_argument_begin|> {ARGS}<|tool_call_end|>",
+        f"Action: read_file \nAction Input:{ARGS}", f"Action:read_file\n\nAction Input: ```json\n{ARGS}\n```",
+        f"Thought: So.\nAction: read_file\nAction Input:\n{ARGS}",
+        f"✿FUNCTION✿:read_file\n✿ARGS✿:{ARGS}", f"✿FUNCTION✿: read_file \n ✿ARGS✿: {ARGS}\n✿RESULT✿", f"✿FUNCTION✿: read_file\n✿ARGS✿: {ARGS}✿RESULT✿:\n",
+        f"read_file \n\n{ARGS}",
+    ],
+)  # fmt: skip
+def test_a_form_may_be_written_a_little_otherwise(text: str) -> None:
+    """White space, and parts that one version of a model writes and another does not; broken JSON is mended in any, and that is told."""
+    assert actions(text) == (CALL,)
+    assert not reading(text).mended
+    if ARGS in text:
+        found = reading(text.replace('"path"', "path"))
+        assert found.actions == (CALL,) and found.mended
+        for broken in (ARGS[:-1] + "]", ARGS[:-1] + ', "x": }', "[1]", '"a"'):
+            assert not [a for a in reading(text.replace(ARGS, broken)).actions if isinstance(a, ToolCall)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"read_file({ARGS});", f"read_file({ARGS})\n<tool_call>", f"read_file({ARGS})\n```tool_code\n", f"<tool_call>\n</tool_call>\nread_file({ARGS}),",
+        f"<function=read_file>{ARGS}", f"{NAMED};", f"{NAMED}<tool_call>", f",read_file({ARGS})", f"read_file({ARGS});;read_file({ARGS})",
+    ],
+)  # fmt: skip
+def test_where_a_call_is_due_nothing_runs_without_it(text: str) -> None:
+    """After a comma, and after a mark that opens."""
+    assert bool(reading(text).actions) == text.startswith("<function")
+
+
+def test_at_most_64_calls_are_read() -> None:
+    """More are refused, however they are written."""
+    assert len(actions("\n".join(["add(a=1, b=2)"] * 64))) == 64
+    assert reading("\n".join(["add(a=1, b=2)"] * 65)).problem == "there are more than 64 calls"
+    assert len(actions("[" + ", ".join(["add(a=1, b=2)"] * 64) + "]")) == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0), ("-0", 0), ("10", 10), ("-7", -7), ("1.5", 1.5), ("-0.25", -0.25),
+        ("1e5", 1e5), ("1E+5", 1e5), ("15e-1", 1.5), ("1.25e2", 125.0), ("9" * 399, int("9" * 399)),
+        ("true", True), ("false", False), ("null", None), ("True", True), ("False", False), ("None", None), ("[]", []),
+        ("{}", {}), ("[1, [2], {'a': 3},]", [1, [2], {"a": 3}]),
+        ('"a\\u00e9\\/"', "aé/"), ("'a\\u00e9'", "aé"), ("'\\x41\\t\\n\\r\\b\\f\\\\\\'\\\"'", "A\t\n\r\b\f\\'\""),
+        ('"""a "b" c"""', 'a "b" c'), ("'''a 'b'\nc'''", "a 'b'\nc"), ('""', ""),
+        ("''", ""), ('""""""', ""), ("{'a' : 1 , \"b\":2}", {"a": 1, "b": 2}), ('"a\\x41"', "aA"), ("'(,'", "(,"),
+    ],
+)  # fmt: skip
+def test_a_literal_is_a_value_as_it_stands(text: str, value: Any) -> None:
+    """In Python or JSON."""
+    assert (literal(text), type(literal(text))) == (value, type(value))
+    if len(text) < 100:
+        assert args(f"typed(open={text})") == {"open": value} == args(f"typed(open = {text} , )")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "01", "5.", ".5", "1e", "1e+", "+1", "--1", "1_0", "0x1", "1 0", "1j", "9" * 400, "TRUE", "none", "a", "[1", "1]", "[1}",
+        "{'a': 1]", "[1, 23", "{'a': 12", "[1)",
+        "[,]", "[1,,2]", "{a: 1}", "{'a'}", "{'a' 1}", "{'a': 1, 'a': 1}", "{1: 2}", "{'a'x: 1}", "'a", "'a'b'", "'a' 'b'", "'\\d'", "'\\u12'",
+        "'a\nb'", '"a\nb"', "'\\\n'", "b'a'",
+        "f'a'", "(1)", "[1] + [2]", "{} | {}", "'\\N{DASH}'", "'\\0'", "[1] # one", "[1][2]", "{}{}",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_a_literal(text: str) -> None:
+    """Nothing is computed, completed or dropped."""
+    with pytest.raises(Unreadable):
+        literal(text)
 
 
 def test_several_calls_of_a_dialect_are_a_batch() -> None:
@@ -301,10 +461,41 @@ def test_a_schema_that_refers_to_nothing_says_nothing(target: str) -> None:
     assert found.unfit == (ToolCall(tool="odd", args={"odd": "words"}),)
 
 
-def test_an_action_that_begins_and_cannot_be_read_is_no_answer_whatever_its_tool() -> None:
-    """A name that is misspelt in JSON that is broken, too."""
-    for broken in ('{"tool": "raed_file", "args": {"path": ', '[ {"tool": "raed_file", "args": {"path": '):
+@pytest.mark.parametrize("references", [1, 5, 6])
+def test_a_schema_may_refer_on_five_times(references: int) -> None:
+    """Further it says nothing, and what could be a text or a number is refused."""
+    defs: dict[str, Any] = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1, references)}
+    root = {"type": "object", "properties": {"odd": {"$ref": "#/$defs/d1"}}, "$defs": {**defs, f"d{references}": {"type": "integer"}}}
+    found = reading("<function=odd><parameter=odd>5</parameter></function>", ToolSpec(name="odd", input_schema=root))
+    assert bool(found.actions) == (references < 6) == (not found.problem)
+
+
+def test_words_that_are_no_parameter_are_refused_wherever_they_stand() -> None:
+    """Before, between and after parameters, and where there are none."""
+    one = "<parameter=text>a</parameter>"
+    for body in ("words\n", "words", f"words {one}", f"{one} words\n", f"{one} words {one.replace('text', 'way')}"):
+        assert not reading(f"<function=typed>\n{body}</function>").actions, body
+
+
+@pytest.mark.parametrize("key", ["type", "tool", "tool_name", "name", "action", "function", "actions", "tool_calls"])
+def test_an_action_that_begins_and_cannot_be_read_is_no_answer_whatever_its_tool(key: str) -> None:
+    """A name that is misspelt in JSON that is broken, too; one that can be read, of a tool that there is not, is data."""
+    for broken in (f'{{"{key}": "raed_file", "args": {{"path": ', f"[ {{ '{key}' : 'raed_file', 'args': {{'path': ", f"[{{{key}: "):
         assert "never closed" in reading(f"I do it.\n{broken}").problem
+        assert not reading(f"I do it.\n{broken.replace(key, 'x' + key)}").problem
+    assert reading(f'I do it.\n{{"{key}": "raed_file" "args": {{}}}} so').problem.startswith("it is not JSON")
+    assert not reading(f'The form is {{"{key}": "raed_file", "args": {{"path": "a"}}}} here').problem
+
+
+@pytest.mark.parametrize("info", ["", "json", "python"])
+def test_whoever_was_told_may_show_what_is_no_action_in_a_fence(info: str) -> None:
+    """Of any language, with what ends an answer in it; words around it change nothing about other problems."""
+    shown = f'```{info}\n{{"x": {{"path": "a"}}}}\nObservation: 3\n```'.replace(
+        "\nObservation: 3", "" if info == "json" else "\nObservation: 3"
+    )
+    assert actions(shown, told=True, stop=("\nObservation:",)) == (FinalAnswer(content=shown),)
+    assert 'no "type"' in reading('```json\n{"x": 1}\n```').problem
+    assert actions("It is 3.\nObservation: 4", stop=("\nObservation:",)) == (FinalAnswer(content="It is 3."),)
 
 
 def test_a_thought_in_a_line_may_stand_before_a_call() -> None:

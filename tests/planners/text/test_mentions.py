@@ -87,6 +87,12 @@ def test_an_api_may_stand_before_a_name_and_call_behind_it(prefix: str) -> None:
     assert mentioned("I write os.ping()") is None
 
 
+def test_arguments_are_looked_for_no_further_than_they_may_be() -> None:
+    """4,000 characters, where nothing closes them."""
+    assert mentioned("read_file(" + " " * 3998 + "1 is it") is not None
+    assert mentioned("read_file(" + " " * 3999 + "1 is it") is None
+
+
 ARGUMENTS = ["args", "arguments", "parameters", "params", "input", "tool_input", "action_input", "kwargs"]
 SURE = ["tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call"]
 
@@ -173,6 +179,8 @@ def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
             assert mentioned(f"So.\n{label}read_file\n{after}") is not None, (label, after)
         assert mentioned(f"So.\n{label}read_file\nIt reads: x") is None
     assert mentioned("So the action: read_file is it") is None
+    for action in ("Action:read_file", "Action: \tread_file ", "Action: read_file\n "):
+        assert mentioned(f"So {action}\nAction Input: x") is not None
 
 
 def test_tags_with_the_name_of_a_tool_are_a_call_where_its_parameters_are_tags_in_them() -> None:
@@ -230,6 +238,8 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
         ("Words: ping()", "short sentence"), ("ping()", "not written as"), ("**ping()**", "not written as"), ("ping().", "not written as"),
         ("<tool_call>[TOOL_CALLS] functools[({ping(1)})]</tool_call>", "not written as"), ("Action: ping()", "not written as"), ("to:ping()", "not written as"),
         ("✿FUNCTION✿: ping()", "not written as"), ("[/TOOL_CALLS] ping(1) [/TOOL_CALLS]", "not written as"), ("[a] ping()", "short sentence"),
+        ("ping(1) [TOOL_CALLS]", "not written as"), ("ping(1) [/TOOL_CALLS]", "not written as"),
+        ("[] ping()", "short sentence"), ("ping(1) <x> </x> ``` ) } ]", "not written as"),
         ("<" + "x" * 81 + "> ping()", "markup"), ("ping(1) <" + "x" * 81 + ">", "words after"),
     ],
 )  # fmt: skip

@@ -110,6 +110,18 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "abstain", "missing": "the year"}', Abstain(missing=("the year",))),
         ('{"type": "push_goal", "goal": "g"}', PushGoal(goal="g")),
         ('{"type": "schedule", "delay_s": 5}', Schedule(delay_s=5)),
+        *(
+            (f'{{"type": "{name}", "{other}": "no", "{main}": "yes"}}', expected)
+            for name, main, other, expected in (
+                ("final_answer", "content", "answer", FinalAnswer(content="yes")),
+                ("ask_user", "question", "text", AskUser(question="yes")),
+                ("stop", "reason", "message", Stop(reason="yes")),
+                ("thought", "content", "text", Thought(content="yes")),
+                ("push_goal", "goal", "content", PushGoal(goal="yes")),
+                ("complete_goal", "outcome", "content", CompleteGoal(outcome="yes")),
+                ("abstain", "missing", "content", Abstain(missing=("yes",))),
+            )
+        ),
     ],
 )
 def test_control_actions_and_answers_are_read(text: str, expected: AnyAction) -> None:
@@ -284,6 +296,18 @@ def test_an_answer_must_fit_the_output_schema() -> None:
         ('{"content": "<think>x</think>"}', "", '{"content": "<think>x</think>"}'),
         ('{"content": "x</think>"}', "", '{"content": "x</think>"}'),
         ("plain", "", "plain"),
+        ("<think> a\n</think> <think> </think>b", "a", " b"),
+        ("a</think>b</think>c<think>d</think>e", "a\nb\nd", "ce"),
+        *(
+            (f"<{name}>a</{name}>b", "a", "b")
+            for name in ("think", "thinking", "thought", "reasoning", "reflection", "THINK", "|think|", "|thought")
+        ),
+        ("<|think|>a<|/think|>b", "a", "b"),
+        ("<|think|>a</|think|>b", "a", "b"),
+        ("<thinks>a</thinks>b", "", "<thinks>a</thinks>b"),
+        ("  [1]</think>", "", "  [1]</think>"),
+        ("```</think>", "", "```</think>"),
+        ("<think>a</think>{<think>b</think>", "a", "{<think>b</think>"),
     ],
 )
 def test_thinking_is_kept_apart(text: str, thinking: str, answer: str) -> None:
@@ -299,6 +323,35 @@ def test_thinking_is_told_apart_while_it_streams(size: int) -> None:
     told = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])] + splitter.end()
     assert "".join(piece for kind, piece in told if kind == "thinking") == "so < 5"
     assert "".join(piece for kind, piece in told if kind == "text") == " the <b>answer</b>"
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_what_has_begun_to_answer_thinks_no_more(size: int) -> None:
+    """A tag in an answer is text, at its end, too; before it white space is none."""
+    for text in ("so <think>x</think> it is", "so <thi", "a <think>", "<"):
+        splitter = ThinkingSplitter()
+        told = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])] + splitter.end()
+        assert ("".join(piece for _, piece in told), {kind for kind, _ in told}) == (text, {"text"})
+        assert splitter.end() == []
+    splitter = ThinkingSplitter()
+    told = [part for piece in (" \n", "<think>", "x", "</think>", "y") for part in splitter.feed(piece)]
+    assert told == [("text", " \n"), ("thinking", "x"), ("text", "y")]
+    assert ThinkingSplitter().feed("ab<reflection") == [("text", "ab")] and ThinkingSplitter().feed("ab<reflections") == [("text", "ab")]
+    assert ThinkingSplitter().feed("ab<reflectionsssss") == [("text", "ab<reflectionsssss")]
+    assert ThinkingSplitter().feed("ab<reflectionssss") == [("text", "ab")]
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ('[X{"a": 1}', [(2, 10)]), ('[ \t\r\n{"a": 1}]', [(0, 14)]), ("[]{}", [(2, 4)]), ('[{"a": "b"c"}]', [(0, 14)]),
+        ('{"a": "b"c"} [', [(0, 12)]),
+        ("{'a': [1}]", [(0, 10)]), ("{a b} {}", [(0, 5), (6, 8)]), ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
+    ],
+)  # fmt: skip
+def test_objects_are_found_where_they_are(text: str, places: list[tuple[int, int]]) -> None:
+    """With the list around them, readable or not; brackets in texts are none."""
+    assert [(one.start, one.end) for one in objects_in(text)] == places
 
 
 def test_a_great_many_objects_cost_no_more_than_they_are_long() -> None:

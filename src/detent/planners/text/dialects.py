@@ -151,7 +151,7 @@ class _Marks:
         if text[at] in ",;":
             between, self._due = self._seen and not self._due, True
             return at + 1 if between else -1
-        mark = _NOISE.match(text, at, end)
+        mark = _NOISE.match(text, at)
         return -1 if mark is None else mark.end()
 
     def called(self) -> None:

@@ -42,7 +42,7 @@ def closes_at(text: str, start: int) -> int:
             awaited.append(_CLOSING[sign])
             if len(awaited) > MOST_NESTED:
                 return -1
-        elif sign in "\"'#" or sign != awaited.pop():
+        elif sign != awaited.pop():  # also a quote that is never closed, or a comment
             return -1
         elif not awaited:
             return piece.end()
@@ -92,8 +92,6 @@ def split_arguments(inner: str) -> list[str]:
                 pass
     if last := inner[begun:].strip():
         parts.append(last)
-    if not all(parts):
-        raise Unreadable("there is a comma with nothing before it")
     return parts
 
 

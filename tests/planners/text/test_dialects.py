@@ -12,7 +12,7 @@ from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.offers import Offer, Unreadable
 from detent.planners.text.python_calls import literal
 from detent.planners.text.reading import Reading, read
-from detent.ports import ToolSpec
+from detent.ports import MOST_NESTED, ToolSpec
 from detent.ports.embedded_calls import IN_A_FENCE
 from planners.raw_text.texts import ADD, READ
 from planners.text.dialects import ARGS, DIALECTS, NAMED, Dialect
@@ -279,6 +279,13 @@ def test_nothing_else_is_a_literal(text: str) -> None:
     """Nothing is computed, completed or dropped."""
     with pytest.raises(Unreadable):
         literal(text)
+
+
+def test_a_literal_nests_as_deep_as_other_json() -> None:
+    """And no deeper."""
+    assert literal("[" * MOST_NESTED + "]" * MOST_NESTED)
+    with pytest.raises(Unreadable):
+        literal("[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1))
 
 
 def test_several_calls_of_a_dialect_are_a_batch() -> None:

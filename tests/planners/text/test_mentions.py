@@ -179,6 +179,7 @@ def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
             assert mentioned(f"So.\n{label}read_file\n{after}") is not None, (label, after)
         assert mentioned(f"So.\n{label}read_file\nIt reads: x") is None
     assert mentioned("So the action: read_file is it") is None
+    assert mentioned("So.\nAction: read_file\nIt reads.") is not None
     for action in ("Action:read_file", "Action: \tread_file ", "Action: read_file\n "):
         assert mentioned(f"So {action}\nAction Input: x") is not None
 

@@ -245,6 +245,29 @@ def test_arguments_that_are_called_like_fields_stay_arguments() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["reason", "thought", "thoughts", "thinking", "reasoning", "explanation"])
+def test_a_thought_beside_a_call_that_negates_stops_it(name: str) -> None:
+    """Wherever the call has it, and the model is told; one beside an answer does not, nor an argument of that name."""
+    call, args = '"name": "read_file", "arguments": {"path": "a.txt"}', '{"path": "a.txt"}'
+    for form in (
+        f'{{"NAME": "SAID", {call}}}',
+        f'{{"type": "tool_call", {call}, "NAME": "SAID"}}',
+        '{"type": "read_file", "NAME": "SAID", "path": "a.txt"}',
+        f'{{"type": "read_file", "NAME": "SAID", "args": {args}}}',
+        f'{{"NAME": "SAID", "function": {{{call}}}}}',
+        f'{{"tool_call": {{{call}, "NAME": "SAID"}}}}',
+        f'{{"NAME": "SAID", "actions": [{{{call}}}]}}',
+    ):
+        text = form.replace("NAME", name)
+        assert [a.args for a in actions(text.replace("SAID", "I look into 'it'.")) if isinstance(a, ToolCall)] == [{"path": "a.txt"}]
+        assert f'a negation in its "{name}"' in reading(text.replace("SAID", "I must not run this.")).problem
+        assert not reading(text.replace("SAID", "Das darf ich nicht.")).actions
+    answer = f'{{"{name}": "I cannot.", "actions": [{{"type": "final_answer", "content": "4"}}]}}'
+    assert actions(answer) == actions('{"type": "final_answer", "content": "4"}')
+    odd = ToolSpec(name="odd", input_schema={"type": "object", "properties": {name: {"type": "string"}}})
+    assert actions(f'{{"type": "odd", "{name}": "not"}}', odd)
+
+
 def test_only_offered_actions_are_taken() -> None:
     """An action that the planner was not given is named as impossible."""
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
@@ -346,7 +369,8 @@ def test_what_has_begun_to_answer_thinks_no_more(size: int) -> None:
     [
         ('[X{"a": 1}', [(2, 10)]), ('[ \t\r\n{"a": 1}]', [(0, 14)]), ("[]{}", [(2, 4)]), ('[{"a": "b"c"}]', [(0, 14)]),
         ('{"a": "b"c"} [', [(0, 12)]),
-        ("{'a': [1}]", [(0, 10)]), ("{a b} {}", [(0, 5), (6, 8)]), ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
+        ("{'a': [1}]", [(0, 10)]), ("{a b} {}", [(0, 5), (6, 8)]),
+        ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
     ],
 )  # fmt: skip
 def test_objects_are_found_where_they_are(text: str, places: list[tuple[int, int]]) -> None:

@@ -194,7 +194,7 @@ class _Some(NamedTuple):
 
     objects: list[Any]
     end: int
-    marked: bool = False
+    marked: bool
     mended: bool = False
 
 

@@ -110,6 +110,7 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "abstain", "missing": "the year"}', Abstain(missing=("the year",))),
         ('{"type": "push_goal", "goal": "g"}', PushGoal(goal="g")),
         ('{"type": "schedule", "delay_s": 5}', Schedule(delay_s=5)),
+        ('{"type": "schedule", "content": "2030-01-01T00:00:00Z"}', Schedule(at="2030-01-01T00:00:00Z")),
         *(
             (f'{{"type": "{name}", "{other}": "no", "{main}": "yes"}}', expected)
             for name, main, other, expected in (
@@ -194,6 +195,9 @@ def test_several_calls_are_a_batch() -> None:
         ("[[1]] or so</think>", "only markup"),
         ('{"tool_call": {"path": "a"}}', 'no "type"'),
         ('{"action": "tool_call"}', "no tool 'tool_call'"),
+        ('{"tool": "final_answer", "content": "4"}', "'content' has no meaning beside a call"),
+        ('{"tool": "final_answer", "args": {"content": "4"}}', "no tool 'final_answer'"),
+        ('{"name": "stop"}', 'no "type"'),
         ('{"type": "final_answer"}', "needs"),
         ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
         ('{"a": 1}', 'no "type"'),

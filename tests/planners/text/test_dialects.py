@@ -419,6 +419,8 @@ def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None
         ("text", "\n two\nlines \n", " two\nlines "),
         ("whole", "5", 5),
         ("whole", "\n5\n", 5),
+        ("whole", " 5\t", 5),
+        ("many", "\n\n[1]\n\n", [1]),
         ("real", "5.5", 5.5),
         ("yes", "True", True),
         ("many", "[1, 2]", [1, 2]),
@@ -455,8 +457,8 @@ def test_an_element_whose_text_is_not_of_its_type_or_could_be_of_two_is_refused(
 
 def test_an_element_may_say_itself_whether_it_is_a_text() -> None:
     """As DeepSeek writes it; then the schema is not asked."""
-    for said, value in (("true", "5"), ("false", 5)):
-        text = f'<invoke name="typed">\n<parameter name="open" string="{said}">5</parameter>\n</invoke>'
+    for said, value in (("true", " 5 "), ("false", 5)):
+        text = f'<invoke name="typed">\n<parameter name="open" string="{said}"> 5 </parameter>\n</invoke>'
         assert args(text) == {"open": value}
 
 
@@ -502,6 +504,7 @@ def test_whoever_was_told_may_show_what_is_no_action_in_a_fence(info: str) -> No
     )
     assert actions(shown, told=True, stop=("\nObservation:",)) == (FinalAnswer(content=shown),)
     assert 'no "type"' in reading('```json\n{"x": 1}\n```').problem
+    assert actions("```\n```", stop=("\n",)) == (FinalAnswer(content="```\n```"),)
     assert actions("It is 3.\nObservation: 4", stop=("\nObservation:",)) == (FinalAnswer(content="It is 3."),)
 
 
@@ -566,3 +569,5 @@ def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:
         assert not [a for a in found.actions if isinstance(a, ToolCall)]
         assert found.problem or "read_file(" in dialect.text or dialect.name == "GLM-4", dialect.name
     assert actions('other(path="a")') == (FinalAnswer(content='other(path="a")'),)
+    marked = '<|tool_call|>{"name": "other", "arguments": {"path": "a"}}'
+    assert actions(marked, native=True) == (FinalAnswer(content=marked),)

@@ -74,7 +74,7 @@ def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
 
 def why_not(text: str, mention: Mention) -> str:
     """Return why a call that stands in a text is not made."""
-    before, after = text[: mention.start], text[mention.end :].strip()
+    before, after = text[: mention.start], text[mention.end :]
     fenced = before.count("```") % 2 == 1
     before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
     if fenced:

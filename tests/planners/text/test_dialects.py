@@ -10,7 +10,7 @@ import pytest
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.offers import Offer, Unreadable
-from detent.planners.text.python_calls import literal
+from detent.planners.text.python_calls import LONGEST, closes_at, literal
 from detent.planners.text.reading import Reading, read
 from detent.ports import MOST_NESTED, ToolSpec
 from detent.ports.embedded_calls import IN_A_FENCE
@@ -279,6 +279,26 @@ def test_nothing_else_is_a_literal(text: str) -> None:
     """Nothing is computed, completed or dropped."""
     with pytest.raises(Unreadable):
         literal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", -1), ("a()", -1), ("(", -1), ("(]", -1), ("(')", -1),
+        ("(# a)", -1), ("{]", -1), ("[(])", -1), ('"()"', -1), (")", -1), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", -1),
+    ],
+)  # fmt: skip
+def test_where_a_bracket_is_closed(text: str, end: int) -> None:
+    """Outside of texts; -1 where none opens, or it is never closed, or too far away."""
+    assert closes_at(text, 0) == end
+    assert closes_at(f"x{text}", 1) == (end + 1 if end > 0 else -1)
+
+
+def test_an_answer_is_a_text_in_which_a_call_may_be_mentioned() -> None:
+    """An object around it makes it no better than the bare text."""
+    for call in (f"read_file({ARGS})", f"Write read_file({ARGS}) for it.", NAMED):
+        assert "was not made" in reading(json.dumps({"type": "final_answer", "content": call})).problem
+    assert actions('{"type": "final_answer", "content": "read_file is it"}') == (FinalAnswer(content="read_file is it"),)
 
 
 def test_a_literal_nests_as_deep_as_other_json() -> None:

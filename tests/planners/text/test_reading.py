@@ -307,6 +307,22 @@ def test_a_tool_that_has_the_name_of_a_control_action_is_called_where_that_actio
     assert actions(said, tool) == (Abstain(missing=("a map",)),)
 
 
+@pytest.mark.parametrize("name", ["AskUser", "Ask User", "ask-user"])
+def test_a_tool_is_called_by_its_very_name_though_an_action_is_spelt_so_too(name: str) -> None:
+    """As the type, under `action`, and as the only key."""
+    tool = ToolSpec(name=name, input_schema={"type": "object", "properties": {"question": {"type": "string"}}})
+    called = (ToolCall(tool=name, args={"question": "Which?"}),)
+    for said in (
+        '{"type": "NAME", "question": "Which?"}',
+        '{"action": "NAME", "args": {"question": "Which?"}}',
+        '{"NAME": {"question": "Which?"}}',
+    ):
+        said_so = said.replace("NAME", name)
+        assert actions(said_so, tool) == called
+        if "args" not in said:
+            assert actions(said_so) == (AskUser(question="Which?"),)
+
+
 def test_an_answer_must_fit_the_output_schema() -> None:
     """Given as content, or directly."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

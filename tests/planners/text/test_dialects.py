@@ -230,6 +230,7 @@ def test_a_form_may_be_written_a_little_otherwise(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f"{NAMED}<tool_call>[TOOL_CALLS]", f"{NAMED};[TOOL_CALLS]", f"```json\n{NAMED},\n```", f"{NAMED},\n```\n```", f"read_file({ARGS});<|tool_call_end|>",
         f"read_file({ARGS});", f"read_file({ARGS})\n<tool_call>", f"read_file({ARGS})\n```tool_code\n", f"<tool_call>\n</tool_call>\nread_file({ARGS}),",
         f"<function=read_file>{ARGS}", f"{NAMED};", f"{NAMED}<tool_call>", f",read_file({ARGS})", f"read_file({ARGS});;read_file({ARGS})",
     ],

@@ -89,6 +89,11 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"final_answer": "42"}', FinalAnswer(content="42")),
         ("It is 42.", FinalAnswer(content="It is 42.")),
         ("Final Answer: 42", FinalAnswer(content="42")),
+        *(
+            (f"ANSWER : 42 {mark}\n", FinalAnswer(content="42"))
+            for mark in ("</s>", "<|im_end|></s>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
+        ),
+        ("My answer: 42 <|stop|>", FinalAnswer(content="My answer: 42 <|stop|>")),
         ('The config is {"a": 1} now.', FinalAnswer(content='The config is {"a": 1} now.')),
         ('The config is:\n{"a": 1}', FinalAnswer(content='The config is:\n{"a": 1}')),
         ("Use {name} as a placeholder", FinalAnswer(content="Use {name} as a placeholder")),
@@ -193,6 +198,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "final_answer", "content": "<think>no</think>"}', "blank"),
         ('{"type": "final_answer", "content": "\\u200b\\u2060"}', "blank"),
         ("[[1]] or so</think>", "only markup"),
+        *((mark, "only markup") for mark in ("</s>", "</s></s>\n</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|></s>")),
         ('{"tool_call": {"path": "a"}}', 'no "type"'),
         ('{"action": "tool_call"}', "no tool 'tool_call'"),
         ('{"tool": "final_answer", "content": "4"}', "'content' has no meaning beside a call"),

@@ -91,6 +91,10 @@ def test_arguments_are_looked_for_no_further_than_they_may_be() -> None:
     """4,000 characters, where nothing closes them."""
     assert mentioned("read_file(" + " " * 3998 + "1 is it") is not None
     assert mentioned("read_file(" + " " * 3999 + "1 is it") is None
+    for many, end in ((119, "{}"), (120, "ping")):
+        found = mentioned("[TOOL_CALLS]ping" + " " * many + "{} is it")
+        assert found is not None and found[1].endswith(end)
+    assert mentioned("[TOOL_CALLS]ping{ <a> is it") == ("ping", "[TOOL_CALLS]ping{ <a>")
 
 
 ARGUMENTS = ["args", "arguments", "parameters", "params", "input", "tool_input", "action_input", "kwargs"]

@@ -336,6 +336,9 @@ def test_an_answer_must_fit_the_output_schema() -> None:
     assert actions('{"n": 1}', output_schema=schema) == (FinalAnswer(content={"n": 1}),)
     assert "output schema" in reading('{"type": "final_answer", "content": {"n": "1"}}', output_schema=schema).problem
     assert "output schema" in reading("It is 1", output_schema=schema).problem
+    assert 'no "type"' in reading('{"n": "1"}', output_schema=schema).problem and 'no "type"' in reading('{"n": 1}').problem
+    assert 'no "type"' in reading('{"n": 1, "m": "\\ud800"}', output_schema=schema).problem
+    assert 'no "type"' in reading('{"n": 1}', output_schema=schema, actions=("tool_call",)).problem
 
 
 @pytest.mark.parametrize(

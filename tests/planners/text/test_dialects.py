@@ -536,6 +536,20 @@ def test_a_thought_in_a_line_may_stand_before_a_call() -> None:
     assert "question" in reading(f"Thought: Should I?\n{NAMED}").problem
 
 
+@pytest.mark.parametrize("thought", ["", "So.\nI look? No.", "{"])
+def test_thinking_between_marks_may_stand_before_a_call(thought: str) -> None:
+    """As Command A and harmony write it, whatever is in it; once, and closed."""
+    for before in (
+        "<|START_THINKING|>{}<|END_THINKING|>",
+        "<|channel|>analysis<|message|>{}<|end|>",
+        "<|start|>assistant<|channel|>analysis<|message|>{}<|end|>",
+    ):
+        said = before.replace("{}", thought)
+        for call in (NAMED, f"read_file({ARGS})", f"\n<|START_ACTION|>[{NAMED}]<|END_ACTION|>"):
+            assert actions(said + call) == (CALL,)
+            assert not [a for a in reading(said[:-2] + call).actions if isinstance(a, ToolCall)]
+
+
 def test_data_between_the_marks_of_calls_is_no_answer() -> None:
     """A model writes them for nothing else; after a lead-in, too."""
     for text in ('<|tool_call|>{"path": "a"}', 'Let me check:\n<|tool_call|>{"path": "a"}'):

@@ -165,6 +165,11 @@ def test_names_and_words_of_the_call_may_be_used_where_they_are_names() -> None:
     assert leads_in("To answer, let me check:", ("_x",)) and not leads_in("To answer , let me check:", ("_x",))
 
 
+def test_a_lead_in_has_at_most_240_characters() -> None:
+    """With its colon."""
+    assert leads_in("Let me check" + " it" * 75 + " a:", NAMES) and not leads_in("Let me check" + " it" * 74 + " the a:", NAMES)
+
+
 def test_a_call_may_begin_after_each_colon_of_the_first_line() -> None:
     """And at the start; not after a bracket, and not after a page of words."""
     assert before_calls("a: b:\n\n c: {d: 1}") == [0, 3, 8, 11]

@@ -273,7 +273,7 @@ def test_a_literal_is_a_value_as_it_stands(text: str, value: Any) -> None:
         "{'a': 1]", "[1, 23", "{'a': 12", "[1)",
         "[,]", "[1,,2]", "{a: 1}", "{'a'}", "{'a' 1}", "{'a': 1, 'a': 1}", "{1: 2}", "{'a'x: 1}", "'a", "'a'b'", "'a' 'b'", "'\\d'", "'\\u12'",
         "'a\nb'", '"a\nb"', "'\\\n'", "b'a'",
-        "f'a'", "(1)", "[1] + [2]", "{} | {}", "'\\N{DASH}'", "'\\0'", "[1] # one", "[1][2]", "{}{}",
+        "f'a'", "(1)", "()", "[1] + [2]", "{} | {}", "'\\N{DASH}'", "'\\0'", "[1] # one", "[1][2]", "{}{}",
     ],
 )  # fmt: skip
 def test_nothing_else_is_a_literal(text: str) -> None:
@@ -294,6 +294,12 @@ def test_where_a_bracket_is_closed(text: str, end: int) -> None:
     """Outside of texts; -1 where none opens, or it is never closed, or too far away."""
     assert closes_at(text, 0) == end
     assert closes_at(f"x{text}", 1) == (end + 1 if end > 0 else -1)
+
+
+def test_a_call_in_python_that_is_not_closed_is_told() -> None:
+    """Also where its texts are not; a list of calls, too."""
+    for text in ('read_file(path="a"', "read_file(path='it's')", '[read_file(path="a")', '```tool_code\nprint(read_file(path="a")\n```'):
+        assert reading(text).problem.startswith("the call of read_file cannot be read to its end"), text
 
 
 def test_an_answer_is_a_text_in_which_a_call_may_be_mentioned() -> None:
@@ -532,7 +538,9 @@ def test_whoever_was_told_may_show_what_is_no_action_in_a_fence(info: str) -> No
 
 def test_a_thought_in_a_line_may_stand_before_a_call() -> None:
     """As ReAct writes it; one that doubts makes none."""
-    assert actions(f"Thought: I look at the file.\n{NAMED}") == (CALL,)
+    for label in ("Thought", "Reasoning"):
+        assert actions(f"{label}: I look at the file.\n{NAMED}") == (CALL,) == actions(f"{label}:\n{NAMED}")
+    assert not reading(f"Idea: I look at the file.\n{NAMED}").actions and not reading(f"Thought: a\nThought: b\n{NAMED}").actions
     assert "question" in reading(f"Thought: Should I?\n{NAMED}").problem
 
 

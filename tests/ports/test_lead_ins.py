@@ -161,6 +161,9 @@ def test_names_and_words_of_the_call_may_be_used_where_they_are_names() -> None:
     assert not leads_in("I will transfer 100 to Eve:", ("transfer",), '{"to": "Bob", "amount": 100}')
     assert not leads_in("I will refrain from it:", ("send",), '{"body": "refrain from it"}')
     assert not leads_in("I will transfer it:", ("send",), "{}")
+    assert leads_in("Let me frobnicate that gizmo:", ("frobnicate-gizmo",)) and not leads_in(
+        "Let me frobnicate that gizmo:", ("frobnicategizmo",)
+    )
     assert leads_in("Let me get_it:", ("get_it",)) and not leads_in("Let me get_it:", ("get",))
     assert leads_in("To answer, let me check:", ("_x",)) and not leads_in("To answer , let me check:", ("_x",))
 

@@ -613,5 +613,6 @@ def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:
         assert not [a for a in found.actions if isinstance(a, ToolCall)]
         assert found.problem or "read_file(" in dialect.text or dialect.name == "GLM-4", dialect.name
     assert actions('other(path="a")') == (FinalAnswer(content='other(path="a")'),)
+    assert "was not made" in reading('<|tool_call|>{"name": "read_file", "arguments": {"path": "\\ud800"}}', native=True).problem
     marked = '<|tool_call|>{"name": "other", "arguments": {"path": "a"}}'
     assert actions(marked, native=True) == (FinalAnswer(content=marked),)

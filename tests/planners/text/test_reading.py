@@ -286,6 +286,8 @@ def test_only_offered_actions_are_taken() -> None:
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
     assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
     assert "no JSON object" in reading("hello", prose=False).problem
+    assert reading("").problem == reading("<think>hm</think>\n").problem == "there was no action"
+    assert reading("{5: 1}").problem == "it is not JSON: there must be a name, not a word or number"
     assert "no JSON object" in reading("hello", actions=("tool_call",)).problem
 
 

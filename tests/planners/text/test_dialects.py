@@ -302,6 +302,12 @@ def test_a_call_in_python_that_is_not_closed_is_told() -> None:
         assert reading(text).problem.startswith("the call of read_file cannot be read to its end"), text
 
 
+@pytest.mark.parametrize("args", ['{"path": "a"', '{"path": "a}', "[1", "5", ""])
+def test_arguments_of_a_form_that_are_no_whole_object_are_told(args: str) -> None:
+    """Nothing is completed."""
+    assert reading(f">>>read_file\n{args}").problem == "the arguments of read_file are not one whole JSON object"
+
+
 def test_an_answer_is_a_text_in_which_a_call_may_be_mentioned() -> None:
     """An object around it makes it no better than the bare text."""
     for call in (f"read_file({ARGS})", f"Write read_file({ARGS}) for it.", NAMED):
@@ -428,6 +434,7 @@ def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str
         ("typed(thing={'a': [{}, 'b']}, yes=false, named=null)", {"thing": {"a": [{}, "b"]}, "yes": False, "named": None}),
         ("Action: ask\nAction Input: how far is it", {"what": "how far is it"}),
         ('Action: ask\nAction Input: "5"', {"what": "5"}),
+        ("Action: ask\nAction Input: as the boys'", {"what": "as the boys'"}),
         ("Action: typed\nAction Input:", {}),
         ("<function=typed></function>", {}),
         ("<tool_call>typed</tool_call>", {}),

@@ -302,7 +302,7 @@ def test_a_call_in_python_that_is_not_closed_is_told() -> None:
         assert reading(text).problem.startswith("the call of read_file cannot be read to its end"), text
 
 
-@pytest.mark.parametrize("args", ['{"path": "a"', '{"path": "a}', "[1", "5", ""])
+@pytest.mark.parametrize("args", ['{"path": "a"', '{"path": "a}', "[1", "5"])
 def test_arguments_of_a_form_that_are_no_whole_object_are_told(args: str) -> None:
     """Nothing is completed."""
     assert reading(f">>>read_file\n{args}").problem == "the arguments of read_file are not one whole JSON object"

@@ -77,6 +77,7 @@ def test_a_call_alone_on_a_line_or_at_the_end_is_one_without_values(lead: str) -
     assert mentioned(f"{lead}ping() and words") is None
     assert mentioned(f"{lead}ping ()") is None
     assert mentioned(f"{lead}ping(") is None
+    assert mentioned("I ping()\nand words") is None and mentioned("Words.\nI ping()\nand words") is None
 
 
 @pytest.mark.parametrize("prefix", ["functions.", "default_api."])

@@ -296,6 +296,13 @@ def test_where_a_bracket_is_closed(text: str, end: int) -> None:
     assert closes_at(f"x{text}", 1) == (end + 1 if end > 0 else -1)
 
 
+def test_a_line_of_input_has_the_type_of_the_only_parameter() -> None:
+    """Which is named where it has not."""
+    tool = ToolSpec(name="wait", input_schema={"type": "object", "properties": {"seconds": {"type": "integer"}}})
+    assert actions("Action: wait\nAction Input: 5", tool) == (ToolCall(tool="wait", args={"seconds": 5}),)
+    assert reading("Action: wait\nAction Input: five", tool).problem == "'seconds' is 'five', which is not of type integer"
+
+
 def test_a_call_in_python_that_is_not_closed_is_told() -> None:
     """Also where its texts are not; a list of calls, too."""
     for text in ('read_file(path="a"', "read_file(path='it's')", '[read_file(path="a")', '```tool_code\nprint(read_file(path="a")\n```'):
@@ -406,6 +413,7 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         'Action: ask\nAction Input: >"what": "x"}',
         "Action: ask\nAction Input: what is {x",
         "Action: ask\nAction Input: x}",
+        'Action: ask\nAction Input: the word "x"',
         '{"tool": "read_file", "args": {"path": "a\ufffd.txt"}}',
         '[TOOL_CALLS]read_file[ARGS]{"path": "a\ufffd.txt"}',
     ],

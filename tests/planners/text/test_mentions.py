@@ -254,6 +254,13 @@ def test_why_a_call_is_not_made_is_said(text: str, reason: str) -> None:
     assert reason in why(text)
 
 
+def test_the_name_of_a_tool_is_none_of_its_arguments() -> None:
+    """Though a parameter is called so."""
+    offer = Offer(tools={"greet": ToolSpec(name="greet", input_schema={"type": "object", "properties": {"name": {}}})})
+    assert mentioned('So: {"name": "greet"} is it', offer) is None
+    assert mentioned('So: {"name": "greet", "x": {"name": 1}} is it', offer) is not None
+
+
 def test_an_offer_of_nothing_has_no_calls() -> None:
     """Whatever stands in the text."""
     nothing: dict[str, Any] = {"tools": {}, "actions": ()}

@@ -252,7 +252,8 @@ def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
     known = list(properties_of(spec).items())
     if len(known) != 1 or (text[0] not in "\"'" and re.search(r"[{}\"]", text)):  # broken JSON is no plain text
         raise Unreadable(f"the input of {spec.name[:60]} is not a JSON object")
-    return {known[0][0]: literal(text) if text[0] in "\"'" else value_of(known[0][0], text, known[0][1], spec)}
+    ((name, schema),) = known
+    return {name: literal(text) if text[0] in "\"'" else value_of(name, text, schema, spec)}
 
 
 def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:

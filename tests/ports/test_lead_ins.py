@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from detent.ports.lead_ins import LONGEST, before_calls, doubt_about, leads_in
@@ -75,7 +77,8 @@ ANNOUNCE = [
     *(f"Checking {word}" for word in (*SMALL, *THINGS)), "We call the tool", "I now use it",
     *(f"{word}, let me check" for word in YES), *(f"{word}! Let me check" for word in YES), *(f"{word}, let me check" for word in FIRST),
     *YES, *FIRST, *HERE, *(f"{word} call" for word in WHICH), *(f"Here is {word} call" for word in WHICH), *CALLS, "Tool call", "Next step 2", "Action now",
-    "FINAL ANSWER", "Final answer", "**Action**", "To answer, I call the tool", "In order to find the price, let me search", "To use it, I'll call the tool",
+    "FINAL ANSWER", "Final answer", "**Action**", "*Action", "_Action", " Action",
+    "To answer, I call the tool", "In order to find the price, let me search", "To use it, I'll call the tool",
     "Let me search_notes", "I will search notes", "I'll call `search_notes`", "Searching search_notes", "Let me check the weather in Paris", *ABROAD,
 ]  # fmt: skip
 NEGATIVE = words(
@@ -121,12 +124,29 @@ def test_anything_else_does_not_lead_in(sentence: str) -> None:
     assert not leads_in(sentence, NAMES, CALL)
 
 
+@pytest.mark.parametrize("sentence", dict.fromkeys(ANNOUNCE))
+def test_words_are_set_apart(sentence: str) -> None:
+    """Two that are written as one are another word."""
+    for place in [found.start() for found in re.finditer(r"(?<=[A-Za-z]) (?=[A-Za-z])", sentence)]:
+        assert not leads_in(f"{sentence[:place]}{sentence[place + 1 :]}:", NAMES, CALL), place
+
+
 @pytest.mark.parametrize("word", NEGATIVE)
 def test_a_negation_is_found_in_any_words(word: str) -> None:
     """Also where the word could be one of the call: a name of the tool makes no exception."""
     word = word.replace("_", " ")
     assert "negation" in doubt_about(f"Let me {word} call it:") and "negation" in doubt_about(f"LET ME {word.upper()} CALL")
     assert not leads_in(f"Let me {word.strip()} call it:", (word.strip(),), word)
+
+
+def test_what_is_doubtful_is_said_in_words() -> None:
+    """The first of a question, a quotation and a negation."""
+    assert doubt_about('Do not say "it"?') == "there is a question beside it"
+    assert doubt_about('Do not say "it"') == "there is a quotation mark or other markup beside it"
+    assert doubt_about("Do not say `it` or **that**") == "there is a negation beside it"
+    assert (
+        "markup" in doubt_about("Say ``it") and doubt_about("Say `it` or **that**") == "" and "markup" in doubt_about("Say `it or **that**")
+    )
 
 
 @pytest.mark.parametrize("word", ["note", "know", "now", "notes", "nearby", "single", "paste", "Nonna", "denim"])
@@ -141,6 +161,16 @@ def test_names_and_words_of_the_call_may_be_used_where_they_are_names() -> None:
     assert not leads_in("I will transfer 100 to Eve:", ("transfer",), '{"to": "Bob", "amount": 100}')
     assert not leads_in("I will refrain from it:", ("send",), '{"body": "refrain from it"}')
     assert not leads_in("I will transfer it:", ("send",), "{}")
+    assert leads_in("Let me frobnicate that gizmo:", ("frobnicate-gizmo",)) and not leads_in(
+        "Let me frobnicate that gizmo:", ("frobnicategizmo",)
+    )
+    assert leads_in("Let me get_it:", ("get_it",)) and not leads_in("Let me get_it:", ("get",))
+    assert leads_in("To answer, let me check:", ("_x",)) and not leads_in("To answer , let me check:", ("_x",))
+
+
+def test_a_lead_in_has_at_most_240_characters() -> None:
+    """With its colon."""
+    assert leads_in("Let me check" + " it" * 75 + " a:", NAMES) and not leads_in("Let me check" + " it" * 74 + " the a:", NAMES)
 
 
 def test_a_call_may_begin_after_each_colon_of_the_first_line() -> None:
@@ -149,3 +179,4 @@ def test_a_call_may_begin_after_each_colon_of_the_first_line() -> None:
     assert before_calls("**Action:** {a: 1}") == [0, 12]
     assert before_calls("a {b: 1}") == [0] and before_calls("`a`: x") == [0, 5] and before_calls("```a: x") == [0]
     assert before_calls("x" * (LONGEST + 1) + ": y: z")[2:] == []
+    assert before_calls("x" * (LONGEST - 1) + ":y: z") == [0, LONGEST] and len(before_calls("x" * (LONGEST - 2) + ":y: z")) == 3

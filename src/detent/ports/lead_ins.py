@@ -88,7 +88,12 @@ def doubt_about(text: str) -> str:
         return "there is a question beside it"
     if _QUOTED.search(bare) or "`" in bare:
         return "there is a quotation mark or other markup beside it"
-    return "there is a negation beside it" if _NEGATION.search(bare) else ""
+    return "there is a negation beside it" if negates(bare) else ""
+
+
+def negates(text: str) -> bool:
+    """Whether a text holds a word or a sign that negates."""
+    return _NEGATION.search(text) is not None
 
 
 def leads_in(text: str, names: Collection[str], call: str = "") -> bool:

@@ -170,7 +170,7 @@ def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> A
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(cast("Any", type(value)), "")
 
 

@@ -89,6 +89,11 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"final_answer": "42"}', FinalAnswer(content="42")),
         ("It is 42.", FinalAnswer(content="It is 42.")),
         ("Final Answer: 42", FinalAnswer(content="42")),
+        *(
+            (f"ANSWER : 42 {mark}\n", FinalAnswer(content="42"))
+            for mark in ("</s>", "<|im_end|></s>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
+        ),
+        ("My answer: 42 <|stop|>", FinalAnswer(content="My answer: 42 <|stop|>")),
         ('The config is {"a": 1} now.', FinalAnswer(content='The config is {"a": 1} now.')),
         ('The config is:\n{"a": 1}', FinalAnswer(content='The config is:\n{"a": 1}')),
         ("Use {name} as a placeholder", FinalAnswer(content="Use {name} as a placeholder")),
@@ -110,6 +115,19 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "abstain", "missing": "the year"}', Abstain(missing=("the year",))),
         ('{"type": "push_goal", "goal": "g"}', PushGoal(goal="g")),
         ('{"type": "schedule", "delay_s": 5}', Schedule(delay_s=5)),
+        ('{"type": "schedule", "content": "2030-01-01T00:00:00Z"}', Schedule(at="2030-01-01T00:00:00Z")),
+        *(
+            (f'{{"type": "{name}", "{other}": "no", "{main}": "yes"}}', expected)
+            for name, main, other, expected in (
+                ("final_answer", "content", "answer", FinalAnswer(content="yes")),
+                ("ask_user", "question", "text", AskUser(question="yes")),
+                ("stop", "reason", "message", Stop(reason="yes")),
+                ("thought", "content", "text", Thought(content="yes")),
+                ("push_goal", "goal", "content", PushGoal(goal="yes")),
+                ("complete_goal", "outcome", "content", CompleteGoal(outcome="yes")),
+                ("abstain", "missing", "content", Abstain(missing=("yes",))),
+            )
+        ),
     ],
 )
 def test_control_actions_and_answers_are_read(text: str, expected: AnyAction) -> None:
@@ -180,8 +198,15 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "final_answer", "content": "<think>no</think>"}', "blank"),
         ('{"type": "final_answer", "content": "\\u200b\\u2060"}', "blank"),
         ("[[1]] or so</think>", "only markup"),
+        *((mark, "only markup") for mark in ("</s>", "</s></s>\n</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|></s>")),
         ('{"tool_call": {"path": "a"}}', 'no "type"'),
         ('{"action": "tool_call"}', "no tool 'tool_call'"),
+        ('{"tool": "final_answer", "content": "4"}', "'content' has no meaning beside a call"),
+        ('{"tool": "final_answer", "args": {"content": "4"}}', "no tool 'final_answer'"),
+        ('{"name": "stop"}', 'no "type"'),
+        ('[{"type": "stop"}, 5]', "an action is a JSON object, not int"),
+        ('{"actions": ["stop"]}', "an action is a JSON object, not str"),
+        ('{"actions": []}', "the list of actions is empty"),
         ('{"type": "final_answer"}', "needs"),
         ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
         ('{"a": 1}', 'no "type"'),
@@ -233,11 +258,36 @@ def test_arguments_that_are_called_like_fields_stay_arguments() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["reason", "thought", "thoughts", "thinking", "reasoning", "explanation"])
+def test_a_thought_beside_a_call_that_negates_stops_it(name: str) -> None:
+    """Wherever the call has it, and the model is told; one beside an answer does not, nor an argument of that name."""
+    call, args = '"name": "read_file", "arguments": {"path": "a.txt"}', '{"path": "a.txt"}'
+    for form in (
+        f'{{"NAME": "SAID", {call}}}',
+        f'{{"type": "tool_call", {call}, "NAME": "SAID"}}',
+        '{"type": "read_file", "NAME": "SAID", "path": "a.txt"}',
+        f'{{"type": "read_file", "NAME": "SAID", "args": {args}}}',
+        f'{{"NAME": "SAID", "function": {{{call}}}}}',
+        f'{{"tool_call": {{{call}, "NAME": "SAID"}}}}',
+        f'{{"NAME": "SAID", "actions": [{{{call}}}]}}',
+    ):
+        text = form.replace("NAME", name)
+        assert [a.args for a in actions(text.replace("SAID", "I look into 'it'.")) if isinstance(a, ToolCall)] == [{"path": "a.txt"}]
+        assert f'a negation in its "{name}"' in reading(text.replace("SAID", "I must not run this.")).problem
+        assert not reading(text.replace("SAID", "Das darf ich nicht.")).actions
+    answer = f'{{"{name}": "I cannot.", "actions": [{{"type": "final_answer", "content": "4"}}]}}'
+    assert actions(answer) == actions('{"type": "final_answer", "content": "4"}')
+    odd = ToolSpec(name="odd", input_schema={"type": "object", "properties": {name: {"type": "string"}}})
+    assert actions(f'{{"type": "odd", "{name}": "not"}}', odd)
+
+
 def test_only_offered_actions_are_taken() -> None:
     """An action that the planner was not given is named as impossible."""
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
     assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
     assert "no JSON object" in reading("hello", prose=False).problem
+    assert reading("").problem == reading("<think>hm</think>\n").problem == "there was no action"
+    assert reading("{5: 1}").problem == "it is not JSON: there must be a name, not a word or number"
     assert "no JSON object" in reading("hello", actions=("tool_call",)).problem
 
 
@@ -265,6 +315,22 @@ def test_a_tool_that_has_the_name_of_a_control_action_is_called_where_that_actio
     assert actions(said, tool) == (Abstain(missing=("a map",)),)
 
 
+@pytest.mark.parametrize("name", ["AskUser", "Ask User", "ask-user"])
+def test_a_tool_is_called_by_its_very_name_though_an_action_is_spelt_so_too(name: str) -> None:
+    """As the type, under `action`, and as the only key."""
+    tool = ToolSpec(name=name, input_schema={"type": "object", "properties": {"question": {"type": "string"}}})
+    called = (ToolCall(tool=name, args={"question": "Which?"}),)
+    for said in (
+        '{"type": "NAME", "question": "Which?"}',
+        '{"action": "NAME", "args": {"question": "Which?"}}',
+        '{"NAME": {"question": "Which?"}}',
+    ):
+        said_so = said.replace("NAME", name)
+        assert actions(said_so, tool) == called
+        if "args" not in said:
+            assert actions(said_so) == (AskUser(question="Which?"),)
+
+
 def test_an_answer_must_fit_the_output_schema() -> None:
     """Given as content, or directly."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -272,6 +338,9 @@ def test_an_answer_must_fit_the_output_schema() -> None:
     assert actions('{"n": 1}', output_schema=schema) == (FinalAnswer(content={"n": 1}),)
     assert "output schema" in reading('{"type": "final_answer", "content": {"n": "1"}}', output_schema=schema).problem
     assert "output schema" in reading("It is 1", output_schema=schema).problem
+    assert 'no "type"' in reading('{"n": "1"}', output_schema=schema).problem and 'no "type"' in reading('{"n": 1}').problem
+    assert 'no "type"' in reading('{"n": 1, "m": "\\ud800"}', output_schema=schema).problem
+    assert 'no "type"' in reading('{"n": 1}', output_schema=schema, actions=("tool_call",)).problem
 
 
 @pytest.mark.parametrize(
@@ -284,6 +353,18 @@ def test_an_answer_must_fit_the_output_schema() -> None:
         ('{"content": "<think>x</think>"}', "", '{"content": "<think>x</think>"}'),
         ('{"content": "x</think>"}', "", '{"content": "x</think>"}'),
         ("plain", "", "plain"),
+        ("<think> a\n</think> <think> </think>b", "a", " b"),
+        ("a</think>b</think>c<think>d</think>e", "a\nb\nd", "ce"),
+        *(
+            (f"<{name}>a</{name}>b", "a", "b")
+            for name in ("think", "thinking", "thought", "reasoning", "reflection", "THINK", "|think|", "|thought")
+        ),
+        ("<|think|>a<|/think|>b", "a", "b"),
+        ("<|think|>a</|think|>b", "a", "b"),
+        ("<thinks>a</thinks>b", "", "<thinks>a</thinks>b"),
+        ("  [1]</think>", "", "  [1]</think>"),
+        ("```</think>", "", "```</think>"),
+        ("<think>a</think>{<think>b</think>", "a", "{<think>b</think>"),
     ],
 )
 def test_thinking_is_kept_apart(text: str, thinking: str, answer: str) -> None:
@@ -299,6 +380,36 @@ def test_thinking_is_told_apart_while_it_streams(size: int) -> None:
     told = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])] + splitter.end()
     assert "".join(piece for kind, piece in told if kind == "thinking") == "so < 5"
     assert "".join(piece for kind, piece in told if kind == "text") == " the <b>answer</b>"
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_what_has_begun_to_answer_thinks_no_more(size: int) -> None:
+    """A tag in an answer is text, at its end, too; before it white space is none."""
+    for text in ("so <think>x</think> it is", "so <thi", "a <think>", "<"):
+        splitter = ThinkingSplitter()
+        told = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])] + splitter.end()
+        assert ("".join(piece for _, piece in told), {kind for kind, _ in told}) == (text, {"text"})
+        assert splitter.end() == []
+    splitter = ThinkingSplitter()
+    told = [part for piece in (" \n", "<think>", "x", "</think>", "y") for part in splitter.feed(piece)]
+    assert told == [("text", " \n"), ("thinking", "x"), ("text", "y")]
+    assert ThinkingSplitter().feed("ab<reflection") == [("text", "ab")] and ThinkingSplitter().feed("ab<reflections") == [("text", "ab")]
+    assert ThinkingSplitter().feed("ab<reflectionsssss") == [("text", "ab<reflectionsssss")]
+    assert ThinkingSplitter().feed("ab<reflectionssss") == [("text", "ab")]
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ('[X{"a": 1}', [(2, 10)]), ('[ \t\r\n{"a": 1}]', [(0, 14)]), ("[]{}", [(2, 4)]), ('[{"a": "b"c"}] x', [(0, 14)]),
+        ('{"a": "b"c"} [', [(0, 12)]),
+        ("{'a': [1}]", [(0, 10)]), ("{a b} {}", [(0, 5), (6, 8)]),
+        ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
+    ],
+)  # fmt: skip
+def test_objects_are_found_where_they_are(text: str, places: list[tuple[int, int]]) -> None:
+    """With the list around them, readable or not; brackets in texts are none."""
+    assert [(one.start, one.end) for one in objects_in(text)] == places
 
 
 def test_a_great_many_objects_cost_no_more_than_they_are_long() -> None:

@@ -7,6 +7,7 @@ itself may change what is meant, so the object is refused, and so is one that na
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Any, cast
 
 import msgspec
@@ -15,25 +16,25 @@ from detent.core.actions import AnyAction, AskUser, FinalAnswer, PushGoal, Thoug
 from detent.expressions.markup import clean
 from detent.planners.text.json_objects import objects_in, plain_json
 from detent.planners.text.offers import CONTROLS, Offer, Unreadable, properties_of
+from detent.ports.lead_ins import negates
 
 _SYNONYMS = {
-    "final_answer": ("content", "answer", "final_answer", "output", "text", "result", "response", "action_input"),
-    "ask_user": ("question", "content", "text", "message"),
-    "stop": ("reason", "content", "message"),
-    "thought": ("content", "thought", "text"),
-    "abstain": ("missing", "content"),
-    "push_goal": ("goal", "content"),
-    "complete_goal": ("outcome", "content"),
-    "schedule": ("at", "content"),
+    "final_answer": ("answer", "final_answer", "output", "text", "result", "response", "action_input"),
+    "ask_user": ("content", "text", "message"),
+    "stop": ("content", "message"),
+    "thought": ("thought", "text"),
+    "abstain": ("content",),
+    "push_goal": ("content",),
+    "complete_goal": ("content",),
+    "schedule": ("content",),
 }
 _TOOL = ("tool", "name", "tool_name", "function", "action")
 _ARGS = ("args", "arguments", "parameters", "input", "params", "tool_input", "action_input")
 _CALLS = ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
 _LISTS = ("actions", "tool_calls", "calls")
-_ASIDE = {
-    "id", "call_id", "tool_call_id", "index", "step", "createdAt", "created_at", "reason", "thought", "thoughts", "thinking", "reasoning", "explanation",
-}  # fmt: skip
-"""Notes of a model to itself, which say nothing of what is to be done."""
+_THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation")
+_ASIDE = {"id", "call_id", "tool_call_id", "index", "step", "createdAt", "created_at", *_THOUGHTS}
+"""Notes of a model to itself, which say nothing of what is to be done; a thought beside a call must negate nothing."""
 
 
 def object_in(text: str) -> tuple[dict[str, Any], bool]:
@@ -70,6 +71,10 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
             inner: Any = fields.get(name)
             if isinstance(inner, list) and name not in offer.tools:
                 _nothing_beside(fields, {name})
+                if not all(
+                    isinstance(one, dict) and cast("dict[str, Any]", one).get("type") in CONTROLS for one in cast("list[Any]", inner)
+                ):
+                    _nothing_negated(fields)
                 return cast("list[Any]", inner)
     return [value]
 
@@ -78,6 +83,13 @@ def _nothing_beside(fields: dict[str, Any], read: set[str]) -> None:
     """Raise `Unreadable` where an object holds more than the fields that are `read`, and notes."""
     if more := sorted(fields.keys() - read - _ASIDE - {"type"}):
         raise Unreadable(f'{", ".join(repr(name[:40]) for name in more[:3])} has no meaning beside a call; arguments stand in "args"')
+
+
+def _nothing_negated(fields: dict[str, Any], known: Container[str] = ()) -> None:
+    """Raise `Unreadable` where a thought beside a call, that is not one of its `known` arguments, may say that it is not to be made."""
+    for name in _THOUGHTS:
+        if name not in known and isinstance(fields.get(name), str) and negates(fields[name]):
+            raise Unreadable(f'there is a negation in its "{name}"; to make the call, leave that out')
 
 
 def action_of(value: Any, offer: Offer) -> AnyAction:
@@ -136,6 +148,7 @@ def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
         name: Any = fields.get(spelling)
         if isinstance(name, dict) and spelling in ("function", "tool"):
             _nothing_beside(fields, {spelling})
+            _nothing_negated(fields)
             return _untyped_call(cast("dict[str, Any]", name), offer)
         if not isinstance(name, str):
             continue
@@ -149,6 +162,7 @@ def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
             raise Unreadable(f"tool calls are not possible here; possible: {', '.join(offer.actions)}")
         doing = {"action"} if fields.get("action") in _CALLS else set[str]()
         _nothing_beside(fields, {spelling, *given[:1], *doing})
+        _nothing_negated(fields)
         return ToolCall(tool=name, args=_as_object(fields[given[0]]) if given else {}, reason=_reason(fields))
     return None
 
@@ -157,6 +171,7 @@ def _arguments_beside(tool: str, fields: dict[str, Any], offer: Offer) -> dict[s
     """Return the arguments that stand beside the tool's name, or under `args` where the tool has no argument of that name."""
     rest = {name: value for name, value in fields.items() if name != "type"}
     known = properties_of(offer.tools[tool])
+    _nothing_negated(fields, known)
     for spelling in _ARGS:
         if spelling in rest and spelling not in known and rest.keys() <= {spelling, *_ASIDE}:
             return _as_object(rest[spelling])
@@ -187,7 +202,7 @@ def _reason(fields: dict[str, Any]) -> str:
 def _control(name: str, fields: dict[str, Any]) -> AnyAction:
     """Return a control action; raise `Unreadable` where its fields are missing or of the wrong kind."""
     kind, main = CONTROLS[name]
-    value = next((fields[key] for key in _SYNONYMS[name] if fields.get(key) is not None), None)
+    value = next((fields[key] for key in (main, *_SYNONYMS[name]) if fields.get(key) is not None), None)
     given: dict[str, Any] = {key: fields[key] for key in kind.__struct_fields__ if fields.get(key) is not None}
     if value is not None:
         given[main] = value

@@ -151,7 +151,7 @@ class _Marks:
         if text[at] in ",;":
             between, self._due = self._seen and not self._due, True
             return at + 1 if between else -1
-        mark = _NOISE.match(text, at, end)
+        mark = _NOISE.match(text, at)
         return -1 if mark is None else mark.end()
 
     def called(self) -> None:
@@ -194,7 +194,7 @@ class _Some(NamedTuple):
 
     objects: list[Any]
     end: int
-    marked: bool = False
+    marked: bool
     mended: bool = False
 
 
@@ -230,7 +230,7 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
         spec = offer.tools.get(name, ToolSpec(name=name))
         mended = False
         if form.kind == "object":
-            end = closes_at(text, head.end()) if text[head.end() : head.end() + 1] == "{" else -1
+            end = closes_at(text, head.end())
             if end < 0:
                 raise Unreadable(f"the arguments of {name[:60]} are not one whole JSON object")
             args, mended = object_in(text[head.end() : end])
@@ -252,7 +252,8 @@ def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
     known = list(properties_of(spec).items())
     if len(known) != 1 or (text[0] not in "\"'" and re.search(r"[{}\"]", text)):  # broken JSON is no plain text
         raise Unreadable(f"the input of {spec.name[:60]} is not a JSON object")
-    return {known[0][0]: literal(text) if text[0] in "\"'" else value_of(known[0][0], text, known[0][1], spec)}
+    ((name, schema),) = known
+    return {name: literal(text) if text[0] in "\"'" else value_of(name, text, schema, spec)}
 
 
 def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:

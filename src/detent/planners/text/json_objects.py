@@ -55,8 +55,6 @@ def objects_in(text: str) -> list[Found]:
 def _next_start(text: str, place: int) -> int:
     """Return where the next `{`, or `[` before a `{`, stands; -1 where none does."""
     brace = text.find("{", place)
-    if brace < 0:
-        return -1
     before = brace - 1
     while before >= place and text[before] in " \t\r\n":
         before -= 1
@@ -72,7 +70,7 @@ def _read(text: str, start: int) -> Found:
     except (ValueError, RecursionError):
         try:
             value, end, mends = mended(text, start)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return _unreadable(text, start, f"it is not JSON: {error}")
     return Found(start=start, end=end, value=value, mended=bool(mends), mends=mends)
 

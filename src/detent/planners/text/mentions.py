@@ -75,7 +75,7 @@ def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
 
 def why_not(text: str, mention: Mention) -> str:
     """Return why a call that stands in a text is not made."""
-    before, after = text[: mention.start], text[mention.end :].strip()
+    before, after = text[: mention.start], text[mention.end :]
     fenced = before.count("```") % 2 == 1
     before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
     if fenced:
@@ -142,7 +142,7 @@ def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
     """Find objects, sound or not, that name a tool and have arguments, or say that they are of a tool."""
     for found in names.control.finditer(text):
         begin = max(text.rfind("{", 0, found.start()), 0)
-        return Mention(found["tool"], begin, max(closes_at(text, begin) if text[begin : begin + 1] == "{" else -1, found.end()))
+        return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
     for found in sorted([*names.named.finditer(text), *names.keyed.finditer(text)], key=lambda one: one.start()):
         tool = found["tool"]
         key = found.groupdict().get("key", "tool").strip("\"'“”")
@@ -155,8 +155,7 @@ def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
             and text[found.end() :].lstrip()[:1] == "}"
         )
         if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near.replace(found[0], "", 1)):
-            end = closes_at(text, begin) if text[begin : begin + 1] == "{" else -1
-            return Mention(tool, begin, max(end, found.end()))
+            return Mention(tool, begin, max(closes_at(text, begin), found.end()))
     return None
 
 
@@ -176,10 +175,10 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
             return Mention(found["tool"], found.start(), found.end())
     for found in names.beside.finditer(text):
         known = properties_of(offer.tools[found["tool"]])
-        end = closes_at(text, found.end()) if text[found.end() : found.end() + 1] == "{" else found.end() + _LONGEST
+        end = closes_at(text, found.end())
         beside = text[found.end() : end if end > 0 else found.end() + _LONGEST]
         if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
-            return Mention(found["tool"], found.start(), end if 0 < end <= len(text) else len(text))
+            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
         if not known and re.match(r"\{\s*\}", beside):
             return Mention(found["tool"], found.start(), end)
     return None

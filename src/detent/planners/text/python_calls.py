@@ -30,7 +30,9 @@ _KEY = re.compile(rf"\s*(?P<key>{_STRING})\s*:(?P<value>.*)", re.DOTALL)
 
 
 def closes_at(text: str, start: int) -> int:
-    """Return where the bracket that opens at `start` is closed (after it), -1 where it is not, or what is inside has no sound strings."""
+    """Return where the bracket that opens at `start` is closed (after it), -1 where none opens, or what is inside has no sound strings."""
+    if text[start : start + 1] not in _CLOSING:
+        return -1
     awaited: list[str] = []
     for piece in _PIECE.finditer(text, start, start + LONGEST):
         sign = piece["sign"]
@@ -40,7 +42,7 @@ def closes_at(text: str, start: int) -> int:
             awaited.append(_CLOSING[sign])
             if len(awaited) > MOST_NESTED:
                 return -1
-        elif sign in "\"'#" or sign != awaited.pop():
+        elif sign != awaited.pop():  # also a quote that is never closed, or a comment
             return -1
         elif not awaited:
             return piece.end()
@@ -90,8 +92,6 @@ def split_arguments(inner: str) -> list[str]:
                 pass
     if last := inner[begun:].strip():
         parts.append(last)
-    if not all(parts):
-        raise Unreadable("there is a comma with nothing before it")
     return parts
 
 
@@ -125,11 +125,10 @@ def _object(parts: list[str]) -> dict[str, Any]:
 
 def _string(text: str) -> str:
     """Return what a string says, in JSON where it is JSON, else in Python without escapes that the two do not share."""
-    if text[0] == '"' and text[:3] != '"""':
-        try:
-            return json.loads(text)
-        except ValueError:
-            pass
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
     if "\\" in _ESCAPES.sub("", text) or ("\n" in text and text[:3] not in ('"""', "'''")):
         raise Unreadable(f"the text {text[:60]} cannot be read: write it as JSON")
     return ast.literal_eval(text)

@@ -186,7 +186,7 @@ def _prose(said: str, offer: Offer) -> Reading:
     stops = () if _FENCE.fullmatch(said) else offer.stop
     until = min((at for mark in stops if (at := said.find(mark)) >= 0), default=len(said))
     answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said[:until], flags=re.IGNORECASE)).strip() or said
-    if not clean(answer):
+    if not clean(answer) or not _without_end(said):
         return Reading(problem="there is only markup, no action and no answer")
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
         return Reading(problem=f"the answer does not fit the output schema: {problem}")

@@ -48,7 +48,7 @@ class ThinkingSplitter:
         out: list[tuple[Kind, str]] = []
         text, self._held = self._held + piece, ""
         while text:
-            if self._said and not self._thinking:
+            if self._said:
                 out.append(("text", text))  # thinking stands before the answer: nothing to look for any more
                 break
             tag = (_CLOSE if self._thinking else _OPEN).search(text)
@@ -58,7 +58,7 @@ class ThinkingSplitter:
                 self._held = text[len(text) - keep :]
                 break
             self._give(out, text[: tag.start()])
-            if not (self._said and not self._thinking):
+            if not self._said:
                 self._thinking = not self._thinking
                 text = text[tag.end() :]
             else:
@@ -74,7 +74,7 @@ class ThinkingSplitter:
 
     def _give(self, out: list[tuple[Kind, str]], text: str) -> None:
         if text:
-            self._said = self._said or (not self._thinking and bool(text.strip()))
+            self._said = not self._thinking and bool(text.strip())
             out.append(("thinking" if self._thinking else "text", text))
 
 

@@ -1,0 +1,267 @@
+"""Calls in a text that are not made: found however they are written, and told from words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, mention_in, why_not
+from detent.planners.text.offers import ACTIONS, Offer
+from detent.ports import ToolSpec
+from planners.raw_text.texts import ADD, READ
+
+PING = ToolSpec(name="ping")
+OFFER = Offer(tools={tool.name: tool for tool in (READ, ADD, PING)}, actions=ACTIONS)
+
+
+def mentioned(text: str, offer: Offer = OFFER) -> tuple[str, str] | None:
+    """Return the tool of the first call in a text, and what of the text is the call; None where there is none."""
+    found = mention_in(text, offer)
+    return None if found is None else (found.tool, text[found.start : found.end])
+
+
+def why(text: str) -> str:
+    found = mention_in(text, OFFER)
+    assert found is not None, text
+    return why_not(text, found)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"a": 1}',
+        '"a"',
+        "'a'",
+        "[1]",
+        "1",
+        "-1",
+        "true",
+        "false",
+        "null",
+        "True",
+        "False",
+        "None",
+        "path=1",
+        "path = 1",
+        " path=1",
+        "a.b-c=1",
+    ],
+)
+def test_a_value_in_parentheses_makes_a_name_a_call_in_any_sentence(value: str) -> None:
+    """Of each kind; the call ends where the parentheses do, and in broken JSON at the end of the text."""
+    assert mentioned(f"I write read_file({value}) into it") == ("read_file", f"read_file({value})")
+    assert mentioned(f"I write read_file ({value}) into it") == ("read_file", f"read_file ({value})")
+    assert mentioned(f"I write read_file({value} into it") == ("read_file", f"read_file({value} into it")
+
+
+@pytest.mark.parametrize(
+    "words", ["twice", "a==b", "truely", "falsehood", "nullable", "Truely", "Falsehood", "Nonesuch", "-a", "path", "{", ")"]
+)
+def test_words_in_parentheses_make_a_name_no_call(words: str) -> None:
+    """Neither a comparison, nor a word that only begins like a value."""
+    if words not in "{)":
+        assert mentioned(f"I use read_file({words}) and add") is None
+    assert mentioned(f"I use read_file ({words[:0]}) and add") is None
+    assert mentioned("I use my.read_file(1) and x-read_file(1) and read_file_all(1)") is None
+
+
+@pytest.mark.parametrize("lead", ["", "* ", "print ", "print(", "  - ", "`"])
+def test_a_call_alone_on_a_line_or_at_the_end_is_one_without_values(lead: str) -> None:
+    """What is in the lines after it does not matter; words on its line do, unless it ends the text."""
+    assert mentioned(f"{lead}ping()\nIt pings.") == ("ping", "ping()")
+    assert mentioned(f"Words.\n{lead}ping()\nIt pings.") == ("ping", "ping()")
+    assert mentioned(f"Words {lead}ping()") == ("ping", "ping()")
+    assert mentioned(f"Words {lead}ping() and words") is None
+    assert mentioned(f"Words {lead}ping()\nand words") is None
+    assert mentioned(f"{lead}ping() and words") is None
+    assert mentioned(f"{lead}ping ()") is None
+    assert mentioned(f"{lead}ping(") is None
+    assert mentioned("I ping()\nand words") is None and mentioned("Words.\nI ping()\nand words") is None
+
+
+@pytest.mark.parametrize("prefix", ["functions.", "default_api."])
+def test_an_api_may_stand_before_a_name_and_call_behind_it(prefix: str) -> None:
+    """Other words with a point before it are of something else."""
+    assert mentioned(f"I write {prefix}ping()") == ("ping", f"{prefix}ping()")
+    assert mentioned("I write ping.call()") == ("ping", "ping.call()")
+    assert mentioned("I write os.ping()") is None
+
+
+def test_arguments_are_looked_for_no_further_than_they_may_be() -> None:
+    """4,000 characters, where nothing closes them."""
+    assert mentioned("read_file(" + " " * 3998 + "1 is it") is not None
+    assert mentioned("read_file(" + " " * 3999 + "1 is it") is None
+    for many, end in ((119, "{}"), (120, "ping")):
+        found = mentioned("[TOOL_CALLS]ping" + " " * many + "{} is it")
+        assert found is not None and found[1].endswith(end)
+    assert mentioned("[TOOL_CALLS]ping{ <a> is it") == ("ping", "[TOOL_CALLS]ping{ <a>")
+
+
+ARGUMENTS = ["args", "arguments", "parameters", "params", "input", "tool_input", "action_input", "kwargs"]
+SURE = ["tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call"]
+
+
+@pytest.mark.parametrize("key", [*SURE, "name", "type", "command", "call"])
+def test_an_object_that_names_a_tool_is_a_call_where_it_has_arguments_or_says_that_it_is_of_a_tool(key: str) -> None:
+    """In any quotes, sound or broken; a name alone may be that of anything."""
+    for quoted in ('{"KEY": "read_file", MORE}', "{'KEY': 'read_file', MORE}", "{KEY: “read_file”, MORE}", '{"KEY" = "read_file", MORE}'):
+        text = quoted.replace("KEY", key)
+        for word in (*ARGUMENTS, "path", "lines"):
+            for more in (f'"{word}": 1', f"'{word}': 1", f"{word} = 1", f"“{word}” : 1"):
+                call = text.replace("MORE", more)
+                assert mentioned(f"So: {call} is it") == ("read_file", call)
+        call = text.replace("MORE", '"x": 1')
+        assert mentioned(f"So: {call} is it") == (("read_file", call) if key in SURE else None)
+    assert mentioned(f'So: {{"{key}": "reads", "path": 1}} is it') is None
+    assert mentioned(f'So: {{"x{key}": "read_file", "args": 1}} is it') is None
+
+
+def test_an_object_of_a_tool_without_parameters_is_a_call_where_it_is_nothing_else() -> None:
+    """Its name stands alone in it."""
+    assert mentioned('So: {"name": "ping"} is it') == ("ping", '{"name": "ping"}')
+    assert mentioned('So: { "name": "ping" } is it') == ("ping", '{ "name": "ping" }')
+    assert mentioned('So: {"x": 1, "name": "ping"} is it') is None and mentioned('So: {"name": "ping", "x": 1} is it') is None
+    assert mentioned('So: {"name": "read_file"} is it') is None and mentioned('So: "name": "ping" is it') is None
+
+
+@pytest.mark.parametrize(
+    "call", ['{"read_file": {"path": 1}}', "{'read_file': {'path': 1}}", "{read_file : {path: 1}}", '{ “read_file”: {"args": 1}}']
+)
+def test_a_name_may_be_the_key_of_its_arguments(call: str) -> None:
+    """An object that is one field."""
+    assert mentioned(f"So: {call} is it") == ("read_file", call)
+    assert mentioned(f"So: {call.replace('read_file', 'reads')} is it") is None
+
+
+def test_an_object_that_is_not_closed_or_has_no_bracket_ends_behind_the_name() -> None:
+    """Nothing is known of what comes after it; a bracket of another object is none of it."""
+    assert mentioned('So: "tool": "read_file" is it') == ("read_file", 'So: "tool": "read_file"')
+    assert mentioned('So} "tool": "read_file" is it') == ("read_file", 'So} "tool": "read_file"')
+    assert mentioned('So: {"tool": "read_file" is it') == ("read_file", '{"tool": "read_file"')
+    assert mentioned('So: {"a": 1} {"tool": "read_file"} is it') == ("read_file", '{"tool": "read_file"}')
+    assert mentioned('{"name": "read_file"' + " " * 5000 + '"path": 1}') is None
+
+
+@pytest.mark.parametrize("control", [name for name in ACTIONS if name != "tool_call"])
+def test_an_object_that_is_a_control_action_is_mentioned_where_text_is_how_actions_are_written(control: str) -> None:
+    """Not with native calls, nor where it is not offered, nor where it is the name of a tool that takes more."""
+    call = f'{{"type": "{control}", "content": "x"}}'
+    assert mentioned(f"So: {call} is it") == (control, call)
+    assert mentioned(f"So: {call[:-1]} is it") == (control, f'{{"type": "{control}"')
+    assert mentioned(f'So}} "type": "{control}" is it') == (control, f'So}} "type": "{control}"')
+    for offer in (
+        Offer(tools=OFFER.tools, actions=ACTIONS, native=True),
+        Offer(tools=OFFER.tools, actions=("tool_call",)),
+        Offer(tools={}, actions=()),
+    ):
+        assert mentioned(f"So: {call} is it", offer) is None
+    assert mentioned(f"So: {call} is it", Offer(tools={}, actions=ACTIONS)) == (control, call)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "<function=", "<invoke name=", '<invoke name="', "<invoke name='", "<｜DSML｜invoke name=\"", "[TOOL_CALLS]", "[TOOL_CALLS] ", "to=",  # noqa: RUF001
+        "commentary to=functions.", ">>>", ">>> ", "<tool_call>", "<tool_call>\n", "✿FUNCTION✿:", "✿FUNCTION✿: ", "<|recipient|>", "<|tool_call_begin|> ",
+        "<｜tool▁sep｜>", "<|tool_call_begin|>functions.", "<｜tool▁call▁begin｜>", "<|tool sep|>",  # noqa: RUF001
+    ],
+)  # fmt: skip
+def test_a_name_is_a_call_where_a_form_of_calls_has_it(before: str) -> None:
+    """Whatever its arguments are; not a longer name."""
+    assert mentioned(f"So {before}read_file") is not None
+    assert mentioned(f"So {before}read_file {{'a': (1)}} is it".replace("(1)", "1"))[1].endswith("{'a': 1}")  # type: ignore[index]
+    for name in ("read_files", "read_file.x", "read_file-x"):
+        assert mentioned(f"So {before}{name}") is None
+
+
+def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
+    """Also in a list, or in other letters; an action without input is a word."""
+    for label in ("Action: ", "action:", "ACTION: "):
+        assert mentioned(f"So.\n{label}read_file\nAction Input: x") is not None
+    for label in ("* tool: ", "*function*: ", "- name: `", "`tool_name`: "):
+        for after in ("Args: x", "Action Input: x", "parameters : x", "*input*: x"):
+            assert mentioned(f"So.\n{label}read_file\n{after}") is not None, (label, after)
+        assert mentioned(f"So.\n{label}read_file\nIt reads: x") is None
+    assert mentioned("So the action: read_file is it") is None
+    assert mentioned("So.\nAction: read_file\nIt reads.") is not None
+    for action in ("Action:read_file", "Action: \tread_file ", "Action: read_file\n "):
+        assert mentioned(f"So {action}\nAction Input: x") is not None
+
+
+def test_tags_with_the_name_of_a_tool_are_a_call_where_its_parameters_are_tags_in_them() -> None:
+    """Or nothing, where it has none."""
+    assert mentioned("So <read_file><path>a</path></read_file> is it") == ("read_file", "<read_file><path>a</path></read_file>")
+    assert mentioned("So <ping></ping> is it") == ("ping", "<ping></ping>") == mentioned("So <ping> \n </ping> is it".replace(" \n ", ""))
+    for text in ("So <read_file><x>a</x></read_file>", "So <read_file></read_file>", "So <ping>a</ping>", "So <ping></read_file>"):
+        assert mentioned(text) is None, text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'read_file {"path": 1}',
+        "read_file: {'path' = 1}",
+        "`read_file` {“path”: 1}",
+        '**read_file**: ```json\n{"path": 1}',
+        "read_file{path: 1}",
+    ],
+)
+def test_an_object_beside_a_name_is_a_call_where_it_has_one_of_its_parameters(call: str) -> None:
+    """Another object is of something else."""
+    found = mentioned(f"So {call} is it")
+    assert found is not None and found[1].endswith("}")
+    for other in (call.replace("path", "size"), f"my_{call.lstrip('`*')}", f"x/{call.lstrip('`*')}"):
+        assert mentioned(f"So {other} is it") is None, other
+    assert mentioned("So ping {} is it") == ("ping", "ping {}") and mentioned("So ping { } is it") == ("ping", "ping { }")
+    assert mentioned("So read_file {} is it") is None and mentioned('So ping {"a": 1} is it') is None
+
+
+@pytest.mark.parametrize("flag", ["--path=a", "--path a", "-path a", "path=a", "path=a --lines 3"])
+def test_flags_beside_a_name_are_a_call(flag: str) -> None:
+    """As on a command line, to the end of the text; other words are words."""
+    assert mentioned(f"So read_file {flag}") == ("read_file", f"read_file {flag}")
+    for other in (flag.replace("path", "size"), flag.replace("path", "paths"), "path == a", "path"):
+        assert mentioned(f"So read_file {other}") is None, other
+
+
+def test_the_first_call_counts_whatever_it_is_written_in() -> None:
+    """Longer names are not cut."""
+    assert mentioned('{"tool": "add", "args": {}} and ping()') == ("add", '{"tool": "add", "args": {}}')
+    assert mentioned("[TOOL_CALLS]ping and add(a=1) is it") == ("ping", "[TOOL_CALLS]ping")
+    longer = Offer(tools={name: ToolSpec(name=name) for name in ("get", "get_all", "ge")})
+    assert mentioned("get_all()", longer) == ("get_all", "get_all()")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Words.\n```\nping()\n```", "code block within"), ("```\nping()\n```\nWords.", "code block within"), ("```\nping()\n```", ALONE_IN_A_FENCE),
+        ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"),
+        ("Never:\nping()", "negation"), ("Shall I? ping()", "question"),
+        ('"ping()', "quotation mark"), ("ping(1) is it", "words after"), ("Words: ping(1) is it", "words after"), ("ping()?", "question"),
+        ("ping() \u201d", "quotation"),
+        ("Words: ping()", "short sentence"), ("ping()", "not written as"), ("**ping()**", "not written as"), ("ping().", "not written as"),
+        ("<tool_call>[TOOL_CALLS] functools[({ping(1)})]</tool_call>", "not written as"), ("Action: ping()", "not written as"), ("to:ping()", "not written as"),
+        ("✿FUNCTION✿: ping()", "not written as"), ("[/TOOL_CALLS] ping(1) [/TOOL_CALLS]", "not written as"), ("[a] ping()", "short sentence"),
+        ("ping(1) [TOOL_CALLS]", "not written as"), ("ping(1) [/TOOL_CALLS]", "not written as"),
+        ("[] ping()", "short sentence"), ("ping(1) <x> </x> ``` ) } ]", "not written as"),
+        ("<" + "x" * 81 + "> ping()", "markup"), ("ping(1) <" + "x" * 81 + ">", "words after"),
+    ],
+)  # fmt: skip
+def test_why_a_call_is_not_made_is_said(text: str, reason: str) -> None:
+    """The first of: a code block, doubt before it, words or doubt after it, other words before it, how it is written; marks are no words."""
+    assert reason in why(text)
+
+
+def test_the_name_of_a_tool_is_none_of_its_arguments() -> None:
+    """Though a parameter is called so."""
+    offer = Offer(tools={"greet": ToolSpec(name="greet", input_schema={"type": "object", "properties": {"name": {}}})})
+    assert mentioned('So: {"name": "greet"} is it', offer) is None
+    assert mentioned('So: {"name": "greet", "x": {"name": 1}} is it', offer) is not None
+
+
+def test_an_offer_of_nothing_has_no_calls() -> None:
+    """Whatever stands in the text."""
+    nothing: dict[str, Any] = {"tools": {}, "actions": ()}
+    assert mentioned('ping() {"type": "stop"} {"tool": ""}', Offer(**nothing)) is None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import secrets
+import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class RemoteStore:
     def __init__(self, host: str, port: int) -> None:
         self._where = host, port
         self._holder = secrets.token_hex(8)
-        self._pipe: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._pipe: socket.socket | None = None  # bound to no event loop: the next one may close it
         self._lock = asyncio.Lock()
         self._closed = True
         self._owed: asyncio.Task[None] | None = None
@@ -108,7 +109,7 @@ class RemoteStore:
 
     def _hang_up(self) -> None:
         if self._pipe is not None:
-            self._pipe[1].close()
+            self._pipe.close()
         self._pipe = None
 
     async def _call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -118,7 +119,7 @@ class RemoteStore:
                 raise StoreError("the store is closed")
             try:
                 well, answer = await self._exchange((self._holder, name, args, options))
-            except (OSError, asyncio.IncompleteReadError) as lost:
+            except OSError as lost:
                 self._hang_up()
                 return self._lost(lost)
             except asyncio.CancelledError:
@@ -135,14 +136,24 @@ class RemoteStore:
         raise StoreBusy(f"remote: the connection is gone ({error}); what was under way may or may not be recorded") from error
 
     async def _exchange(self, request: Any) -> tuple[bool, Any]:
+        loop = asyncio.get_running_loop()
         if self._pipe is None:
-            self._pipe = await asyncio.open_connection(*self._where)
-        reader, writer = self._pipe
-        raw = pickle.dumps(request)
-        writer.write(struct.pack("!I", len(raw)) + raw)
-        await writer.drain()
-        (size,) = struct.unpack("!I", await reader.readexactly(4))
-        return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own test
+            self._pipe = socket.socket()
+            self._pipe.setblocking(False)
+            await loop.sock_connect(self._pipe, self._where)
+        pipe, raw = self._pipe, pickle.dumps(request)
+
+        async def exactly(size: int) -> bytes:
+            data = b""
+            while len(data) < size:
+                if not (more := await loop.sock_recv(pipe, size - len(data))):
+                    raise ConnectionError("the server hung up")
+                data += more
+            return data
+
+        await loop.sock_sendall(pipe, struct.pack("!I", len(raw)) + raw)
+        (size,) = struct.unpack("!I", await exactly(4))
+        return pickle.loads(await exactly(size))  # noqa: S301 - our own test
 
     async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
         await self._call("append", run_id, expected_seq, list(records), **options)

@@ -28,8 +28,21 @@ from typing import IO
 import msgspec
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import Balance, Conflict, Reservation, RunBusy, RunHead, RunNotFound, RunQuery, Signal, Spent, StoreError, intact
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull
+from detent.extend import (
+    Balance,
+    Conflict,
+    Reservation,
+    RunBusy,
+    RunHead,
+    RunNotFound,
+    RunQuery,
+    Signal,
+    Spent,
+    StoreError,
+    intact,
+    refuse_behind_cancel,
+    refuse_overfull,
+)
 from detent.testing import ScriptedPlanner
 
 LEASE_S = 30.0

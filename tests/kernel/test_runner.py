@@ -378,5 +378,5 @@ def test_tool_execution_exists_once() -> None:
         for needle in (r"await tool\.run\(", r"e\.ToolStarted\($|record\(\s*e?\.?ToolStarted", r"\.attempt\(tool"):
             if re.search(needle, text, re.MULTILINE):
                 found.setdefault(needle, []).append(str(path.relative_to(SOURCE)))
-    assert found[r"await tool\.run\("] == ["running/live.py"]
+    assert found[r"await tool\.run\("] == ["running/calling.py"]
     assert found[r"e\.ToolStarted\($|record\(\s*e?\.?ToolStarted"] == ["kernel/execution.py"]

@@ -39,6 +39,8 @@ from detent.ports.stores import (
     intact,
     look_at,
     read_signal,
+    refuse_behind_cancel,
+    refuse_overfull,
     wait_for_news,
 )
 from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, strategy
@@ -141,7 +143,9 @@ __all__ = [
     "offered",
     "read_json",
     "read_signal",
+    "refuse_behind_cancel",
     "refuse_failed",
+    "refuse_overfull",
     "strategy",
     "unstorable",
     "wait_for_news",

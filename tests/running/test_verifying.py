@@ -26,6 +26,7 @@ from detent.ports.verifying import AnswerView, verify
 from detent.running.phase_hooks import HOOK
 from detent.stores.ram import RamStore
 from detent.strategies import BUILT_IN
+from detent.testing import ScriptedPlanner
 from detent.testing.faults import Crash, CrashingStore
 from detent.tools.done import done_tool
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, records_of, run_async
@@ -894,3 +895,29 @@ def test_looking_at_a_run_needs_none_of_its_functions() -> None:
         assert done.result.output == GOOD.content
 
     run_async(main)
+
+
+@pytest.mark.parametrize("of_a_pass", [False, True])
+def test_a_phase_behind_act_sees_what_a_strategy_answers_in_code(*, of_a_pass: bool) -> None:
+    """Such an answer passed by the phases of the run's kernel; one that a pass of that kernel gave is not shown twice."""
+    seen: list[Any] = []
+
+    async def longer(state: Any, context: Any) -> Any:
+        seen.append(state.output)
+        if state.answering and state.output == "short":
+            context.record(e.AnswerObjected(by="longer", why="say more"))
+        return context.state
+
+    async def strategy(run: Any) -> Any:
+        return await run.kernel("work") if of_a_pass else "short"
+
+    async def main() -> None:
+        planner = ScriptedPlanner([FinalAnswer(content="a longer text")])
+        kernel = make_kernel((think, act, longer), name="mine")
+        async with Engine(store="ram:", planner=planner, strategies={"mine": strategy}, kernel=kernel) as engine:
+            result = await engine.run(Agent(name="a", strategy="mine"), "go", run_id="r")
+            assert (result.status, result.output) == ("completed", "a longer text")
+            assert seen == (["a longer text"] if of_a_pass else ["short", "a longer text"])
+            assert (await engine.replay("r")).identical
+
+    asyncio.run(main())

@@ -48,7 +48,7 @@ from detent.running.pass_context import Pass, make_context, meta_tools_of, refus
 from detent.running.phase_hooks import hooked
 from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of
-from detent.running.verifying import holds, presenting, unchecked
+from detent.running.verifying import behind_act, holds, presenting, unchecked
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
@@ -209,11 +209,12 @@ class StrategyPasses:
 
     async def presented(self, returned: Any) -> Any:
         """Return what the strategy has returned, or, where that is an answer that no pass has had checked, what comes of checking it."""
-        if json_problem(returned, escaping=True) or not unchecked(self._run, returned):
+        branch = Branch(label="verify", guards=("side_effect_once",))
+        behind = behind_act(self._kernel_of(branch.kernel))
+        if json_problem(returned, escaping=True) or not unchecked(self._run, returned, behind=behind):
             return returned
         output = returned.output if isinstance(returned, Passed) else returned
-        branch = Branch(label="verify", guards=("side_effect_once",))
-        return await self._pass(branch, self._scope(branch.label), kernel=presenting(output))
+        return await self._pass(branch, self._scope(branch.label), kernel=sheltered(presenting(output, behind)))
 
     async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None, *, kernel: Kernel | None = None) -> Passed:
         run, kernel = self._run, kernel or self._chosen(branch)

@@ -25,7 +25,7 @@ from detent.core.state import KernelState
 from detent.expressions.markup import clean
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run, fresh
-from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.kernel import Kernel, Phase, make_kernel
 from detent.kernel.think import think
 from detent.ports import Passed, Plan
 from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
@@ -176,18 +176,24 @@ def _no_turn_left(context: KernelContext) -> bool:
 # An answer that no pass gave ----------------------------------------------------------------------------------------------------
 
 
-def unchecked(run: Run, returned: Any) -> bool:
-    """Whether what a strategy returned is an answer that no pass has had checked."""
+def behind_act(kernel: Kernel) -> tuple[Phase, ...]:
+    """Return the phases of a kernel that see an answer before it counts."""
+    after = [number for number, phase in enumerate(kernel.phases, 1) if phase_name(phase) in ("think", "act")]
+    return kernel.phases[after[-1] :] if after else ()
+
+
+def unchecked(run: Run, returned: Any, *, behind: tuple[Phase, ...] = ()) -> bool:
+    """Whether what a strategy returned is an answer that no pass has had checked; `behind` are the phases of the run's kernel that would."""
     output, state = returned.output if isinstance(returned, Passed) else returned, run.state
-    if not _checked(run) or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
+    if not (_checked(run) or behind) or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
         return False
     answers = [known for known in state.passes.values() if known.status == "done" and known.holds and known.kernel_type != PRESENT]
     answers = [known for known in answers if is_for(known.steps[0].text, state.goal)]
     return not any(known.output == output for known in answers)
 
 
-def presenting(output: Any) -> Kernel:
-    """Return the kernel of a pass whose first answer is this output; where it is refused, the planner corrects it."""
+def presenting(output: Any, behind: tuple[Phase, ...]) -> Kernel:
+    """Return the kernel of a pass whose first answer is this output, with these phases behind `act`; the planner corrects what is refused."""
 
     async def present(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1 and not state.rejected:
@@ -195,4 +201,4 @@ def presenting(output: Any) -> Kernel:
             context.run.record(context.scope, Planned(actions=plan.actions, text=output if isinstance(output, str) else ""))
         return context.state
 
-    return make_kernel(phases=(present, think, act), name=PRESENT)
+    return make_kernel(phases=(present, think, act, *behind), name=PRESENT)

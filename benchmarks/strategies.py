@@ -34,6 +34,7 @@ from detent.running.control import Control
 from detent.running.driving import drive
 from detent.running.live import LiveWorld
 from detent.running.pass_context import make_context
+from detent.running.verifying import Answers
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry
@@ -71,12 +72,12 @@ def a_run(n: int) -> Run:
         world=world,
         tools={"look": Registry([look]).get("look")},
         policy=TieredPolicy(),
-        guards=(),
+        guards_with=lambda guards, names: (*guards, *map(GUARDS.__getitem__, names)),
         hooks=noop_hooks,
         profile=ContextProfile(),
         compression=ResultCompression(),
-        guard_named=GUARDS.__getitem__,
         objection=lambda action, context: "",
+        answers=Answers(lambda agent, entry: lambda answer, view: None),
         heal=None,
     )
 
@@ -85,7 +86,8 @@ async def bare(n: int) -> None:
     """One pass of the kernel, and nothing around it."""
     run = a_run(n)
     run.record("main", e.PassStarted(key="main", kernel="react"))
-    await run_kernel(make_kernel(), make_context(run, "main"), Turns())
+    kernel = make_kernel()
+    await run_kernel(kernel, make_context(run, "main", kernel), Turns())
     await run.journal.commit(durable=True)
 
 

@@ -89,6 +89,8 @@ class ReplayWorld:
         expected = record.event
         if isinstance(expected, e.RunResumed):
             return Unwind()
+        if isinstance(expected, e.EffectRecorded) and expected.phase != e.STOOD and BRANCH.get() in ("", record.envelope.scope):
+            return None  # its own: it went on after the cancellation
         if (
             self._journal.stood or self._journal.stands("phase")
             if self._journal.marks
@@ -110,7 +112,7 @@ class ReplayWorld:
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
         """Return the value that was recorded, when it is this pass's turn."""
         await self._journal.until()
-        if not self._journal.stood and await self.cancels(f"effect {label}"):
+        if self._journal.marks and not self._journal.stood and await self.cancels(f"effect {label}"):
             raise Interrupted
         expected = self._journal.expect()
         if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):

@@ -344,3 +344,19 @@ def test_ctrl_c_while_the_command_line_is_loaded_is_said(start: str) -> None:
     words = [sys.executable, "-c", ignoring, sys.executable, "-c", code, "msgspec"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout[:7], done.stderr) == (0, "detent ", "")
+
+
+def test_the_traceback_of_a_users_tool_is_a_line_by_default_and_whole_where_it_is_asked_for(desk: Desk) -> None:
+    """File and line at once; all of it in `show`, in `--json` and with `--debug`. A program would search its own code for `KeyError: 'colour'`."""
+    desk.write("paint.py", 'from detent import tool\n\n\n@tool(side_effect="read")\ndef note(text: str) -> str:\n    return {}["colour"]\n')
+    desk.write("agent.toml", 'name = "painter"\ntools = ["note"]\nrules = "rules.yaml"\n')
+    desk.steps("note", "answer")
+    done = desk.detent("run", "go", "--tools", "./paint.py:note", "--run-id", "r")
+    place = f"{desk.home / 'paint.py'}:6 in note"
+    assert f"raised KeyError: 'colour' ({place})" in done.err and "Traceback" not in done.err + done.out
+    shown = desk.detent("show", "r").out
+    assert place in shown and 'return {}["colour"]' in shown
+    assert desk.detent("show", "r", "--json").json["audit"]["tracebacks"][0]["at"] == place
+    assert 'return {}["colour"]' in desk.detent("run", "go", "--tools", "./paint.py:note", "--debug").err
+    again = desk.detent("run", "go", "--tools", "./paint.py:note", "--json").json
+    assert again["traceback"].startswith("Traceback") and "KeyError: 'colour'" in again["traceback"]

@@ -115,7 +115,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = [a for i, a in enumerate(args) if not (a == "--debug" and i < len(own))]
     output = Output(json_wanted="--json" in own)
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Shown())
+        logging.lastResort.setFormatter(_Shown(debug))
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
@@ -135,11 +135,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Shown(logging.Formatter):
-    """What goes to stderr because no program has asked for the log: warnings quote what runs say."""
+    """What goes to stderr because no program has asked for the log: warnings quote what runs say. Tracebacks are for --debug and `show`."""
+
+    def __init__(self, debug: bool) -> None:
+        super().__init__()
+        self._debug = debug
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, cleaned."""
-        return clean(super().format(record), lines=True)
+        """Return the line, cleaned; with --debug, all lines."""
+        said = clean(super().format(record), lines=True)
+        return said if self._debug else said.partition("\nTraceback (most recent call last):")[0]
 
 
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:

@@ -110,6 +110,10 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
         )
     if audit.error:
         out.show(f"  error     {shortened(audit.error, limit)}")
+    for kept in audit.tracebacks:
+        out.show(f"  raised    by {clean(kept.who)}: {shortened(kept.error, limit)}" + (f" ({clean(kept.at)})" if kept.at else ""))
+        if limit is None or kept is audit.tracebacks[-1]:
+            out.show("            " + clean(kept.text, lines=True).rstrip("\n").replace("\n", "\n            "))
     if trace.output is not None:
         answer = as_text(trace.output).rstrip("\n")
         answer = answer if limit is None or len(answer) <= LONG else f"{answer[:LONG]}…"

@@ -23,6 +23,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "output": result.output,
         "partial": result.partial,
         "error": result.error,
+        "traceback": result.traceback,
         "iterations": result.iterations,
         "usage": result.usage,
         "dimension": state.dimension,

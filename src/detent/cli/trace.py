@@ -23,6 +23,7 @@ from detent.core.state import RunState
 from detent.ports.verifying import verdict_told
 from detent.running.receipts import Receipt, receipt_of, who
 from detent.running.titles import title_of
+from detent.running.tracebacks import Traceback, tracebacks
 
 SOURCES = {
     "recorded": "the outcome is that of the same call in a run that this one was branched from",
@@ -81,6 +82,7 @@ class Audit(msgspec.Struct, kw_only=True):
     dimension: str
     limit: float | None
     used: float | None
+    tracebacks: list[Traceback]
     in_doubt: tuple[str, ...]
     approvals: list[dict[str, Any]]
     resumptions: list[dict[str, Any]]
@@ -333,6 +335,7 @@ def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace
         dimension=state.dimension,
         limit=state.limit,
         used=state.used,
+        tracebacks=tracebacks(state),
         in_doubt=state.in_doubt,
         approvals=list(reader.approvals.values()),
         resumptions=reader.resumptions,

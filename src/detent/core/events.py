@@ -120,7 +120,10 @@ class RunWaiting(Event, frozen=True, kw_only=True):
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """The one exit of an opening: status and reason of the closed tables, and the calls that are still in doubt."""
+    """The one exit of an opening: status and reason of the closed tables, and the calls that are still in doubt.
+
+    `traceback` says which of the tracebacks that are kept with the run the error comes from, counted from 1; 0: none.
+    """
 
     status: Literal["completed", "failed", "stopped"]
     reason: str
@@ -131,6 +134,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
     partial: str = ""
     error: str = ""
     in_doubt: tuple[str, ...] = ()
+    traceback: int = 0
 
 
 class DeadLettered(Event, frozen=True, kw_only=True):

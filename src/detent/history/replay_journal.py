@@ -82,8 +82,11 @@ class ReplayJournal(Interruptions):
 
 
 def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
-    """Return `actual` with the measurements of `expected`; whether a pass marks where it stood depends on the version that began it."""
+    """Return `actual` with the measurements of `expected`; whether a pass marks where it stood depends on the version that began it.
+
+    Which traceback an error has is what the live run kept.
+    """
     if type(actual) is not type(expected):
         return actual
-    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms") or f == "marks"}
+    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms") or f in ("marks", "traceback")}
     return msgspec.structs.replace(actual, **fields) if fields else actual

@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
-from detent.core.errors import DetentError
 from detent.core.events import MetaToolAnswered, UserAsked
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.ports import Answer, MetaTool
 from detent.ports.outside import BoundReached, Interrupted
+from detent.ports.raised import raised_by
 
 
 async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> None:
@@ -25,8 +25,7 @@ async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> Non
     except (BoundReached, Interrupted):
         raise
     except Exception as error:  # noqa: BLE001 - foreign code: a handler that fails has answered badly
-        text = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-        said = Answer(content=text, success=False)
+        said = Answer(content=raised_by(error, f"the meta-tool {tool.name!r}"), success=False)
     if said.action is not None and (objection := context.run.objection(said.action, context)):
         said, code = Answer(content=objection, success=False), "answer_refused"
     asked, world = said.action if isinstance(said.action, AskUser) else None, context.run.world

@@ -18,6 +18,7 @@ from detent.kernel.context import KernelContext
 from detent.ports import MetaTool, Plan, written
 from detent.ports.embedded_calls import embedded_call
 from detent.ports.outside import BoundReached, Interrupted
+from detent.ports.raised import raised_by
 
 ATTEMPTS = 3
 _CALLS = {ToolCall}
@@ -41,7 +42,8 @@ async def propose(context: KernelContext) -> Planned | None:
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
-            failed = error if isinstance(error, PlannerFailed) else PlannerFailed(f"{type(error).__name__}: {error}")
+            said = raised_by(error, "the planner")
+            failed = error if isinstance(error, PlannerFailed) else PlannerFailed(said)
             said = await world.scrub(str(failed), known=context.known)
             context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=said))
         else:

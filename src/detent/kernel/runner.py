@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 
 from detent.core import events as e
-from detent.core.errors import DetentError, Divergence, RunError, StoreError
+from detent.core.errors import Divergence, RunError, StoreError
 from detent.core.settle import Reflect, Settled, Verdict, WrapUp, reached, settle, waits, wraps_up
 from detent.core.state import CLOSED, KernelState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import give_up
 from detent.kernel.kernel import Kernel
 from detent.ports.outside import BRANCH, BoundReached, Interrupted, Turns
+from detent.ports.raised import raised_by
 
 log = logging.getLogger("detent")
 
@@ -102,7 +103,7 @@ async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
     except Exception as error:  # foreign code: a phase may raise anything
         if isinstance(error, RunError) and error.code == "suspended":
             raise
-        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+        said = raised_by(error, "a phase of the kernel")
         if context.state.status not in CLOSED:
             context.run.record(context.scope, _failed(await context.run.world.scrub(said)))
     return None

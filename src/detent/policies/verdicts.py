@@ -7,12 +7,12 @@ from typing import Protocol, cast
 
 import msgspec
 
-from detent.core.errors import ConfigError
 from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.patterns import names
 from detent.ports import Call, Policy, Verdict
 from detent.ports.governance import shown_to
+from detent.ports.raised import raised_by
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
 """How strong a decision is (row K30)."""
@@ -45,7 +45,7 @@ def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | Non
         why = f"the policy {policy.version!r} answered {type(said).__name__}, which is no Verdict"
         return Verdict(decision="deny", rule="policy_error", reason=why)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
-        said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        said = raised_by(error, f"the policy {policy.version!r}")
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy {policy.version!r} failed: {said}")
 
 

@@ -10,6 +10,7 @@ import msgspec
 from detent.core.events import Decision
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports.copies import Copier, copied, ours
+from detent.ports.raised import raised_by
 from detent.ports.tools import Tool, ToolSpec
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ def blocked(guard: Guard, call: Call, state: KernelState, run: RunState) -> Bloc
     try:
         said: Any = guard(call, state, run)
     except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
-        return Block(f"guard failed: {type(error).__name__}: {error}")
+        return Block(f"guard failed: {raised_by(error, f'the guard {guard_name(guard)!r}')}")
     if said is None or (isinstance(said, Block) and isinstance(said.reason, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         return said
     return Block(f"guard {guard_name(guard)!r} answered {type(said).__name__}, which is neither None nor a Block with a reason in words")
@@ -135,7 +136,7 @@ def must_ask(tool: Tool, args: dict[str, Any]) -> str:
     try:
         return str(asks(msgspec.json.decode(msgspec.json.encode(args))))
     except Exception as error:  # noqa: BLE001 - foreign code: one that fails asks
-        return f"{tool.spec.name} failed to say whether it asks: {type(error).__name__}: {error}"
+        return f"{tool.spec.name} failed to say whether it asks: {raised_by(error, f'`asks` of the tool {tool.spec.name!r}')}"
 
 
 def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
@@ -143,7 +144,7 @@ def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -
     try:
         verdict = policy.decide(*shown_to(policy, frozen, state))
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {type(error).__name__}: {error}")
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {raised_by(error, 'the policy')}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
     if not _plain(verdict):

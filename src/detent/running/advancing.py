@@ -56,6 +56,7 @@ from detent.ports import (
 )
 from detent.ports.governance import guarding
 from detent.ports.outside import BRANCH
+from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
@@ -73,6 +74,7 @@ from detent.running.phase_hooks import apart
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
+from detent.running.tracebacks import Keeper
 from detent.running.verifying import Answers
 from detent.running.watcher import LOST, Watcher
 
@@ -279,7 +281,11 @@ class Advancing:
         ADVANCED.set(self.run_id)
         self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
-        await drive(run, *ways_of(journal.state, parts), turns=turns)
+        KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact)).keep)
+        try:
+            await drive(run, *ways_of(journal.state, parts), turns=turns)
+        finally:
+            KEEP.set(tell)
         if journal.state.terminal:
             await self._refuse_late(run)
         if parts.tenants:

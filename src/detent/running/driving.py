@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from detent.core import events as e
-from detent.core.errors import DetentError, Divergence, PassFailed, RunError, StoreError
+from detent.core.errors import Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import Settled, finish
 from detent.expressions.markup import clean
 from detent.kernel.context import Run
@@ -15,8 +15,10 @@ from detent.kernel.kernel import Kernel
 from detent.ports import Passed, Strategy, json_problem
 from detent.ports.copies import ours
 from detent.ports.outside import BoundReached, Interrupted, Turns
+from detent.ports.raised import raised_by
 from detent.running.endings import honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
+from detent.running.tracebacks import traceback_behind
 
 BOUNDS = ("max_iterations", "budget_exhausted")
 """The reasons that do not win over a cancellation which is recorded."""
@@ -70,8 +72,7 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
     except Exception as error:  # foreign code: a strategy may raise anything
         if isinstance(error, RunError) and error.code == "suspended":
             raise
-        said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-        return Settled(reason="kernel_error", error=await run.world.scrub(said))
+        return Settled(reason="kernel_error", error=await run.world.scrub(raised_by(error, f"the strategy {run.state.agent.strategy!r}")))
     if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
         return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
     if isinstance(returned, Passed):
@@ -85,4 +86,5 @@ def _close(run: Run, settled: Settled) -> None:
     event = finish(run.state, settled)
     for scope in run.state.passes:
         end_pass(run, scope, settled)
-    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial)))
+    behind = traceback_behind(run.state, event.error)
+    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial), traceback=behind))

@@ -16,7 +16,7 @@ import msgspec
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import exhausted
-from detent.core.errors import ConfigError, DetentError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
+from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded
 from detent.core.state import CLOSED, CallState
 from detent.kernel.context import KernelContext, Run
@@ -38,6 +38,7 @@ from detent.ports import (
 )
 from detent.ports.gates import Gate
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted, time_left
+from detent.ports.raised import raised_by
 from detent.running.calling import Calls
 from detent.running.control import Control
 from detent.running.inbox import begins, take
@@ -153,10 +154,8 @@ class LiveWorld(Calls):
             raise
         except (BoundReached, ConfigError, Divergence, StoreError, Suspended):
             raise
-        except Exception as error:  # foreign code: what makes an effect may raise anything
-            log.info("run %s: the effect %r failed", self._run().run_id, label, exc_info=error)
-            said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
-            return {FAILED: await self.scrub(said)}
+        except Exception as error:  # noqa: BLE001 - foreign code: what makes an effect may raise anything
+            return {FAILED: await self.scrub(raised_by(error, f"the effect {label!r}"))}
         finally:
             MAKING.reset(token)
         if problem := json_problem(value, escaping=True):

@@ -22,6 +22,7 @@ from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
 from detent.ports.copies import Copier, copied
+from detent.ports.raised import raised_by
 from detent.ports.telling import answer_of
 
 log = logging.getLogger("detent")
@@ -94,8 +95,8 @@ async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[
         answer: Any = None
         try:
             answer = await answer_of(hook, copied(context.state))
-        except Exception as error:  # foreign code: a hook that fails is reported, and fails no run
-            log.exception("run %s: the hook %s failed", context.run.state.run_id, label)
+        except Exception as error:  # noqa: BLE001 - foreign code: a hook that fails is reported, and fails no run
+            raised_by(error, f"the hook {label}")
             return ["skip", f"the hook {label} failed: {type(error).__name__}"] if label in CLOSING else ["", ""]
         kind = "skip" if isinstance(answer, Skip) and label.startswith("before") else "abort" if isinstance(answer, Abort) else ""
         return [kind, await context.run.world.scrub(answer.reason) if kind else ""]

@@ -12,6 +12,7 @@ from detent.core.state import Item, RunState
 from detent.running.receipts import Receipt, receipt_of
 from detent.running.requests import differs, healed, origins
 from detent.running.titles import title_of
+from detent.running.tracebacks import traceback_behind, tracebacks
 
 SHOWN_WHOLE_BYTES = 64 * 1024
 """Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
@@ -61,6 +62,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """What the run is called in lists, "" without a title (`Engine(models=Models(titles=True))`)."""
         return title_of(self.state)
+
+    @property
+    def traceback(self) -> str:
+        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one; "" where nothing did.
+
+        Redacted and bounded. `detent show RUN` shows all that are kept with the run.
+        """
+        kept = tracebacks(self.state)
+        return kept[traceback_behind(self.state, self.state.error) - 1].text if kept else ""
 
     @property
     def receipt(self) -> Receipt:

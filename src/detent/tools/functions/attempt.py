@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from time import perf_counter
@@ -28,6 +27,7 @@ import msgspec
 
 from detent.core.errors import FatalToolError, NotExecuted, ToolRaised
 from detent.ports import ToolContext, ToolOutcome
+from detent.ports.raised import raised_by
 from detent.tools.functions import problems, results
 from detent.tools.functions.options import Options
 from detent.tools.functions.settlement import Happened, NotHappened
@@ -157,7 +157,7 @@ async def _execute(tool: Attempted, args: dict[str, Any], context: ToolContext, 
     positional, keywords = tool.arguments.bind(args, context)
     if tool.options.before is not None:
         watch.arm()
-        await _before(tool.options.before, args, context)
+        await _before(tool, tool.options.before, args, context)
     if tool.is_async:
         return await _watched(tool.function(*positional, **keywords), watch)
     watch.arm()
@@ -184,13 +184,14 @@ def _watched(work: Coroutine[Any, Any, Any], watch: Watch) -> Generator[Any, Any
             given, raised = None, error
 
 
-async def _before(hook: Callable[..., Any], args: dict[str, Any], context: ToolContext) -> None:
+async def _before(tool: Attempted, hook: Callable[..., Any], args: dict[str, Any], context: ToolContext) -> None:
     """Call the hook with a copy of the arguments: what was decided on is what runs."""
     try:
         await _hook(hook, msgspec.json.decode(msgspec.json.encode(args)), context)
     except ToolRaised:
         raise
     except Exception as error:  # a hook is code of the user's
+        _keep(tool, "the before hook of ", error, context)
         raise NotExecuted(f"not executed: the before hook raised {problems.of_exception(error)}") from error
 
 
@@ -275,12 +276,11 @@ def _details(tool: Attempted, details: dict[str, Any] | None) -> dict[str, Any] 
 
 async def _unexpected(tool: Attempted, error: BaseException, context: ToolContext, began: float) -> ToolOutcome:
     """Return the outcome of an exception that says nothing about what happened, unless `on_error` knows."""
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("tool %s, call %s raised\n%s", tool.name, context.call_id, _trace(error, context))
     if tool.options.on_error is not None:
         translated = await _translated(tool, tool.options.on_error, error, context)
         if translated is not None:
             return _raised(tool, translated, began)
+    _keep(tool, "", error, context)
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     said = said if len(said) <= LONGEST_MESSAGE else said[: LONGEST_MESSAGE - 1] + "…"
     kind = _unknown(tool)
@@ -295,7 +295,7 @@ async def _translated(tool: Attempted, hook: Callable[..., Any], error: BaseExce
         return raised
     except Exception as raised:  # noqa: BLE001 - a hook is code of the user's; the tool's own error stays the one that counts
         if raised is not error:
-            log.warning("tool %s: its on_error hook raised\n%s", tool.name, _trace(raised, context))
+            _keep(tool, "the on_error hook of ", raised, context)
         return None
     if answer is None or isinstance(answer, ToolRaised):
         return answer
@@ -305,9 +305,9 @@ async def _translated(tool: Attempted, hook: Callable[..., Any], error: BaseExce
     return None
 
 
-def _trace(error: BaseException, context: ToolContext) -> str:
-    """Return an exception with its trace, as Python shows it, without the secrets that the run was given."""
-    return context.scrubbed("".join(traceback.format_exception(error)))
+def _keep(tool: Attempted, part: str, error: BaseException, context: ToolContext) -> None:
+    """Keep the traceback of what a tool or one of its hooks raised, without the secrets that the run was given."""
+    raised_by(error, f"{part}the tool {tool.name!r}, call {context.call_id}", scrubbed=context.scrubbed)
 
 
 async def _checked(tool: Attempted, value: Any, context: ToolContext, began: float) -> ToolOutcome:
@@ -328,6 +328,7 @@ async def _checked(tool: Attempted, value: Any, context: ToolContext, began: flo
         except ToolRaised as error:
             return _raised(tool, error, began)
         except Exception as error:  # noqa: BLE001 - a hook is code of the user's
+            _keep(tool, "the after hook of ", error, context)
             return _unfit(tool, "handler_error", f"its after hook raised {problems.of_exception(error)}", began)
         value = value if changed is None else changed
     return _capped(tool, value, began)
@@ -390,7 +391,7 @@ async def settle(tool: Attempted, context: ToolContext, pool: ThreadPool | None)
     except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: not knowing is a possible answer
         if isinstance(error, asyncio.CancelledError) and (cancelled_too or (not watch.expired and _cancelled_from_outside())):
             raise
-        log.warning("tool %s: reconcile for call %s gave no answer\n%s", tool.name, context.call_id, _trace(error, context))
+        _keep(tool, "reconcile of ", error, context)
         return None
     match answer:
         case None:

@@ -1,0 +1,79 @@
+"""The tracebacks of a run: what the user's own code raised, kept in the log beside what is re-executed, and shown to people only.
+
+Each is an effect of the phase `ASIDE`, so a replay takes it as it is, it is erased with the run, and no planner is shown it. It is redacted and
+bounded, and the same one is kept once. A run keeps its first `MOST`, and as many again of what ends a pass: nothing goes on behind that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.events import ASIDE, EffectRecorded
+from detent.core.state import RunState
+from detent.kernel.journal import Journal
+from detent.ports.raised import in_words, place_of
+from detent.secrecy.redact import hidden
+
+log = logging.getLogger("detent")
+
+LABEL = "traceback"
+MOST = 20
+ENDING = ("the planner", "the strategy", "a phase")
+"""Whose exception ends a pass; after that of a tool, a guard, a policy or a hook the run goes on."""
+LONGEST = 8000
+"""So many characters of one are kept: its beginning and its end."""
+
+
+class Traceback(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user's own code raised while the run was advanced.
+
+    `who` raised it ("the planner", "the tool 'pay', call main.1.0"), `error` is its type and message, `at` the last place in the user's code
+    (`/app/agent.py:31 in plan`, "" where there is none), `text` the traceback as Python shows it. Number `number` of the run, from 1.
+    """
+
+    number: int
+    who: str
+    error: str
+    at: str
+    text: str
+
+
+def tracebacks(state: RunState) -> list[Traceback]:
+    """Return the tracebacks that are kept with a run, in the order in which they were raised."""
+    found: list[Traceback] = []
+    while (kept := state.effects.get(f"{ASIDE}:{LABEL}:{len(found)}")) is not None:
+        found.append(msgspec.convert({**kept, "number": len(found) + 1}, Traceback))
+    return found
+
+
+def traceback_behind(state: RunState, error: str) -> int:
+    """Return the number of the traceback that an error of the run comes from, 0 where none is kept."""
+    kind = error.partition(":")[0]
+    behind = (one.number for one in reversed(tracebacks(state)) if one.error in error or one.error.partition(":")[0] == kind)
+    return next(behind, 0) if error else 0
+
+
+class Keeper:
+    """Keeps tracebacks with the run of a journal, with what `patterns` match hidden."""
+
+    def __init__(self, journal: Journal, patterns: Sequence[str]) -> None:
+        self._journal, self._patterns = journal, patterns
+
+    def keep(self, who: str, error: BaseException, text: str) -> None:
+        """Put a traceback on record, and tell it to the log of the process."""
+        state = self._journal.state
+        said = {"who": who, "error": _bounded(in_words(error), 500), "at": place_of(error), "text": _bounded(text, LONGEST)}
+        value: dict[str, Any] = hidden(said, self._patterns)
+        log.error("run %s: %s raised %s (%s)\n%s", state.run_id, who, value["error"], value["at"], value["text"])
+        known = tracebacks(state)
+        most = 2 * MOST if who.startswith(ENDING) else MOST
+        if not state.terminal and len(known) < most and value["text"] not in [one.text for one in known]:
+            self._journal.record(EffectRecorded(label=LABEL, occurrence=len(known), phase=ASIDE, value=value))
+
+
+def _bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 4]}\n… {len(text) - most} characters left out …\n{text[-(most - most // 4) :]}"

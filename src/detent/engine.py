@@ -21,7 +21,7 @@ from detent.config.adapters import governing, policy_at
 from detent.config.agents import Agent
 from detent.config.engines import Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
-from detent.config.names import Names, check_parts, plugged
+from detent.config.names import Names, check_kind, check_parts, plugged
 from detent.config.planners import Planners
 from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
@@ -53,7 +53,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
-from detent.ports.options import check_is, check_table, checked, checked_options
+from detent.ports.options import check_is, check_table, checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
@@ -73,7 +73,11 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
 
     @wraps(room)
     def door(engine: Engine, *args: P.args, **options: P.kwargs) -> R:
-        return room(engine.runtime, *args, **options)
+        try:
+            return room(engine.runtime, *args, **options)
+        except TypeError:
+            refuse_unknown(room, options)
+            raise
 
     made: Any = door
     signature = inspect.signature(room)
@@ -151,15 +155,20 @@ class Engine:
         from detent.tools.registry import Registry
         from detent.workers.in_process import InProcessHost
 
-        check_parts(
-            store=None if isinstance(store, str) else store,
-            planner=planner,
-            policy=None if isinstance(policy, (str, Path)) else policy,
-            secrets=secrets,
-            capabilities=capabilities,
-            approver=approver,
-            ceiling=ceiling,
-        )
+        parts = {
+            "clock": clock,
+            "ids": ids,
+            "secrets": secrets,
+            "capabilities": capabilities,
+            "scheduler": scheduler,
+            "worker_host": worker_host,
+        }
+        own = {"store": None if isinstance(store, str) else store, "policy": None if isinstance(policy, (str, Path)) else policy}
+        check_parts(approver=approver, ceiling=ceiling, planner=planner, **own, **parts)
+        check_is(KernelHooks, hooks=hooks)
+        check_is(Models, models=models)
+        check_is(Bounds, bounds=bounds)
+        check_is(Kernel, kernel=kernel)
         check_is(str | Path | WorkspaceConfig, workspace=workspace)
         check_table(McpServer, mcp=mcp)
         check_table(ModelPrice, model_prices=model_prices)
@@ -182,6 +191,8 @@ class Engine:
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         planners = Planners(planner)
         self.verifiers = Verifiers(planners, self.tools)
+        for name, verifier in (verifiers or {}).items():
+            check_kind("verifier", f"the verifier {name!r}", verifier)
         self.verifiers.add(verifiers or {})
         self.runtime = Runtime(
             store=self.store,

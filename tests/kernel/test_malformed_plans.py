@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, FinalAnswer, Plan, Thought, ToolCall, Usage, View
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, Usage, View
 from detent.core import events as e
-from detent.core.errors import MalformedPlan, PlannerFailed
+from detent.core.errors import ConfigError, MalformedPlan, PlannerFailed
+from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, call, engine_for, ran, run_async
 
 # Planners that fail -----------------------------------------------------------------------------------------------------------
@@ -42,13 +43,15 @@ def test_a_script_that_is_used_up_is_a_planner_error() -> None:
 
 
 def test_no_planner_at_all_is_said_plainly() -> None:
-    """Neither rules nor a planner."""
-    from detent import Agent, Engine
+    """Neither rules nor a planner: such a run would end in its first turn, so it does not start."""
 
-    result = Engine(store="ram:").run_sync(Agent(name="lost"), "go")
-    assert (result.status, result.reason) == ("failed", "planner_error") and "agent 'lost' has neither rules nor a planner" in str(
-        result.error
-    )
+    async def main() -> None:
+        async with Engine(store="ram:") as engine:
+            with pytest.raises(ConfigError, match=r"agent 'lost' has neither rules nor a model.*Agent\(model=...\)"):
+                await engine.run(Agent(name="lost"), "go", run_id="r")
+            assert await engine.list_runs() == []
+
+    run_async(main)
 
 
 # Malformed plans --------------------------------------------------------------------------------------------------------------
@@ -60,20 +63,40 @@ def malformed(view: View) -> Any:
 
 
 class Bare:
-    """Returns the action that it should wrap in a plan."""
+    """Returns actions that it does not wrap in plans."""
+
+    def __init__(self, *actions: Any) -> None:
+        self.actions = iter(actions)
 
     async def plan(self, view: View) -> Any:
-        return FinalAnswer(content="x")
+        return next(self.actions)
 
 
-def test_a_planner_that_returns_an_action_is_told_to_wrap_it() -> None:
-    """The first thing that an author of a planner gets wrong."""
+def test_an_action_alone_counts_as_the_plan_with_that_action() -> None:
+    """The first thing that an author of a planner does; every check of calls and answers still applies."""
 
     async def main() -> None:
-        engine = engine_for(Bare())
-        assert (await engine.run(Agent(name="a"), "go", run_id="r")).reason == "malformed_plan"
-        problems = {r.event.problem for r in await engine.records("r") if isinstance(r.event, e.PlanRejected)}
-        assert problems == {"expected a Plan, got FinalAnswer; return Plan(actions=(...,))"}
+        desk = Desk()
+        engine = engine_for(Bare(call("put", n=1), FinalAnswer(content="x")), *desk.all, store=RamStore())
+        result = await engine.run(Agent(name="a", tools=["put"]), "go", run_id="r")
+        assert result.output == "x" and desk.ran == [("put", 1)] and (await engine.replay("r")).identical
+        picky = engine_for(Bare(FinalAnswer(content=" "), FinalAnswer(content="no"), FinalAnswer(content="yes")))
+        checked = Agent(name="a", verify=[{"expression": "answer == 'yes'"}])
+        assert (await picky.run(checked, "go")).output == "yes"
+
+    run_async(main)
+
+
+def test_a_planner_that_cannot_be_awaited_is_told_what_to_write() -> None:
+    """`def plan` for `async def plan`: Python's own words would be "object Plan can't be used in 'await' expression"."""
+
+    class Plain:
+        def plan(self, view: View) -> Any:
+            return Plan(actions=(FinalAnswer(content="x"),))
+
+    async def main() -> None:
+        result = await engine_for(Plain()).run(Agent(name="a"), "go")
+        assert result.error == "Plain.plan cannot be awaited; write `async def plan(self, view)`"
 
     run_async(main)
 

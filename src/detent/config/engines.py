@@ -8,6 +8,7 @@ import msgspec
 
 from detent.config.retention import Retention
 from detent.core.budget import CEILING, Budget
+from detent.core.errors import Explained
 from detent.metering.pricing import ModelPrice
 from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.metering.tenants import TenantBudget
@@ -34,7 +35,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
-class WorkspaceConfig(msgspec.Struct, frozen=True, kw_only=True):
+class WorkspaceConfig(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The directory whose workspace tools agents may list, and what its programs may do."""
 
     root: str | None = None

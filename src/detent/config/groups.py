@@ -8,14 +8,14 @@ import msgspec
 
 from detent.config.retention import Retention
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
 from detent.ports.options import check_fields
 
 GRACE_S = 5.0
 
 
-class Models(msgspec.Struct, frozen=True, kw_only=True):
+class Models(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How the models of an engine are asked.
 
     `limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by provider); `retries`: how failed calls are
@@ -29,7 +29,7 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What holds for every run of an engine.
 
     `budget`: what a run may use where neither its start nor its agent says; `max_concurrent_runs`: how many are advanced at once (None: as many

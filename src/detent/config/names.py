@@ -6,11 +6,13 @@ so that a package that is installed needs no change here. Nothing is shared betw
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from detent.config.imports import in_import_root
 from detent.core.errors import ConfigError, UnknownName
+from detent.ports import Capabilities, Clock, EventStore, Ids, Planner, Policy, Scheduler, SecretSource, WorkerHost
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -85,16 +87,36 @@ def loaded(point: EntryPoint, kind: str) -> Any:
     return value
 
 
-_METHODS = {"store": "append", "planner": "plan", "policy": "decide", "secrets": "get", "capabilities": "resolve"}
-"""A method that what an engine is given as this must have."""
+SEAMS: dict[str, Any] = {
+    "store": EventStore,
+    "planner": Planner,
+    "policy": Policy,
+    "secrets": SecretSource,
+    "capabilities": Capabilities,
+    "clock": Clock,
+    "ids": Ids,
+    "scheduler": Scheduler,
+    "worker_host": WorkerHost,
+}
+"""What an engine is given as this must have the methods of."""
 
 
 def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
     """Raise `ConfigError` for a part of an engine that cannot be one; None is left out."""
     for name, value in parts.items():
-        if value is not None and (isinstance(value, dict) or not callable(getattr(value, _METHODS[name], None))):
+        if value is None:
+            continue
+        seam = SEAMS[name]
+        if isinstance(value, type):
+            raise ConfigError(f"{name} is the class {value.__name__}; give an object of it: {value.__name__}(...)")
+        members: dict[str, Any] = vars(seam)
+        methods = [method for method, made in members.items() if not method.startswith("_") and inspect.isfunction(made)]
+        missing = [method for method in methods if isinstance(value, dict) or not callable(getattr(value, method, None))]
+        if missing:
+            needs = ", ".join(f"{method}{_signature(seam, method) if len(methods) < 4 else '()'}" for method in missing[:3])
             raise ConfigError(
-                f"{name} is {value!r}, which has no method {_METHODS[name]!r}; give what the docs of Engine say, or leave it out"
+                f"{name} is {value!r}, which has no {needs}; detent.extend.{seam.__name__} says what one must have. Give one that has, or "
+                "leave it out"
             )
     if not (approver is None or approver == "caller" or callable(approver)):
         raise ConfigError(f'approver is {approver!r}; give a function of an Approval, or "caller" for a program that calls `approve`')
@@ -102,9 +124,13 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         raise ConfigError(f"ceiling is {ceiling!r}; give a whole number of iterations above 0")
 
 
+def _signature(seam: Any, method: str) -> str:
+    return str(inspect.signature(getattr(seam, method))).replace("'", "").replace("self, ", "").replace("(self)", "()")
+
+
 def check_kind(kind: str, what: str, value: Any) -> None:
     """Raise `ConfigError` for a value that cannot be of its kind: strategies, guards and stores are callable, kernels have phases."""
-    if kind in ("strategy", "guard", "store") and not callable(value):
+    if kind in ("strategy", "guard", "store", "verifier") and not callable(value):
         raise ConfigError(f"{what} is a {type(value).__name__}, which cannot be called; give a function, or a class where a store is meant")
     if kind == "kernel" and not hasattr(value, "phases"):
         raise ConfigError(f"{what} is a {type(value).__name__} and has no phases; make one with make_kernel(phases=...)")

@@ -42,9 +42,10 @@ class Planners:
 
     def needed(self, spec: AgentSpec) -> Planner:
         """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
-        if not (spec.rules or spec.model) and self.own is None:
+        if not (spec.rules or spec.model) and self.own is None and self.around is None:
             raise ConfigError(
-                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it: Engine(planner=...)"
+                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it; give Agent(model=...), "
+                "Agent(rules=...) or Engine(planner=...)"
             )
         return self.of(spec)
 

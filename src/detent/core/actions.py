@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from detent.core.errors import Explained
+
 type_tag = "type"
 
 
@@ -27,7 +29,7 @@ def is_blank(answer: Any) -> bool:
     return answer is None or (isinstance(answer, str) and _SEEN.search(answer) is None)
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field=type_tag, tag=snake):
+class Action(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field=type_tag, tag=snake):
     """The root of all actions; `reason` is the planner's own explanation, for people."""
 
     reason: str = ""

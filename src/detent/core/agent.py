@@ -11,11 +11,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.core.brief import brief
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """Who asks: a tenant, a workspace, a principal and the scopes that this call was given (rows K81, K138).
 
     `credential_refs` name credentials and never hold them.
@@ -28,6 +29,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credential_refs: tuple[str, ...] = ()
     trace_id: str = ""
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             said: Any = getattr(self, name)
@@ -36,7 +39,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise ConfigError(f"Host: {name} must be a {'text' if str in kinds else 'list of texts'}, not {said!r}")
 
 
-class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The options of an agent, each with its type, its default and one line of documentation. To add an option, add it here.
 
     The line below an option is what editors and docs/configuration.md show. Where a type is a union, the classes derived from this one
@@ -117,6 +120,8 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     verify: Sequence[dict[str, Any]] = ()
     plain_answers: bool = False
     budget: Budget = Budget()  # not the object above: a default is left out of the JSON, and the log has always had the budget of an agent
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name in LISTS:

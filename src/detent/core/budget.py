@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import BudgetRefused
+from detent.core.brief import brief
+from detent.core.errors import BudgetRefused, Explained
 
 CEILING = 1000
 """The hard ceiling of iterations; only `Engine(ceiling=...)` raises it (row K7)."""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
+class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
     """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not.
 
     `max_calls_of` bounds single tools: {"fetch": 5}.
@@ -56,6 +57,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """What models cost, where prices are known."""
     max_calls_of: dict[str, int] | tuple[tuple[str, int], ...] | None = None
     """Calls of single tools: a table, `max_calls_of = {fetch = 5}`; `--budget max_calls_of.fetch=5`."""
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if isinstance(self.max_calls_of, dict):  # a budget is hashed

@@ -37,8 +37,45 @@ DetentError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import msgspec
+
+
+class Explained(msgspec.StructMeta):
+    """The class of structs that programs make: a missing, extra or unknown argument is told with the class and the nearest name."""
+
+    if not TYPE_CHECKING:  # type checkers read the fields
+
+        def __call__(self, *args: Any, **fields: Any) -> Any:
+            """Make one; raise `TypeError`."""
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError:
+                if problem := _misused(self, args, fields):
+                    raise TypeError(problem) from None
+                raise
+
+
+def _misused(struct: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> str:
+    """Return what is wrong with the arguments that a struct was to be made with, "" where that is not it."""
+    name, known = struct.__name__, struct.__struct_fields__
+    needed = [field.name for field in msgspec.structs.fields(struct) if field.required]
+    if args:
+        return f"{name} takes no positional arguments; write {name}({(needed or known)[0]}=...)"
+    missing = [repr(field) for field in needed if field not in fields]
+    unknown = unknown_arguments(name, fields, known)
+    return unknown or (f"{name} needs {', '.join(missing)}" if missing else "")
+
+
+def unknown_arguments(what: str, given: Iterable[str], known: Sequence[str]) -> str:
+    """Return what to say of the first argument that `what` does not have, with the nearest that it has; "" where it has all."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            return f"{what} has no argument {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}")
+    return ""
 
 
 class DetentError(Exception):

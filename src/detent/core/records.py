@@ -17,6 +17,7 @@ from datetime import datetime
 
 import msgspec
 
+from detent.core.brief import brief
 from detent.core.events import AnyEvent
 
 VERSION = 1
@@ -55,6 +56,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     envelope: Envelope
     event: AnyEvent | None
     digest: str
+
+    __repr__ = brief
 
 
 class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

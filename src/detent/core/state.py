@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.agent import AgentSpec, Host
+from detent.core.brief import brief
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
 from detent.core.errors import IllegalEvent
 from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, TenantBalance, ToolError, Trust
@@ -194,6 +195,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     reflections: int = 0
     seen: Map[str, bool] = msgspec.field(default_factory=lambda: NO_ENTRIES)
 
+    __repr__ = brief
+
     @property
     def tokens(self) -> int:
         """Input and output tokens of this pass."""
@@ -325,6 +328,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     inherited: Usage = NOTHING
     memories: dict[str, str] = {}
     interventions: tuple[Intervention, ...] = ()
+
+    __repr__ = brief
 
     @property
     def total_s(self) -> float:

@@ -42,10 +42,9 @@ async def propose(context: KernelContext) -> Planned | None:
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
-            said = raised_by(error, "the planner")
-            failed = error if isinstance(error, PlannerFailed) else PlannerFailed(said)
-            said = await world.scrub(str(failed), known=context.known)
-            context.run.record(context.scope, PassFinished(status="failed", reason=failed.reason, error=said))
+            said = await world.scrub(raised_by(error, "the planner"), known=context.known)
+            reason = error.reason if isinstance(error, PlannerFailed) else PlannerFailed.code
+            context.run.record(context.scope, PassFinished(status="failed", reason=reason, error=said))
         else:
             problem, event = check(answer, context, latency_ms=round(world.running_ms() - started, 3))
             problem = problem if event is None else recorded(event, context)
@@ -75,7 +74,7 @@ async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any,
 def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[str, Planned | None]:
     """Return ("", event) for a plan in good form, else the problem in words."""
     if not isinstance(answer, Plan):
-        return f"expected a Plan, got {type(answer).__name__}{'; return Plan(actions=(...,))' if isinstance(answer, Action) else ''}", None
+        return f"expected a Plan, got {type(answer).__name__}; return Plan(actions=(...,)), or one action", None
     actions = answer.actions
     if not actions:
         return "it holds no action", None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Usage
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 
 log = logging.getLogger("detent")
 
@@ -40,7 +40,7 @@ WARNED: set[str] = set()
 """The models of which this process was told that they have no price: one warning a model, however many engines there are."""
 
 
-class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelPrice(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given."""
 
     input_usd: float

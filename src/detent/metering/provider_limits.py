@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from detent.core.errors import ConfigError, ModelCallFailure
+from detent.core.errors import ConfigError, Explained, ModelCallFailure
 from detent.ports.options import check_fields
 
 WINDOW_S = 60.0
 
 
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelLimits(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a provider allows: calls at once, calls a minute, tokens (input and output) a minute. None: no limit."""
 
     concurrent: int | None = None
@@ -36,7 +36,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"{name} is {value}; give at least 1, or leave it out for no limit")
 
 
-class ModelRetries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a retryable failure is tried again: at most `retries` times, and while the pauses stay below `total_wait_s` together.
 
     The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. Where the provider says how long to wait, it is at least

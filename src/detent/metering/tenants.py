@@ -24,7 +24,7 @@ import msgspec
 
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.codec import read_record
-from detent.core.errors import BudgetRefused, ConfigError
+from detent.core.errors import BudgetRefused, ConfigError, Explained
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import CallState, KernelState, RunState
@@ -69,7 +69,7 @@ class Waiting:
             )
 
 
-class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TenantBudget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """What all runs of a tenant together may use in a day or a month (of the calendar, UTC).
 
     `max_runs` counts runs that are started, without those that other runs start.

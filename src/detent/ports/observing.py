@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from detent.core.errors import Explained
 from detent.core.records import Record
 from detent.core.state import KernelState, RunState
 
@@ -63,7 +64,7 @@ PhaseHook = Callable[[KernelState], Any]
 """A plain or coroutine function of a copy of the state; it returns None, `Skip` (before a phase only) or `Abort`."""
 
 
-class KernelHooks(msgspec.Struct, frozen=True, kw_only=True):
+class KernelHooks(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The lifecycle hooks of a kernel; each does nothing unless given, and what it raises is reported and fails no run.
 
     on_thought      a plan was recorded                      (state, text)

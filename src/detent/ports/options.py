@@ -7,6 +7,7 @@ comes last. Both must fail where they are written.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cache, wraps
 from types import UnionType
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import msgspec
 
 from detent.core.budget import CEILING, Budget
-from detent.core.errors import BudgetRefused, ConfigError
+from detent.core.errors import BudgetRefused, ConfigError, unknown_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,9 +76,22 @@ def checked_options(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in (*zip(names, args, strict=False), *options.items()):
             if name in kinds:
                 _check(what, name, value, kinds[name])
-        return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except TypeError:
+            refuse_unknown(function, options, what)
+            raise
 
     return checking
+
+
+def refuse_unknown(function: Any, given: Iterable[str], what: str = "") -> None:
+    """Raise `TypeError` for an argument that a function does not have, with the nearest that it has; `what` it is called."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    problem = unknown_arguments(what or f"{function.__name__}()", given, known[1:])
+    if problem and len(known) == len(parameters):
+        raise TypeError(problem) from None
 
 
 @cache

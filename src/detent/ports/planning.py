@@ -9,13 +9,15 @@ import msgspec
 
 from detent.core.actions import AnyAction
 from detent.core.agent import AgentSpec, Host
+from detent.core.brief import brief
 from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.errors import Explained
 from detent.core.state import Item
 from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a planner answers: one control action, or a batch of tool calls.
 
     `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged. `files` are what a
@@ -29,6 +31,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     provider_data: Any = None
     files: tuple[bytes, ...] = ()
+
+    __repr__ = brief
 
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -86,6 +90,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     compression: ResultCompression = ResultCompression()
     full: Callable[[Item], Awaitable[Any]] | None = None
     models: Models | None = None
+
+    __repr__ = brief
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):

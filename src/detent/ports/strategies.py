@@ -10,7 +10,7 @@ import msgspec
 from detent.core.actions import AskUser, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.core.state import Item
 from detent.ports.options import check_fields
 from detent.ports.planning import ContextProfile
@@ -39,7 +39,7 @@ class OwnModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {"model": self.model, "planner": self.planner, "settings": self.settings}
 
 
-class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Branch(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """One pass as a strategy asks for it. What is not said is as the agent and the run have it.
 
     `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`

@@ -10,13 +10,13 @@ import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
 from detent.core.agent import Host
-from detent.core.errors import ToolFailed
+from detent.core.errors import Explained, ToolFailed
 from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
 from detent.ports.options import check_fields
 
 
-class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What is declared of a tool: read by planners, policies and the kernel. Times in seconds, sizes in bytes.
 
     `side_effect` is the level that policies use; `sensitive` names argument fields whose values stay out of the log; `volatile` marks
@@ -216,7 +216,7 @@ class Tool(Protocol):
         ...
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a meta-tool says to the planner.
 
     `notes` are kept in the pass (`state.meta["meta_tools"]`; None removes one). `action` ends the pass with an answer or an abstention, or
@@ -234,7 +234,7 @@ def as_given(args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-class MetaTool(msgspec.Struct, frozen=True, kw_only=True):
+class MetaTool(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A tool that the kernel answers from state; offered to agents that list its name (`make_kernel(meta_tools=(...,))`, or as a tool).
 
     `handler(args, state, context)` is a pure function of arguments and state. `validate` returns the arguments checked, or raises

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Any, Literal
+from types import CoroutineType
+from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.core.actions import Action, FinalAnswer, ToolCall
+from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
@@ -250,7 +252,13 @@ class LiveWorld(Calls):
     async def _asked(self, view: View) -> Plan:
         """Ask the planner; what it leaves open of its model calls is closed with its answer. Raise `MalformedPlan` for what no JSON can say."""
         try:
-            answer = await self._planner_for(view).plan(view)
+            planner = self._planner_for(view)
+            asked = planner.plan(view)
+            if type(asked) is not CoroutineType and not inspect.isawaitable(asked):
+                raise PlannerFailed(f"{type(planner).__name__}.plan cannot be awaited; write `async def plan(self, view)`")
+            answer: Any = await asked
+            if isinstance(answer, Action):  # it stands for the plan with that one action
+                answer = Plan(actions=cast("tuple[AnyAction, ...]", (answer,)))
         finally:
             if isinstance(view.models, Gateway):
                 view.models.close()

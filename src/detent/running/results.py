@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
+from html import escape
+from textwrap import shorten
 from typing import Any, Literal
 
 import msgspec
@@ -47,6 +50,29 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int
     state: RunState
     answered: Answered | None = None
+
+    def __str__(self) -> str:
+        """Return how the run stands, in at most five lines."""
+        return "\n".join(f"{name:<7} {said}" for name, said in self._said())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in self._said())
+        return f"<table>{rows}</table>"
+
+    def _said(self) -> Iterator[tuple[str, str]]:
+        used, cost = self.usage, self.usage.cost_usd
+        waits = ", ".join([*self.state.approvals, *self.state.asks, *self.state.in_doubt])
+        yield "run", f"{self.run_id}: {self.status.replace('_', ' ')}" + (f" ({self.reason})" if self.reason else "")
+        for name, said in (("output", self.output), ("error", self.error), ("waits", waits)):
+            if said not in (None, ""):
+                yield name, shorten(said if isinstance(said, str) else msgspec.json.encode(said).decode(), 68, placeholder="…")
+        if kept := tracebacks(self.state):
+            yield "raised", shorten(f"{kept[-1].error} ({kept[-1].at}); result.traceback has it all", 68, placeholder="…")
+        spent = "" if cost is None else f" · ${cost:.4f}"
+        yield "used", f"iterations {used.iterations} · tool calls {used.tool_calls} · tokens {used.total_tokens}{spent}"
 
     @property
     def steps(self) -> tuple[Item, ...]:

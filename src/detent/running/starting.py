@@ -20,12 +20,13 @@ from detent.core.errors import ConfigError, Conflict, NotAllowedNow, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
+from detent.kernel.think import think
 from detent.ports import Observer, SecretSource
 from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Advancing, declared_of, digests_of, meta_tool_of_some_kernel, tools_of
+from detent.running.advancing import Advancing, declared_of, digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.answering import refuse_reopening
 from detent.running.declarations import levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
@@ -100,6 +101,8 @@ async def run(
     )
     runtime.verifiers.check(spec, models=turns != 0)
     runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
+    if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
+        runtime.planners.needed(spec)
     admission.checked_run_id(run_id and run_id.partition("@")[0])
     tools = tools_of(RunState(run_id=run_id or "", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
@@ -279,6 +282,11 @@ async def reopen(
 
 def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "run_sync needs a thread without an event loop, and here one runs, as in a notebook; write `await engine.run(...)`"
+        )
 
     async def main() -> T:
         task = asyncio.current_task()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from detent.core.errors import ConfigError, UnknownName
+from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.core.events import SideEffect
 from detent.ports.options import check_fields
 from detent.tools.functions.options import read_options
@@ -29,7 +29,7 @@ ADDED = (*OPERATORS_KEYS, "tools", "oauth")
 """What may be said of a server apart from how it is reached."""
 
 
-class ToolPins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolPins(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent says about a server's tool, whatever the server says of it; None leaves it as it would be. Options as for `tool`."""
 
     side_effect: SideEffect | None = None
@@ -50,7 +50,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return ToolPins(**{name: theirs[name] if value is None else value for name, value in mine.items()})
 
 
-class OAuth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OAuth(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """How a server over HTTP is told who calls, where its own questions are not enough. Secrets are references, `${NAME}`.
 
     - `grant`: "authorization_code" (a person logs in once: `detent mcp login NAME`), "client_credentials" (this program is the client),
@@ -92,7 +92,7 @@ class OAuth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return ""
 
 
-class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """How to reach one MCP server, and what of it may be used. Raises `ConfigError` for what does not fit together.
 
     - `command`, `args`, `env`, `cwd`: a program that is started and spoken to over stdin and stdout. It gets HOME, LOGNAME, PATH, SHELL,

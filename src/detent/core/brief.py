@@ -1,0 +1,19 @@
+"""How the plain data of a run shows itself in a console: short, whatever it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def brief(struct: Any) -> str:
+    """Return the fields of a struct that are set, each shortened, in at most five lines of 80 columns; structs have it as `__repr__`."""
+    fields = [(field.name, getattr(struct, field.name), field.default) for field in msgspec.structs.fields(type(struct))]
+    said = (f"{name}={_cut(repr(value), 72)}" for name, value, usual in fields if value is not usual and (value or value == 0))
+    return _cut(f"{type(struct).__name__}({', '.join(said)})", 400)
+
+
+def _cut(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."

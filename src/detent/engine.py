@@ -22,6 +22,7 @@ from detent.config.agents import Agent
 from detent.config.engines import Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
 from detent.config.names import Names, check_kind, check_parts, plugged
+from detent.config.output_types import OutputT
 from detent.config.planners import Planners
 from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
@@ -300,7 +301,7 @@ class Engine:
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
 
-    def run_sync(self, agent: Agent, goal: str, **options: Any) -> Result:
+    def run_sync(self, agent: Agent[OutputT], goal: str, **options: Any) -> Result[OutputT]:
         """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
         return self.call_sync(lambda: self.run(agent, goal, **options))
 

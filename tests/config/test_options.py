@@ -56,11 +56,12 @@ def problems(schema: str, data: Any, *, part: bool = False) -> list[str]:
 
 
 def test_every_form_of_an_agent_has_the_options_that_are_defined() -> None:
-    """The log has exactly these, programs two more, files what only a file can say."""
+    """The log has exactly these, programs and files two more, and each of them what only it can say."""
     defined = AgentOptions.__struct_fields__
     assert AgentSpec.__struct_fields__ == defined
-    assert Agent.__struct_fields__ == ProgramOptions.__struct_fields__ == (*defined, "variables", "mcp")
-    assert AgentFile.__struct_fields__ == (*Agent.__struct_fields__, "skills", "workspace", "sandbox")
+    assert ProgramOptions.__struct_fields__ == (*defined, "variables", "mcp")
+    assert Agent.__struct_fields__ == (*ProgramOptions.__struct_fields__, "output_type")
+    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "workspace", "sandbox")
 
 
 def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:

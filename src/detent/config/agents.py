@@ -6,10 +6,11 @@ Nothing here reads a file or makes a part: `loading` does the first, `assembly` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
+from detent.config.output_types import OutputT, OutputType
 from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
@@ -29,8 +30,11 @@ class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
     """MCP servers by name: `NAME__tool` and `NAME__*` in `tools` list their tools."""
 
 
-class Agent(ProgramOptions, frozen=True, kw_only=True):
+class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
     """Who works on a goal; each option is explained in `core.agent.AgentOptions`.
+
+    `output_type` is the type of its answers, for `output_schema` in Python: a pydantic model, dataclass, msgspec struct, typed dict, union or
+    plain type. An answer that is none is not accepted, with the reasons, and `result.output` is an instance. The log keeps JSON.
 
     `tools` are names, or tools, which are then registered with the engine that runs the agent. `policy` may be its rules, or a whole document
     of `policies.documents`. The servers of `mcp` are not recorded.
@@ -39,6 +43,7 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
     rules: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
+    output_type: type[OutputT] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -56,6 +61,9 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
                 raise ConfigError(f"agent {self.name!r}: tools has {item!r}; give names, or functions made with @tool")
         _check_raw_text(self)
         check_ending(self, entries_of(self.verify, f"agent {self.name!r}")[0])
+        if self.output_type is not None and self.output_schema is not None:
+            raise ConfigError(f"agent {self.name!r}: output_type has a schema of its own; leave output_schema out")
+        self.answers_as()
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.model_settings or self.actions:
@@ -77,6 +85,10 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         """Return the names of the listed tools, each once."""
         return tuple(dict.fromkeys(t if isinstance(t, str) else t.name for t in self.tools))
 
+    def answers_as(self) -> OutputType[OutputT] | None:
+        """Return what `output_type` comes to, None without one. Raise `ConfigError`."""
+        return None if self.output_type is None else OutputType(self.output_type, f"agent {self.name!r}")
+
     def verifiers(self) -> dict[str, Verifier]:
         """Return the functions that `verify` names, by the names that the log has for them."""
         return entries_of(self.verify, f"agent {self.name!r}")[1]
@@ -95,6 +107,9 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         said["healing"] = bool(self.model) if self.healing is None else self.healing
         said["plain_answers"] = self.plain_answers is not False
         said["verify"] = tuple(entries_of(self.verify, f"agent {self.name!r}")[0])
+        if (typed := self.answers_as()) is not None:
+            said["output_schema"] = typed.schema
+            said["verify"] += ({"schema": typed.schema, "name": f"output type {typed.name}"},)
         return AgentSpec(**said)
 
 

@@ -159,7 +159,7 @@ def load_agent(path: str | Path) -> Agent:
     tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
     if said.skills:
         tools.append(load_skills(meta["skills"], where))
-    taken: dict[str, Any] = {name: getattr(said, name) for name in Agent.__struct_fields__}
+    taken: dict[str, Any] = {name: getattr(said, name) for name in ProgramOptions.__struct_fields__}
     same: dict[str, Any] = {name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in taken.items()}
     same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
     same["verify"] = [_verifier(entry, home, f"{where}: verify {number}") for number, entry in enumerate(said.verify, 1)]

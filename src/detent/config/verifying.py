@@ -5,14 +5,17 @@ An entry is one table with one kind of check (`KINDS`) and its options. Function
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from detent.config.output_types import OutputType
 from detent.config.planners import Planners
 from detent.config.tables import check_json, take
 from detent.core.agent import AgentSpec
+from detent.core.codec import digest_of
 from detent.core.errors import ConfigError
 from detent.ports import Cancellation, Toolbox, ToolContext
 from detent.ports.verifying import AnswerView, Stated, Verifier
@@ -159,6 +162,20 @@ class Verifiers:
     def __init__(self, planners: Planners, tools: Toolbox) -> None:
         self._planners, self._tools = planners, tools
         self._functions: dict[str, Verifier] = {}
+        self._types: dict[str, OutputType[Any]] = {}
+
+    def add_type(self, kind: OutputType[Any] | None) -> None:
+        """Make the type of some agent's answers known: they are checked by it, and made into it."""
+        if kind is not None:
+            self._types[kind.digest] = kind
+
+    def made(self, output: Any, schema: dict[str, Any] | None) -> Any:
+        """Return an output as an instance of the type that has this schema; as it is where none is known, or it does not fit."""
+        if schema is None or output is None or (kind := self._types.get(digest_of(schema))) is None:
+            return output
+        with contextlib.suppress(ValueError):
+            return kind.made(output)
+        return output
 
     def add(self, functions: Mapping[str, Verifier]) -> None:
         """Make functions known; raise `ConfigError` where another one has the name already."""
@@ -184,6 +201,8 @@ class Verifiers:
             return self._command(entry, entry[kind])
         if kind == "rubric":
             return self._rubric(entry[kind], agent, entry.get("model", ""), check=models)
+        if kind == "schema" and (typed := self._types.get(digest_of(entry[kind]))) is not None:
+            return Stated(entry, typed.check)
         if kind:
             return _plain(kind, entry)
         raise ConfigError(f"agent {agent.name!r}: verify: {entry!r} is no check that this version knows; it may be of a later one")

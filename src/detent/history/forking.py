@@ -33,7 +33,7 @@ from detent.running.artifacts import refuse_damaged
 from detent.running.branching import checked_edits, edited_agent
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, segments
-from detent.running.results import Result, result_of
+from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.states import load_state
@@ -103,7 +103,7 @@ async def fork(
     if child_id is not None:
         admission.checked_run_id(child_id, child_id := await runtime.kept_as(child_id, host))
     child = await begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
-    return await runtime.go_on(child, observers=observers) if resume else result_of(await load_run(runtime.store, child))
+    return await runtime.go_on(child, observers=observers) if resume else runtime.result(await load_run(runtime.store, child))
 
 
 async def begin(

@@ -27,7 +27,7 @@ from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.inbox import MOST_REFUSED
 from detent.running.people import LONGEST, me, poster
-from detent.running.results import Answered, Approval, Result, approvals_of, result_of
+from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.running.rules import vetted
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -139,7 +139,7 @@ async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", 
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])
-        return result_of(state)
+        return runtime.result(state)
     first = msgspec.structs.replace(state, cancel=None)  # also a second one ends a run whose worker died over the first
     return await _deliver(runtime, state, vetted(signal, first), resume=True)
 
@@ -187,7 +187,7 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
-    return msgspec.structs.replace(result or result_of(await load_run(runtime.store, run_id)), answered=told)
+    return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)
 
 
 async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host | None = None) -> Answered:

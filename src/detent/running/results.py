@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from html import escape
 from textwrap import shorten
-from typing import Any, Literal
+from typing import Any, Generic, Literal, cast
 
 import msgspec
 
+from detent.config.output_types import OutputT
 from detent.core.budget import Usage
-from detent.core.state import Item, RunState
+from detent.core.state import Item, RunState, RunStatus
 from detent.running.receipts import Receipt, receipt_of
 from detent.running.requests import differs, healed, origins
 from detent.running.titles import title_of
@@ -19,6 +20,14 @@ from detent.running.tracebacks import traceback_behind, tracebacks
 
 SHOWN_WHOLE_BYTES = 64 * 1024
 """Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
+
+
+Reason = Literal[
+    "", "final_answer", "done_tool", "max_iterations", "budget_exhausted", "no_progress", "failure_threshold", "policy_stopped",
+    "approval_rejected", "approval_expired", "cancelled", "abstained", "stop_action", "fatal_tool_error", "policy_denied", "malformed_plan",
+    "answer_refused", "model_refused", "context_overflow", "output_schema_failed", "missing_required_tool", "planner_error", "kernel_error",
+]  # fmt: skip
+"""Why a run ended, "" while it has not: the keys of `core.settle.REASONS`."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +42,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
     """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not. `answered` is set where
@@ -41,9 +50,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_id: str
-    status: str
-    reason: str
-    output: Any
+    status: RunStatus
+    reason: Reason
+    output: OutputT
     partial: str
     error: str | None
     usage: Usage
@@ -66,7 +75,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         used, cost = self.usage, self.usage.cost_usd
         waits = ", ".join([*self.state.approvals, *self.state.asks, *self.state.in_doubt])
         yield "run", f"{self.run_id}: {self.status.replace('_', ' ')}" + (f" ({self.reason})" if self.reason else "")
-        for name, said in (("output", self.output), ("error", self.error), ("waits", waits)):
+        for name, said in (("output", self.state.output), ("error", self.error), ("waits", waits)):
             if said not in (None, ""):
                 yield name, shorten(said if isinstance(said, str) else msgspec.json.encode(said).decode(), 68, placeholder="…")
         if kept := tracebacks(self.state):
@@ -119,7 +128,7 @@ def result_of(state: RunState) -> Result:
     return Result(
         run_id=state.run_id,
         status=state.status,
-        reason=state.reason,
+        reason=cast("Reason", state.reason),
         output=state.output,
         partial=state.partial,
         error=state.error or None,

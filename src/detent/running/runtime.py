@@ -273,11 +273,17 @@ class Runtime:
         finally:
             self._queued.discard(advancing)
 
+    def result(self, state: RunState) -> Result[Any]:
+        """Return how a run stands; its output is an instance where the type of its answers is known here."""
+        result = result_of(state)
+        output = self.verifiers.made(state.output, state.output_schema)
+        return result if output is state.output else msgspec.structs.replace(result, output=output)
+
     async def answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:
         """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
-        return result_of(state)
+        return self.result(state)
 
     async def _ask_approver(self, state: RunState, approver: Approver, observers: Sequence[Observer], *, turns: int | None) -> Result:
         answered = False
@@ -287,14 +293,14 @@ class Runtime:
                 approved = bool(await answer if inspect.isawaitable(answer) else answer)
             except Exception:  # foreign code: an approver that fails has not decided
                 log.exception("the approver failed on call %s of run %s; the call still waits", request.call_id, state.run_id)
-                return result_of(state)
+                return self.result(state)
             if approved and "approver" in request.approved_by:
                 continue  # it has approved already: somebody else must, too
             answered = True
             payload = {"call": request.call_id, "decision": "approved" if approved else "denied", "digest": request.digest}
             await self.store.post(state.run_id, self.signal("approval", payload, by="approver"))
         if not answered:
-            return result_of(state)
+            return self.result(state)
         return await self.go_on(state.run_id, turns=turns, observers=observers, inline=True)
 
     def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:

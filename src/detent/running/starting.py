@@ -14,6 +14,7 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
+from detent.config.output_types import OutputT, OutputType
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, UnknownName
@@ -32,7 +33,7 @@ from detent.running.declarations import levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.people import me, poster
-from detent.running.results import Result, result_of
+from detent.running.results import Result
 from detent.running.rules import named
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 async def run(
     runtime: Runtime,
-    agent: Agent,
+    agent: Agent[OutputT],
     goal: str,
     *,
     host: Host | None = None,
@@ -58,7 +59,7 @@ async def run(
     strategy: str | None = None,
     observers: Sequence[Observer] = (),
     turns: int | None = None,
-) -> Result:
+) -> Result[OutputT]:
     """Work on `goal` until the run finishes or waits, and return how it stands.
 
     With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. An id belongs to the tenant of
@@ -111,7 +112,7 @@ async def run(
     if run_id is not None and await runtime.store.head(run_id) is not None:
         await admission.same_context(runtime.store, run_id, started, (*runtime.parts.redact, *spec.redact))
         if turns == 0:
-            return result_of(await load_run(runtime.store, run_id))
+            return runtime.result(await load_run(runtime.store, run_id))
         return await runtime.go_on(run_id, turns=turns, observers=observers)
     admission.checked_run_id(given, run_id)
     await runtime.tenants.refuse_start(started.host.tenant)
@@ -177,6 +178,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))
     policy = runtime.parts.policy_of(spec)
     runtime.verifiers.add(agent.verifiers())
+    runtime.verifiers.add_type(agent.answers_as())
     runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)
@@ -223,21 +225,24 @@ async def resume(
     *,
     budget: Budget | None = None,
     accept_levels: Mapping[str, SideEffect] | None = None,
+    output_type: type[OutputT] | None = None,
     by: str = "",
     host: Host | None = None,
     observers: Sequence[Observer] = (),
-) -> Result:
+) -> Result[OutputT]:
     """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
 
     `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process); what was used stays
     used. `accept_levels` names tools that are declared with a lower side-effect level than the run holds them to, each with that level: from
-    here on it holds. Raises `NotAllowedNow` for a run that has finished (`reopen` takes a budget).
+    here on it holds. `output_type` is that of the answers, where no agent given here has it. Raises `NotAllowedNow` for a run that has finished
+    (`reopen` takes a budget).
 
     With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
     workspace or principal.
     """
     run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by)
+    runtime.verifiers.add_type(None if output_type is None else OutputType(output_type, "resume"))
     if budget is None and not accept_levels:
         return await runtime.go_on(run_id, observers=observers)
     check_is(Budget, budget=budget)

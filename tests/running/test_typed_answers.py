@@ -1,0 +1,199 @@
+"""`Agent(output_type=City)`: the answer is checked against the type, corrected, kept as JSON, and given back as an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args
+
+import msgspec
+import pydantic
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.errors import ConfigError
+from detent.core.settle import REASONS
+from detent.extend import StrategyRun, strategy
+from detent.running.results import Reason
+from detent.stores.ram import RamStore
+from detent.testing import FakeModel, calls
+from kernel.runs import run_async
+
+GIVEN = [calls(("final_result", {"name": "Ulm", "people": -1})), calls(("final_result", {"name": "Ulm", "people": 2}))]
+
+
+class City(pydantic.BaseModel):
+    """A model with a rule that no schema can say."""
+
+    name: str
+    people: int
+
+    @pydantic.field_validator("people")
+    @classmethod
+    def _people(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("nobody is less than nobody")
+        return value
+
+
+@dataclass
+class Town:
+    name: str
+    people: int = 1
+
+
+class Village(msgspec.Struct):
+    name: str
+    people: int = 1
+
+
+class Place(TypedDict):
+    name: str
+
+
+class Says:
+    """Answers these in order, and keeps what it was told."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers: Iterator[Any] = iter(answers)
+        self.told: list[str] = []
+        self.schema: Any = None
+
+    async def plan(self, view: View) -> Any:
+        self.told.extend(item.text for item in view.transcript if item.text)
+        self.schema = view.output_schema
+        return FinalAnswer(content=next(self._answers))
+
+
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "pydantic": (City, {"name": "Ulm", "people": 2}, City(name="Ulm", people=2)),
+    "dataclass": (Town, {"name": "Ulm"}, Town("Ulm")),
+    "struct": (Village, {"name": "Ulm"}, Village("Ulm")),
+    "typed dict": (Place, {"name": "Ulm"}, {"name": "Ulm"}),
+    "union": (City | Town, {"name": "Ulm"}, Town("Ulm")),
+    "list": (list[Village], [{"name": "Ulm"}], [Village("Ulm")]),
+    "plain": (int, 5, 5),
+    "words": (Literal["yes", "no"], "yes", "yes"),
+    "json in text": (City, '{"name": "Ulm", "people": 2}', City(name="Ulm", people=2)),
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_output_is_an_instance_and_the_log_keeps_json(kind: str) -> None:
+    """Every kind of type; a program would else convert by hand, and differently each time."""
+    wanted, said, made = KINDS[kind]
+
+    async def main() -> None:
+        planner = Says(said)
+        async with Engine(store="ram:", planner=planner) as engine:
+            result = await engine.run(Agent(name="a", output_type=wanted), "go", run_id="r")
+            assert (result.status, result.output) == ("completed", made) and type(result.output) is type(made)
+            end = next(r.event for r in await engine.records("r") if isinstance(r.event, e.RunFinished))
+            assert end.output == said and result.state.output == said and planner.schema == result.state.output_schema
+            assert (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+def test_an_answer_that_is_none_is_corrected_with_the_reasons_of_the_type() -> None:
+    """What the schema says, and what only the type's own validator knows."""
+
+    async def main() -> None:
+        planner = Says("Ulm", {"name": "Ulm", "people": -1}, {"name": "Ulm", "people": 2})
+        async with Engine(store="ram:", planner=planner) as engine:
+            result = await engine.run(Agent(name="a", output_type=City), "go")
+            assert result.output == City(name="Ulm", people=2)
+            told = "\n".join(planner.told)
+            assert "it is no City: the answer: 'Ulm' is not of type 'object'" in told and "nobody is less than nobody" in told
+            stubborn = Engine(store="ram:", planner=Says(*["Ulm"] * 9))
+            refused = await stubborn.run(Agent(name="a", output_type=City), "go")
+            assert (refused.status, refused.reason, refused.output) == ("failed", "answer_refused", None)
+
+    run_async(main)
+
+
+def test_a_resume_elsewhere_gives_an_instance_where_the_type_is_known_and_else_json() -> None:
+    """The log has no type: the caller names it, or the engine was given the agent."""
+
+    @tool(side_effect="destructive")
+    def wipe() -> str:
+        """Wipes."""
+        return "wiped"
+
+    class Wipes(Says):
+        async def plan(self, view: View) -> Any:
+            return Plan(actions=(ToolCall(tool="wipe"),)) if view.iteration == 1 else await super().plan(view)
+
+    async def main() -> None:
+        store, answer = RamStore(), {"name": "Ulm", "people": 2}
+        agent = Agent(name="a", tools=["wipe"], output_type=City)
+        async with Engine(store=store, planner=Wipes(), tools=[wipe], approver="caller") as engine:
+            for run_id in ("named", "known", "unknown"):
+                assert (await engine.run(agent, "go", run_id=run_id)).status == "waiting_for_approval"
+        async with Engine(store=store, planner=Wipes(answer, answer), tools=[wipe], approver="caller") as elsewhere:
+            await elsewhere.approve("unknown", "main.1.0", by="ann")
+            assert (await elsewhere.resume("unknown")).output == answer
+            await elsewhere.approve("named", "main.1.0", by="ann", resume=False)
+            assert (await elsewhere.resume("named", output_type=City)).output == City(name="Ulm", people=2)
+        async with Engine(store=store, planner=Wipes(answer), tools=[wipe], approver="caller") as again:
+            await again.run(agent, "another", run_id="other")
+            assert (await again.approve("known", "main.1.0", by="ann")).output == City(name="Ulm", people=2)
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("name", ["reactive", "direct"])
+def test_a_model_answers_with_the_type_in_every_strategy(name: str) -> None:
+    """It is offered the schema, and what it gives first does not fit."""
+
+    async def main() -> None:
+        model = FakeModel(GIVEN)
+        async with Engine(store="ram:", planner=model) as engine:
+            result = await engine.run(Agent(name="a", strategy=name, output_type=City), "go", run_id="r")
+            output: City = result.output  # a type checker knows it
+            assert output.people == 2 and (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+@strategy()
+async def computed(run: StrategyRun) -> Any:
+    return {"name": run.goal, "people": 2}
+
+
+def test_what_a_strategy_computes_is_typed_too() -> None:
+    """No planner is asked for it."""
+
+    async def main() -> None:
+        async with Engine(store="ram:", strategies={"computed": computed}) as engine:
+            result = await engine.run(Agent(name="a", strategy="computed", output_type=City), "Ulm")
+            assert result.output == City(name="Ulm", people=2)
+
+    run_async(main)
+
+
+def test_rules_give_typed_answers_too() -> None:
+    """The planner without a model."""
+    rules = [{"name": "tell", "answer": {"name": "Ulm", "people": 2}}]
+    result = Engine(store="ram:").run_sync(Agent(name="a", rules=rules, output_type=City), "go")
+    assert result.output == City(name="Ulm", people=2)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no schema": (lambda: Agent(name="a", output_type=open), "agent 'a': output_type: no JSON Schema can be made of"),
+    "two": (lambda: Agent(name="a", output_type=City, output_schema={}), "leave output_schema out"),
+}
+
+
+@pytest.mark.parametrize("mistake", list(REFUSED))
+def test_a_type_that_cannot_be_an_answer_is_refused_when_the_agent_is_made(mistake: str) -> None:
+    """Not in the middle of the first run."""
+    make, said = REFUSED[mistake]
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_the_reasons_of_a_result_are_the_reasons_there_are() -> None:
+    """Type checkers go by the list of words."""
+    assert set(get_args(Reason)) == {"", *REASONS}

@@ -272,8 +272,9 @@ def exhausted(
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    left: dict[str, float] = {}
+    left = budget.__copy__()
     for dimension, limit in _limits(budget, _SPENT).bounds:
         value = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
-        left[OPTIONS[dimension]] = limit - value if limit > value else 0
-    return msgspec.structs.replace(budget, **left)
+        # not `replace`: what is left of sound bounds needs no check, and every planner is shown it
+        msgspec.structs.force_setattr(left, OPTIONS[dimension], limit - value if limit > value else 0)
+    return left

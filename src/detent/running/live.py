@@ -183,7 +183,7 @@ class LiveWorld(Calls):
     @property
     def quiet(self) -> bool:
         """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
-        return not (self.control.waiting or self._tenants or (self._is_cancelled and BRANCH.get()))
+        return not (self.control.waiting or self._tenants or (BRANCH.get() and self._is_cancelled))
 
     @property
     def _is_cancelled(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import inf
 from operator import attrgetter, ge
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -275,8 +275,9 @@ def exhausted(
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
     """Return what is left of each bound, never below 0; unset where there is no bound."""
-    left: dict[str, float] = {}
+    left: Budget = cast("Any", budget).__copy__()  # `copy.copy` takes five times as long
     for dimension, limit in _limits(budget, _SPENT).bounds:
         value = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
-        left[OPTIONS[dimension]] = limit - value if limit > value else 0
-    return msgspec.structs.replace(budget, **left)
+        # not `replace`: what is left of sound bounds needs no check, and every planner is shown it
+        msgspec.structs.force_setattr(left, OPTIONS[dimension], limit - value if limit > value else 0)
+    return left

@@ -484,7 +484,13 @@ def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetim
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
-        **_ANEW,
+        answering="",  # `_ANEW`, spelt out: a call with a dictionary takes longer, and this is done for every turn
+        output=None,
+        turn_ok=0,
+        turn_bad=0,
+        rejected=0,
+        metered=False,
+        progressed=False,
         plan=None,
         calls={},
         observed=0,
@@ -492,9 +498,9 @@ def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetim
         polled=False,
         phases_done=_NO_PHASES,
         effects={},
+        wrapping_up=before.wrapping_up or bool(event.wrap_up),
+        guidance=(event.wrap_up,) if event.wrap_up else before.guidance,
     )
-    if event.wrap_up:
-        now = replace(now, wrapping_up=True, guidance=(event.wrap_up,))
     usage = replace(state.usage, iterations=state.usage.iterations + 1)
     return replace(state, usage=usage, running_ms=event.running_ms, read_at=at, passes={**state.passes, scope: now})
 

@@ -141,7 +141,8 @@ class Journal:
             head = head_of(state)
             try:
                 more: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
-                more |= {"intent": True} if intent else {}
+                if intent:
+                    more["intent"] = True
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed

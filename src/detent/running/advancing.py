@@ -276,8 +276,9 @@ class Advancing:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""
         parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
         self._journal = journal
-        BRANCH.set("")  # of this task: a tool of a pass, or an effect, may have begun the run
-        MAKING.set("")
+        for outer in (BRANCH, MAKING):  # of this task: a tool of a pass, or an effect, may have begun the run
+            if outer.get():
+                outer.set("")
         ADVANCED.set(self.run_id)
         self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
@@ -325,13 +326,8 @@ class Advancing:
             secrets=parts.secrets,
             traffic=parts.traffic,
             tenants=parts.tenants,
-            planner_of=partial(self._planner_of_pass, journal) if parts.planner_of_pass is not None else None,
+            planner_of=parts.planner_of_pass,
         )
-
-    def _planner_of_pass(self, journal: Journal, agent: AgentSpec) -> Planner:
-        """Return who plans a pass of which `agent` names the model; raise `ConfigError`."""
-        assert self.parts.planner_of_pass is not None  # noqa: S101 - only called where it is set
-        return self.parts.planner_of_pass(agent, journal.state.budget, journal.state.host)
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
@@ -447,14 +443,12 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     tools = held(tools, journal.state.levels)
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
     profile = make_profile(agent.profile)
-    house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
-    of = partial(_guards, agent, parts, tools, house=house)
     return Run(
         journal=journal,
         world=world,
         tools=tools,
         policy=parts.policy_of(agent),
-        guards_with=partial(_guards_with, of, house, of((), ())),
+        guards_with=PassGuards(agent, parts, tools),
         hooks=parts.hooks,
         profile=profile,
         compression=compression_for(profile),
@@ -464,19 +458,23 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     )
 
 
-def _guards(
-    agent: AgentSpec, parts: Parts, tools: dict[str, Tool], more: Sequence[Guard], names: Sequence[str], *, house: tuple[Guard, ...]
-) -> tuple[Guard, ...]:
-    """Return the guards of the house, `more` of a pass's kernel, those that the agent names, and those of these names; each once."""
-    found = parts.guards_of(msgspec.structs.replace(agent, guards=(*agent.guards, *names)), (*house, *more), tools)
-    return tuple(map(guarding, found))
+class PassGuards:
+    """The guards of a run's passes (`Run.guards_with`): those of the house, those that the agent names, and what a pass brings; each once."""
 
+    __slots__ = ("_agent", "_house", "_parts", "_tools", "_usual")
 
-def _guards_with(
-    of: Callable[..., tuple[Guard, ...]], house: tuple[Guard, ...], usual: tuple[Guard, ...], more: Sequence[Guard], names: Sequence[str]
-) -> tuple[Guard, ...]:
-    """Return the guards of a pass, the `usual` ones where it brings none of its own (`Run.guards_with`)."""
-    return usual if not names and all(guard in house for guard in more) else of(more, names)
+    def __init__(self, agent: AgentSpec, parts: Parts, tools: dict[str, Tool]) -> None:
+        self._agent, self._parts, self._tools = agent, parts, tools
+        self._house = (*parts.kernel.guards, *kernel_of(agent, parts).guards)
+        self._usual = self._found((), ())
+
+    def __call__(self, more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
+        """Return the guards of a pass, whose kernel has `more` and whose strategy gives these names."""
+        return self._usual if not names and all(guard in self._house for guard in more) else self._found(more, names)
+
+    def _found(self, more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
+        named = msgspec.structs.replace(self._agent, guards=(*self._agent.guards, *names))
+        return tuple(map(guarding, self._parts.guards_of(named, (*self._house, *more), self._tools)))
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:

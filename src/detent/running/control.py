@@ -14,6 +14,8 @@ from detent.config.groups import GRACE_S
 from detent.ports import Cancellation, Signal
 from detent.running.rules import cancels
 
+_NONE: frozenset[str] = frozenset()
+
 
 def _unbounded() -> None:
     """Return None: a run that has no world yet has no time either."""
@@ -62,7 +64,7 @@ class Control:
         self.ready = False
         self.sections: list[Section] = []
         self._signals: dict[str, Signal] = {}
-        self._taken: frozenset[str] = frozenset()
+        self._taken = _NONE
         self._task: asyncio.Task[Any] | None = None
         self.told: dict[Callable[[], None], None] = {}
         self.forget_time()

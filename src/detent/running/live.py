@@ -16,8 +16,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
-from detent.core.agent import AgentSpec
-from detent.core.budget import exhausted
+from detent.core.agent import AgentSpec, Host
+from detent.core.budget import Budget, exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded
 from detent.core.state import CLOSED, CallState
@@ -53,6 +53,9 @@ _NOT_BEGUN = ToolOutcome(
     kind="not_executed", error_code="not_run", message="not run: the run was cancelled before the call began", final=True
 )
 
+
+_NO_PLANNERS: dict[bytes, Planner] = {}
+"""Of all runs whose passes have no models of their own: the dictionary of a run is never changed, but replaced."""
 
 MAKING: ContextVar[str] = ContextVar("detent_making", default="")
 """The label of the effect that the current task is making, "" outside of one."""
@@ -99,10 +102,10 @@ class LiveWorld(Calls):
         secrets: SecretSource | None = None,
         traffic: Traffic | None = None,
         tenants: Tenants | None = None,
-        planner_of: Callable[[AgentSpec], Planner] | None = None,
+        planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
     ) -> None:
         """`planner_of` says who plans a pass with a model of its own, and raises `ConfigError` where it cannot be asked from here."""
-        self._planner_of, self._planners = planner_of, dict[bytes, Planner]()
+        self._planner_of, self._planners = planner_of, _NO_PLANNERS
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         super().__init__(journal, store, redact, clock=clock, control=control, chunk=chunk, secrets=secrets)
         self._planner, self.cancelled, self._inbox = planner, control.cancelled, Gate()
@@ -184,7 +187,7 @@ class LiveWorld(Calls):
     @property
     def quiet(self) -> bool:
         """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
-        return not (self.control.waiting or self._tenants or (self._is_cancelled and BRANCH.get()))
+        return not (self.control.waiting or self._tenants or (BRANCH.get() and self._is_cancelled))
 
     @property
     def _is_cancelled(self) -> bool:
@@ -268,13 +271,14 @@ class LiveWorld(Calls):
 
     def _planner_for(self, view: View) -> Planner:
         """Return who plans a pass: the run's planner, or that of a model of the pass's own. Raise `Suspended` where it cannot be asked from here."""
-        own, usual = view.agent, self._run().agent
+        own, state = view.agent, self._run()
+        usual = state.agent
         if self._planner_of is None or (own.model, own.planner, own.rules) == (usual.model, usual.planner, usual.rules):
             return self._planner
         key = msgspec.json.encode([own.model, own.planner, own.model_settings])
         if key not in self._planners:
             try:
-                self._planners[key] = self._planner_of(own)
+                self._planners = {**self._planners, key: self._planner_of(own, state.budget, state.host)}
             except ConfigError as error:  # another process, or this one later, may have what is missing: the pass has not failed
                 raise Suspended(view.run_id, f"pass {view.scope!r} cannot be planned here: {error}") from error
         return self._planners[key]

@@ -211,7 +211,7 @@ class StrategyPasses:
         """Return what the strategy has returned, or, where that is an answer that no pass has had checked, what comes of checking it."""
         branch = Branch(label="verify", guards=("side_effect_once",))
         behind = behind_act(self._kernel_of(branch.kernel))
-        if json_problem(returned, escaping=True) or not unchecked(self._run, returned, behind=behind):
+        if not unchecked(self._run, returned, behind=behind):
             return returned
         output = returned.output if isinstance(returned, Passed) else returned
         return await self._pass(branch, self._scope(branch.label), kernel=sheltered(presenting(output, behind)))

@@ -27,7 +27,7 @@ from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run, fresh
 from detent.kernel.kernel import Kernel, Phase, make_kernel
 from detent.kernel.think import think
-from detent.ports import Passed, Plan
+from detent.ports import Passed, Plan, json_problem
 from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
 from detent.running.endings import REFUSED, answers_goal, finished, honest, is_for, last_turn
 from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name
@@ -185,7 +185,9 @@ def behind_act(kernel: Kernel) -> tuple[Phase, ...]:
 def unchecked(run: Run, returned: Any, *, behind: tuple[Phase, ...] = ()) -> bool:
     """Whether what a strategy returned is an answer that no pass has had checked; `behind` are the phases of the run's kernel that would."""
     output, state = returned.output if isinstance(returned, Passed) else returned, run.state
-    if not (_checked(run) or behind) or is_blank(output) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
+    if not (_checked(run) or behind) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
+        return False
+    if json_problem(output, escaping=True) or is_blank(output):
         return False
     answers = [known for known in state.passes.values() if known.status == "done" and known.holds and known.kernel_type != PRESENT]
     answers = [known for known in answers if is_for(known.steps[0].text, state.goal)]

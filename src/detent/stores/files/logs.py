@@ -26,12 +26,16 @@ _OPEN_FILES = 128
 
 
 class _Log:
-    """An open log file and where it ended when it was last looked at; `named` when its name is known to survive power loss."""
+    """An open log file and where it ended when it was last looked at; `named` when its name is known to survive power loss.
 
-    __slots__ = ("fd", "named", "size", "tail")
+    `slot` is where its next seal belongs, None where that is not known.
+    """
+
+    __slots__ = ("fd", "named", "size", "slot", "tail")
 
     def __init__(self, fd: int) -> None:
         self.fd, self.named, self.size = fd, False, -1
+        self.slot: int | None = None
         self.tail: Tail | None = None
 
 
@@ -80,7 +84,7 @@ class Logs:
             size = os.fstat(entry.fd).st_size
             if size != entry.size:
                 entry.tail = read_tail(entry.fd, size, run_id)
-                entry.size = size
+                entry.size, entry.slot = size, None
             yield entry
             keep = True
         finally:
@@ -129,7 +133,7 @@ class Logs:
                 check()
             try:
                 if durable and self.seals.prepare(run_id):
-                    entry.named = False
+                    entry.named, entry.slot = False, None
                 end = tail.end if tail is not None else 0
                 if entry.size > end:
                     self._set_aside(run_id, entry, end)
@@ -151,12 +155,13 @@ class Logs:
             entry.size = end + len(data)
             entry.tail = Tail(seq, entry.size, base, head)
             if durable:
-                self._seal(run_id, seq, head.digest)
+                self._seal(run_id, entry, seq, head.digest)
 
-    def _seal(self, run_id: str, seq: int, digest: str) -> None:
+    def _seal(self, run_id: str, entry: _Log, seq: int, digest: str) -> None:
         """Say outside the log how long it is; the append is durable without, and an older seal says nothing against it."""
+        slot, entry.slot = entry.slot, None
         try:
-            self.seals.write(run_id, (seq, digest))
+            entry.slot = self.seals.write(run_id, (seq, digest), over=slot)
         except OSError as error:
             log.warning(
                 "run %r: %s.sealed is not up to date (%s): a log that is cut after this would not be noticed", run_id, run_id, error

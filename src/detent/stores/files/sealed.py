@@ -18,6 +18,7 @@ from detent.stores.files.parts import write_all
 _SLOT = 512
 _BLANK = (b" " * (_SLOT - 1) + b"\n") * 2
 _DIGEST_BYTES = 256
+_decode = msgspec.json.Decoder(tuple[int, str, str]).decode
 
 Seal = tuple[int, str]
 """Number of records, and the digest of the last of them."""
@@ -27,11 +28,11 @@ class Seals:
     """The seals in one directory; a run's seal is written under the lock of its log."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self._in = str(directory)  # a `Path` of each seal would take as long as the rest of an append
 
-    def path(self, run_id: str) -> Path:
+    def path(self, run_id: str) -> str:
         """The seal of a run."""
-        return self.directory / f"{run_id}.sealed"
+        return f"{self._in}/{run_id}.sealed"
 
     def prepare(self, run_id: str) -> bool:
         """Make room for a seal where there is none, and return whether that was done: sealing itself must not fail for want of room."""
@@ -44,21 +45,26 @@ class Seals:
         finally:
             os.close(fd)
 
-    def write(self, run_id: str, seal: Seal) -> None:
-        """Write the seal durably, over the older of the two that are there."""
+    def write(self, run_id: str, seal: Seal, *, over: int | None = None) -> int:
+        """Write the seal durably, over the older of the two that are there, and return which one is the older then.
+
+        `over` is what the last call returned, where nobody else has written one since.
+        """
         fd = os.open(self.path(run_id), os.O_RDWR | os.O_CLOEXEC)
         try:
-            first, second = _slots(os.pread(fd, len(_BLANK), 0))
-            older = 1 if first is not None and (second is None or second[0] <= first[0]) else 0
-            write_all(fd, _encoded(seal), older * _SLOT)
+            if over is None:
+                first, second = _slots(os.pread(fd, len(_BLANK), 0))
+                over = 1 if first is not None and (second is None or second[0] <= first[0]) else 0
+            write_all(fd, _encoded(seal), over * _SLOT)
             os.fsync(fd)
         finally:
             os.close(fd)
+        return 1 - over
 
     def read(self, run_id: str) -> Seal | None:
         """Return the later of the two, None where nothing was sealed yet; raise `CorruptLog` where neither can be read."""
         try:
-            data = self.path(run_id).read_bytes()
+            data = Path(self.path(run_id)).read_bytes()
         except FileNotFoundError:
             return None
         found = [seal for seal in _slots(data) if seal is not None]
@@ -68,7 +74,7 @@ class Seals:
 
     def remove(self, run_id: str) -> None:
         """Remove the seal; before its log, which would else seem to be lost."""
-        self.path(run_id).unlink(missing_ok=True)
+        Path(self.path(run_id)).unlink(missing_ok=True)
 
 
 def _check(records: int, digest: str) -> str:
@@ -86,7 +92,7 @@ def _slots(data: bytes) -> tuple[Seal | None, Seal | None]:
 
 def _decoded(slot: bytes) -> Seal | None:
     try:
-        records, digest, check = msgspec.json.decode(slot, type=tuple[int, str, str])
+        records, digest, check = _decode(slot)
     except ValueError:  # msgspec's errors are ValueErrors
         return None
     return (records, digest) if check == _check(records, digest) else None

@@ -16,6 +16,7 @@ from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
 from detent.ports import (
     EventStore,
+    MadeFile,
     MetaTool,
     Plan,
     Tool,
@@ -65,8 +66,8 @@ class Values:
         """Return the plan with sensitive values replaced by placeholders; they, and files that a model made, are stored before it is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
-        for file in plan.files:
-            await self._store.put_blob(self._run().run_id, sha256(file).hexdigest(), file)
+        if plan.files:
+            plan = msgspec.structs.replace(plan, files=tuple([await self._stored(file) for file in plan.files]))
         if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
             self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
             return plan
@@ -125,10 +126,18 @@ class Values:
             outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
             await self._keep_secrets(redactor, call_id, outcome.details)
         if outcome.full is not None:
-            key = sha256(outcome.full).hexdigest()
-            await self._store.put_blob(self._run().run_id, key, outcome.full)
-            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
+            outcome = msgspec.structs.replace(
+                outcome, artifact=await self._stored(MadeFile(data=outcome.full, media_type="application/json"))
+            )
         return outcome
+
+    async def _stored(self, file: Any) -> ArtifactRef:
+        """Store a file as an artifact of the run and return what names it; raise `TypeError` where a planner gave something else."""
+        if not isinstance(file, MadeFile):
+            raise TypeError(f"Plan(files=...) holds a {type(file).__name__}; it takes MadeFile(data=..., media_type=...)")
+        key = sha256(file.data).hexdigest()
+        await self._store.put_blob(self._run().run_id, key, file.data)
+        return ArtifactRef(key=key, size_bytes=len(file.data), media_type=file.media_type)
 
     async def redactor(self) -> Redactor:
         """Return the run's redactor; its key is kept with the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from detent import Agent, Engine
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.core.errors import ModelCallFailure
+from detent.core.errors import ConfigError, ModelCallFailure
 from detent.metering.provider_limits import ModelRetries
 from detent.planners.deadlines import Deadline
 from detent.planners.model.planner import ModelPlanner
+from detent.planners.model.transcription import transcribe
 from detent.planners.providers import ModelRef, make_model
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
@@ -96,6 +98,21 @@ def test_a_raw_text_model_that_drips_is_given_up_when_the_time_is_up(kind: Any, 
     with ChatServer([never(stopping, drips=True)]) as server:
         asyncio.run(go(server.url))
         assert not stopping.is_set()
+
+
+def test_speech_that_is_not_written_down_in_time_is_given_up(stopping: threading.Event) -> None:
+    """A transcription is a request like any other; its own client waits ten minutes. What no model knows is refused in it, too."""
+    speech = {"type": "audio", "media_type": "audio/wav", "data": base64.b64encode(b"RIFF....WAVE").decode()}
+
+    async def go(url: str, **settings: Any) -> Any:
+        return await transcribe(speech, model="m", settings={"base_url": url, **settings})
+
+    with ChatServer([never(stopping, drips=True)]) as server:
+        with pytest.raises(ModelCallFailure, match=r"no whole answer within 0\.2 s \(timeout_s\)"):
+            asyncio.run(go(server.url, timeout_s=SOON))
+        with pytest.raises(ConfigError, match=r"settings: extra: unknown setting 'openai_usr'; did you mean 'openai_user'"):
+            asyncio.run(go(server.url, extra={"openai_usr": "x"}))
+        assert not stopping.is_set() and len(server.requests) == 1
 
 
 def ran(script: list[Entry], *, planner: Any = None, **settings: Any) -> tuple[Any, list[Any]]:

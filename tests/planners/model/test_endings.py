@@ -185,7 +185,7 @@ def test_a_context_that_is_full_is_no_answer_that_was_cut_off(*, stream: bool) -
     assert ran.of(e.ModelCallFailed)[0].provider_code == "model_context_window_exceeded" and ran.result.usage.input_tokens == 7
 
 
-@pytest.mark.parametrize("reason", ["model_context_window_exceeded", "model_length"])
+@pytest.mark.parametrize("reason", ["model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded"])
 def test_so_it_is_by_whatever_word_a_provider_has_for_it(reason: str) -> None:
     """A gateway hands the words of others on."""
     ran = Ran([says("half", finish=reason)], chat)

@@ -58,6 +58,10 @@ class Agent(ProgramOptions, frozen=True, kw_only=True):
         check_ending(self, entries_of(self.verify, f"agent {self.name!r}")[0])
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
+        if self.rules:
+            from detent.planners.rules.files import build_rules
+
+            build_rules(self.rules, source=f"agent {self.name!r}: rules")
         if self.model_settings or self.actions:
             from detent.planners.model.control_tools import offered
             from detent.planners.settings import read_settings

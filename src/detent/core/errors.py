@@ -64,6 +64,12 @@ class UnknownName(ConfigError):
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 
 
+class UnknownModel(ConfigError):
+    """A model's name that no provider anywhere takes: it names none, or one that there is not."""
+
+    code = "unknown_model"
+
+
 class BudgetRefused(ConfigError):
     code = "budget_refused"
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.codec import walk
 from detent.core.errors import CorruptLog, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState
@@ -27,7 +28,7 @@ from detent.ports import (
 from detent.running.artifacts import artifact
 from detent.running.lineage import find_blob
 from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, is_kept, kept_in, kept_of, misplaced
-from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
+from detent.secrecy.redact import Redactor, placeholders, rejected, resolve
 
 KEY_BLOB = "redaction-key"
 
@@ -102,8 +103,8 @@ class Values:
 
         In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too. `whose` are the words.
         """
-        if known and (fields := sensitive_fields(known.values())):
-            value = hidden(value, fields=fields)
+        if known:
+            value = walk(value, lambda text: rejected(text, known.values()))
         if not self._patterns and (spec is None or not spec.sensitive):
             return value
         redactor = await self._redacting(PLANNER if known else whose)

@@ -3,6 +3,7 @@
 DetentError
 ├── ConfigError            a file, option or argument is wrong
 │   ├── UnknownName        no such tool, agent, store, planner, ... (names the nearest one)
+│   ├── UnknownModel       a model's name that no provider takes
 │   └── BudgetRefused      a bound is zero, negative or above the engine's ceiling
 ├── RunError               about one run; carries `run_id`
 │   ├── RunNotFound        no such run (or it belongs to another tenant)

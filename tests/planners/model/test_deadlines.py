@@ -21,6 +21,7 @@ from detent.planners.model.transcription import transcribe
 from detent.planners.providers import ModelRef, make_model
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
+from planners.gateways import KeepingGateway
 from planners.model.chat_server import ChatServer, Entry, fails, never, says
 from planners.model.test_failures import view
 
@@ -136,6 +137,24 @@ def test_the_deadline_is_one_for_all_attempts(planner: str, stopping: threading.
     assert [event.kind for event in events if isinstance(event, e.ModelCallFailed)] == ["server", "timeout"]
     result, _ = ran([fails(503), says("in time")], planner=planner, timeout_s=60)
     assert result.output == "in time"
+
+
+@pytest.mark.parametrize("kind", [ModelPlanner, OnDevicePlanner])
+def test_an_attempt_after_the_end_of_the_deadline_gets_no_new_one(kind: Any, stopping: threading.Event) -> None:
+    """Each attempt with a deadline of its own, three attempts of a second would be three seconds."""
+    gateway = KeepingGateway(attempts=2)
+
+    async def go(url: str) -> None:
+        if kind is ModelPlanner:
+            planner: Any = ModelPlanner("m", settings={"base_url": url, "timeout_s": SOON})
+        else:
+            planner = OnDevicePlanner(ChatCompletionsGenerator("m", base_url=url, timeout_s=SOON))
+        with pytest.raises(ModelCallFailure, match="no whole answer within"):
+            await planner.plan(view(gateway))
+
+    with ChatServer([never(stopping), says("late")]) as server:
+        asyncio.run(go(server.url))
+    assert [failure.left_s for failure in gateway.failures] == [0.0, 0.0]
 
 
 def test_the_next_request_has_the_whole_time_again(stopping: threading.Event) -> None:

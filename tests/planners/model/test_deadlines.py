@@ -117,7 +117,7 @@ def test_speech_that_is_not_written_down_in_time_is_given_up(stopping: threading
 
 
 def ran(script: list[Entry], *, planner: Any = None, **settings: Any) -> tuple[Any, list[Any]]:
-    """Run an agent against a server; retries come at once."""
+    """Run an agent against a server; retries come at once, or when the server says."""
 
     async def go(url: str) -> tuple[Any, list[Any]]:
         agent = Agent(name="a", model="m", model_settings={"base_url": url, **settings}, planner=planner or "")
@@ -155,6 +155,17 @@ def test_an_attempt_after_the_end_of_the_deadline_gets_no_new_one(kind: Any, sto
     with ChatServer([never(stopping), says("late")]) as server:
         asyncio.run(go(server.url))
     assert [failure.left_s for failure in gateway.failures] == [0.0, 0.0]
+
+
+def test_a_failure_says_how_much_of_the_time_is_left() -> None:
+    """Whoever waits before the next attempt would wait past the end: a provider may ask for a pause of minutes."""
+    gateway = KeepingGateway(attempts=2)
+    with ChatServer([fails(503), says("done")]) as server:
+        asyncio.run(ModelPlanner("m", settings={"base_url": server.url, "timeout_s": 60.0}).plan(view(gateway)))
+    (left,) = [failure.left_s for failure in gateway.failures]
+    assert left is not None and 0 < left < 60
+    result, events = ran([fails(429, retry_after="40"), says("late")], timeout_s=30.0)
+    assert result.reason == "planner_error" and len([event for event in events if isinstance(event, e.ModelCallStarted)]) == 1
 
 
 def test_the_next_request_has_the_whole_time_again(stopping: threading.Event) -> None:

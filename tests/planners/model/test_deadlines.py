@@ -139,15 +139,15 @@ def test_the_deadline_is_one_for_all_attempts(planner: str, stopping: threading.
     assert result.output == "in time"
 
 
-@pytest.mark.parametrize("kind", [ModelPlanner, OnDevicePlanner])
+@pytest.mark.parametrize("kind", [ModelPlanner, OnDevicePlanner, "a model that writes text"])
 def test_an_attempt_after_the_end_of_the_deadline_gets_no_new_one(kind: Any, stopping: threading.Event) -> None:
     """Each attempt with a deadline of its own, three attempts of a second would be three seconds."""
     gateway = KeepingGateway(attempts=2)
 
     async def go(url: str) -> None:
-        if kind is ModelPlanner:
-            planner: Any = ModelPlanner("m", settings={"base_url": url, "timeout_s": SOON})
-        else:
+        text = {} if kind is ModelPlanner else {"tool_calls": "text"}
+        planner: Any = ModelPlanner("m", settings={"base_url": url, "timeout_s": SOON, **text})
+        if kind is OnDevicePlanner:
             planner = OnDevicePlanner(ChatCompletionsGenerator("m", base_url=url, timeout_s=SOON))
         with pytest.raises(ModelCallFailure, match="no whole answer within"):
             await planner.plan(view(gateway))

@@ -122,6 +122,22 @@ def test_a_call_that_groq_refuses_is_a_correction_turn_that_states_the_reason(ge
     assert WHY in json.dumps(ran.requests[1]["messages"][-1])
 
 
+def test_a_refusal_of_groq_that_nobody_could_listen_to_is_one_all_the_same() -> None:
+    """Behind a model of somebody's own, which hands Groq's on, what was refused was the answer of the run."""
+    from pydantic_ai.models.wrapper import WrapperModel
+
+    ran = Ran(
+        [refusing('{"name": "look", "arguments": {"x": "5"}}', stream=False), says("done")],
+        lambda url: WrapperModel(groq(url)),
+        stream=False,
+    )
+    assert (ran.result.output, ran.looked, [failed.provider_code for failed in ran.of(e.ModelCallFailed)]) == (
+        "done",
+        [],
+        ["tool_use_failed"],
+    )
+
+
 def test_a_call_that_groq_goes_on_refusing_ends_the_run_as_a_malformed_plan() -> None:
     """Never as a success, and with the name of what happened."""
     ran = Ran([refusing("x", stream=True)], groq)

@@ -103,6 +103,18 @@ def test_what_may_be_the_beginning_of_a_tag_is_heard_in_the_end(streams: bool) -
     assert gateway.heard("text") == "a < b <thi"
 
 
+def test_thinking_in_the_text_of_a_stream_is_heard_as_thinking() -> None:
+    """In whatever tags a model writes it, and however they are cut: an observer showed a draft as the answer."""
+    gateway = KeepingGateway()
+
+    async def stream(messages: Any, info: Any) -> Any:
+        for piece in ("<reaso", "ning>hm</reason", "ing>yes"):
+            yield piece
+
+    plan = asyncio.run(ModelPlanner(FunctionModel(stream_function=stream)).plan(a_view(models=gateway)))
+    assert (gateway.heard("thinking"), gateway.heard("text"), plan.actions) == ("hm", "yes", (a.FinalAnswer(content="yes"),))
+
+
 def test_the_library_s_test_model_plans() -> None:
     """It calls each tool; with a typed answer it gives one that fits."""
     plan = asyncio.run(ModelPlanner(TestModel()).plan(a_view(tools=(LOOK,))))

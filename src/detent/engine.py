@@ -349,6 +349,7 @@ class Engine:
 
     load = opens(looking.load)
     records = opens(looking.records)
+    artifact = opens(looking.artifact)
     list_runs = opens(looking.list_runs)
     replay = opens(looking.replay)
     plans = opens(looking.plans)

@@ -114,6 +114,38 @@ def test_what_a_phase_writes_elsewhere_is_refused_and_not_lost(phase: Any, what:
     assert desk.ran == [] and done.main.meta == {} and done.state.budget.max_iterations == 50
 
 
+def test_what_a_phase_writes_into_a_recorded_value_changes_no_record() -> None:
+    """The value that it was given was the recorded one: written into, the phase found another in the same turn than after a resume."""
+    found: list[Any] = []
+
+    async def pick() -> dict[str, Any]:
+        return {"n": [1]}
+
+    async def spoils(state: Any, context: Any) -> Any:
+        for _ in range(2):
+            value = await context.effect(0, "pick", pick)
+            found.append(msgspec.json.encode(value))
+            value["n"].append(2)
+        return context.state
+
+    done = ran([END], *Desk().all, **phases(spoils))
+    assert found[:2] == [b'{"n":[1]}'] * 2 and done.main.effects["0:pick:0"] == {"n": [1]}
+
+
+def test_what_a_meta_tool_writes_into_a_state_is_refused_and_not_lost() -> None:
+    """Its author would believe it kept; what it is to keep goes into its answer."""
+
+    async def counts(args: Any, state: Any, context: Any) -> Answer:
+        state.meta["n"] = state.meta.get("n", 0) + 1
+        return Answer(content="counted")
+
+    kernel = make_kernel(meta_tools=(MetaTool(spec=ToolSpec(name="count", side_effect="none"), handler=counts),))
+    done = ran([call("count"), END], *Desk().all, kernel=kernel, agent={"tools": ["count"]})
+    (item,) = done.main.results
+    assert item.error is not None and "the meta-tool 'count' wrote into 'meta' of a KernelState" in item.error.message
+    assert done.main.meta == {}
+
+
 # What anybody writes ------------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, MalformedPlan
 from detent.kernel.kernel import make_kernel
 from detent.ports import Answer, Call, MetaTool, ToolSpec
-from detent.secrecy.redact import Redactor
+from detent.secrecy.redact import Redactor, rejected
 from detent.testing import ScriptedPlanner
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
 
@@ -181,6 +181,45 @@ def test_what_a_planner_said_badly_is_redacted_too() -> None:
 
     done = ran([bad, breaks], redact=[CARDS])
     assert done.why == ("failed", "planner_error") and hidden(done, CARD) and len(done.all(e.PlanRejected)) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'So: log_in("ann", "{}") now.',
+        'So: log.in("ann", "{}") now.',
+        'So: log_in({{"user": "ann", "password": "{}"}}) now.',
+        "So: log_in(user='ann', password='{}') now.",
+        "<function=log_in><parameter=password>{}</parameter></function>",
+        '<invoke name="log_in"><parameter name="password">{}</parameter></invoke>',
+        "<tool_call>log_in\n<arg_key>password</arg_key>\n<arg_value>{}</arg_value></tool_call>",
+        "Action: log_in\nAction Input: {}",
+        "log.in:\n  password: {}",
+        'log_in({{"password": "x"}}) or log_in("ann", "{}")',
+        '[TOOL_CALLS]log_in[ARGS]{{"password": "{}"',
+    ],
+)
+def test_a_call_that_is_no_plan_shows_no_sensitive_value_however_it_is_written(said: str) -> None:
+    """Only JSON was looked through: what was rejected because it was written otherwise stood in the log as it came."""
+
+    @tool(side_effect="write", sensitive=("password",), name="log.in")
+    async def login(user: str, password: str) -> str:
+        """Log in."""
+        return "hello"
+
+    def bad(view: Any) -> Any:
+        raise MalformedPlan("a call of 'log.in' that was not made: write it alone", raw=said.format(SECRET))
+
+    done = ran([bad, END], login)
+    (rejected,) = done.all(e.PlanRejected)
+    assert hidden(done, SECRET) and rejected.problem.endswith("write it alone") and "<secret>" in rejected.raw
+
+
+def test_a_text_that_is_no_plan_and_calls_nothing_sensitive_stays_readable() -> None:
+    """Hidden as a whole, nobody could tell what a model does wrong."""
+    specs = [ToolSpec(name="log_in", sensitive=("password",)), ToolSpec(name="look")]
+    for text in ('look("x") and log_in later', "blog_in(1)", 'log_in({"user": "ann", "password":"<secret>"})'):
+        assert rejected(text, specs) == text
 
 
 def test_an_artifact_is_redacted_like_its_preview() -> None:

@@ -122,6 +122,21 @@ def test_a_model_that_cannot_be_asked_here_suspends_the_run(server: ChatServer, 
     assert asked(server) == [("writer",), ("judge",)] and asyncio.run(engine.replay("r")).identical
 
 
+@pytest.mark.parametrize("model", ["nonsense", "nope:x"])
+def test_a_model_that_no_provider_takes_fails_its_pass(server: ChatServer, model: str) -> None:
+    """It suspended the run, and no process could ever take it on: the name stays what it is."""
+
+    async def mine(run: StrategyRun) -> Any:
+        (judged,) = await run.parallel(Branch(label="judge", model=model))
+        return [judged.status, judged.reason, judged.error]
+
+    result, engine = go(mine, {"model": "writer", "model_settings": {"base_url": server.url}})
+    assert result.output[:2] == ["failed", "planner_error"] and f"unknown model '{model}': " in result.output[2]
+    assert asyncio.run(engine.replay("r")).identical
+    result, _ = go(lambda run: run.ask("judge", "?", model=model), {"model": "writer", "model_settings": {"base_url": server.url}})
+    assert result.status == "failed" and f"unknown model '{model}': " in result.error
+
+
 def test_a_model_without_a_price_is_not_asked_where_cost_is_bounded(server: ChatServer) -> None:
     """Its calls would cost nothing that is known; with a price they count in the one sum."""
     prices = {"writer": ModelPrice(input_usd=1_000, output_usd=0)}

@@ -131,6 +131,37 @@ def test_a_reconcile_that_denies_what_happened_is_found() -> None:
     assert {trial.fault for trial in report.trials if trial.problems} == {"crash", "store_conflict"}
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_planner_that_is_told_of_a_timeout_and_goes_on_all_the_same_is_named(knows: bool) -> None:
+    """The report said that the planner had not asked for the call; it had, and was told that it did not happen, or that nobody knows."""
+
+    def vague(view: View) -> Any:
+        asked = [item.tool for item in view.results]
+        if "charge" not in asked:
+            return ToolCall(tool="charge", args={"amount": 5})
+        return FinalAnswer(content="finished")
+
+    bank = Bank()
+    report = simulated(
+        bank, charging(bank, **({"reconcile": honest(bank)} if knows else {})), vague, faults=["tool_timeout"], agent={"on_unknown": "tell"}
+    )
+    (lost,), (trial,) = report.lost, [trial for trial in report.trials if trial.problems]
+    why = "reconcile said that it had not happened" if knows else "nobody knew whether it had happened"
+    assert lost.why == f"{why}, the planner was told so, and went on as if it had"
+    event = trial.records[lost.record - 1].event
+    assert isinstance(event, e.ToolReconciled) and event.call == lost.call_id == "main.1.0"
+    doubt = next(finding for finding in trial.findings if finding.kind == "in_doubt")
+    assert ("reconcile: it had not happened, and the planner was told so" in doubt.what) is knows
+
+    def gives_up(view: View) -> Any:
+        if any(item.tool == "charge" and not item.ok for item in view.results):
+            return FinalAnswer(content="could not pay")
+        return vague(view)
+
+    bank = Bank()
+    simulated(bank, charging(bank, reconcile=honest(bank)), gives_up, faults=["tool_timeout"]).raise_for_problems()
+
+
 def test_a_reconcile_that_claims_what_did_not_happen_is_found() -> None:
     """The effect is lost: the run completes with the same answer and nothing was charged."""
     bank = Bank()

@@ -215,6 +215,9 @@ def export(
     by_sequence: Annotated[
         bool, typer.Option("--by-sequence", help="With --script: plan after plan, without what was shown for each.")
     ] = False,
+    artifact: Annotated[
+        str, typer.Option("--artifact", metavar="KEY", help="Write this artifact instead: a file that a model made, or a whole result.")
+    ] = "",
     workspace: o.Workspace = None,
     store: o.Store = None,
     config: o.ConfigFile = None,
@@ -222,6 +225,10 @@ def export(
 ) -> int:
     """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
     session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
+    if artifact and (script or by_sequence):
+        raise ConfigError("--artifact writes a file that the run names, --script its plans; give one of them")
+    if artifact:
+        return _export_artifact(session, run, file, key=artifact)
     if script or by_sequence:
         if not script:
             raise ConfigError("--by-sequence says how a script is made; give --script too")
@@ -234,6 +241,17 @@ def export(
     _written(session, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
     if damage is not None:
         raise damage
+    return 0
+
+
+def _export_artifact(session: Session, run: str, file: Path | None, *, key: str) -> int:
+    """Write an artifact of the run."""
+
+    async def work(engine: Engine) -> bytes:
+        return await engine.artifact(await session.find(run), key)
+
+    data = session.drive(work)
+    _written(session, file, data, f"{len(data)} bytes")
     return 0
 
 

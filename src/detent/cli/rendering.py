@@ -7,7 +7,7 @@ from typing import Any
 from detent.cli.model_calls import told
 from detent.cli.output import Output, as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
-from detent.cli.standing import next_commands, waits_for
+from detent.cli.standing import made_files, next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
@@ -37,6 +37,8 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     out.show()
     _audit(out, trace, limit)
     _receipt(out, trace, limit)
+    for line in made_files(trace.artifacts, trace.run_id, session):
+        out.show(f"  {line}")
     for line in waits_for(state):
         out.show(f"  {'' if line.startswith(' ') else 'waits':<9} {line}")
     for command in next_commands(state, session):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from detent.cli.approving import request_lines
@@ -9,6 +10,7 @@ from detent.cli.model_calls import spent
 from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
 from detent.core.budget import Exhausted
+from detent.core.events import ArtifactRef
 from detent.core.state import RunState
 from detent.running.results import Result, approvals_of
 
@@ -21,6 +23,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "status": result.status,
         "reason": result.reason,
         "output": result.output,
+        "artifacts": result.artifacts,
         "partial": result.partial,
         "error": result.error,
         "traceback": result.traceback,
@@ -57,7 +60,7 @@ def report(result: Result, session: Session) -> None:
     output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(result.partial, 200)}")
-    for line in waits_for(result.state):
+    for line in (*made_files(result.artifacts, result.run_id, session), *waits_for(result.state)):
         output.say(f"  {line}")
     commands = next_commands(result.state, session)
     if commands and session.engine.store.url == "ram:":
@@ -100,6 +103,14 @@ def waits_for(state: RunState) -> list[str]:
     if state.dead_letter and not state.terminal:
         lines.append(f"given up by its workers: {shortened(state.dead_letter, None)}")
     return lines
+
+
+def made_files(files: Sequence[ArtifactRef], run_id: str, session: Session) -> list[str]:
+    """Return the files that models made, a line each with the command that writes it."""
+    return [
+        f"made      {clean(file.media_type)}, {file.size_bytes} bytes: {session.command('export', run_id, '--artifact', file.key, '-o', 'FILE')}"
+        for file in files
+    ]
 
 
 def next_commands(state: RunState, session: Session) -> list[str]:

@@ -22,6 +22,7 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports.verifying import verdict_told
 from detent.running.receipts import Receipt, receipt_of, who
+from detent.running.results import files_of
 from detent.running.titles import title_of
 from detent.running.tracebacks import Traceback, tracebacks
 
@@ -106,6 +107,7 @@ class Trace(msgspec.Struct, kw_only=True):
     before: list[str]
     iterations: list[Iteration]
     output: Any
+    artifacts: tuple[e.ArtifactRef, ...]
     partial: str
     audit: Audit
     receipt: Receipt
@@ -160,6 +162,7 @@ class _Reader:
             return
         turn.decision = "; ".join(_said(action) for action in event.actions)
         turn.text, turn.thinking, turn.model = event.text, event.thinking, event.model
+        turn.events += [f"made {file.media_type}, {file.size_bytes} bytes: artifact {file.key}" for file in event.files]
         if event.dropped:
             turn.events.append(f"not run beside that: {', '.join(call.tool for call in event.dropped)}")
         for call in self.state.passes[turn.scope].calls.values():
@@ -356,6 +359,7 @@ def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace
         before=reader.before,
         iterations=reader.iterations,
         output=state.output,
+        artifacts=files_of(state),
         partial=state.partial,
         audit=audit,
         receipt=receipt_of(state),

@@ -66,6 +66,10 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         self.answers_as()
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
+        if self.rules:
+            from detent.planners.rules.files import build_rules
+
+            build_rules(self.rules, source=f"agent {self.name!r}: rules")
         if self.model_settings or self.actions:
             from detent.planners.model.control_tools import offered
             from detent.planners.settings import read_settings

@@ -3,6 +3,7 @@
 DetentError
 ├── ConfigError            a file, option or argument is wrong
 │   ├── UnknownName        no such tool, agent, store, planner, ... (names the nearest one)
+│   ├── UnknownModel       a model's name that no provider takes
 │   └── BudgetRefused      a bound is zero, negative or above the engine's ceiling
 ├── RunError               about one run; carries `run_id`
 │   ├── RunNotFound        no such run (or it belongs to another tenant)
@@ -99,6 +100,12 @@ class UnknownName(ConfigError):
         near = difflib.get_close_matches(name, self.known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class UnknownModel(ConfigError):
+    """A model's name that no provider anywhere takes: it names none, or one that there is not."""
+
+    code = "unknown_model"
 
 
 class BudgetRefused(ConfigError):

@@ -37,7 +37,7 @@ class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A result that is stored apart: key (SHA-256 of the content) and size; `content` of the observation is only a preview."""
+    """What is stored apart, a result that was too large (its observation has only a preview) or a file that a model made: key (SHA-256) and size."""
 
     key: str
     size_bytes: int
@@ -350,6 +350,7 @@ class Planned(Event, frozen=True, kw_only=True):
 
     `dropped` are calls that came beside a control action and are not run, `dropped_meta` the meta-tools among them; `embedded` is the call
     that a final answer consists of. `refused`: why the answer or abstention is not accepted yet; it goes to the planner, and the run goes on.
+    `files` are what its model made, whatever the actions are.
     """
 
     actions: tuple[AnyAction, ...]
@@ -363,6 +364,7 @@ class Planned(Event, frozen=True, kw_only=True):
     dropped_meta: tuple[str, ...] = ()
     embedded: ToolCall | None = None
     refused: str = ""
+    files: tuple[ArtifactRef, ...] = ()
 
 
 class PlanRejected(Event, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import msgspec
 from detent.config.adapters import governing, policy_at
 from detent.core.agent import Host
 from detent.core.budget import Budget
-from detent.core.errors import DetentError, RunErased
+from detent.core.errors import DetentError, RunErased, UnknownName
 from detent.core.records import Record, RunHead
 from detent.core.state import RunState
 from detent.history import backtest as backtesting
@@ -23,9 +23,9 @@ from detent.history.replaying import Answer
 from detent.history.upgrading import Upgrade, Upgraded
 from detent.ports import Policy, RunQuery, View
 from detent.ports.options import check_is
-from detent.running import advancing
+from detent.running import advancing, artifacts
 from detent.running.lineage import history
-from detent.running.results import Replay
+from detent.running.results import Replay, files_of
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 
@@ -39,6 +39,19 @@ async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) ->
     """Return the verified records of a run."""
     run_id = await runtime.visible(run_id, host)
     return await advancing.load(runtime.store, run_id)
+
+
+async def artifact(runtime: Runtime, run_id: str, key: str, *, host: Host | None = None) -> bytes:
+    """Return the bytes of an artifact of a run, by its key: a file that a model made (`Result.artifacts`), or a result that was too large.
+
+    Raise `UnknownName` where the run's log names no such artifact, and `CorruptLog` where it is not what was stored.
+    """
+    state = await runtime.standing(run_id, host)
+    results = (item.artifact for p in state.passes.values() for item in p.results)
+    known = [ref.key for ref in (*files_of(state), *results) if ref is not None]
+    if key not in known:
+        raise UnknownName("artifact", key, known)
+    return await artifacts.artifact(runtime.store, state, key)
 
 
 async def list_runs(runtime: Runtime, query: RunQuery | None = None, *, host: Host | None = None, **filters: Any) -> list[RunHead]:

@@ -192,6 +192,7 @@ class ReplayWorld:
                     usage=expected.usage,
                     model=expected.model,
                     provider_data=expected.provider_data,
+                    files=expected.files,
                 )
             case e.PlanRejected(problem=problem, raw=raw, usage=usage):
                 raise MalformedPlan(problem, raw=raw, usage=usage)

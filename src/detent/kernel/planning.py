@@ -101,6 +101,7 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
         model=answer.model,
         latency_ms=latency_ms,
         provider_data=answer.provider_data,
+        files=answer.files,  # type: ignore[arg-type] - `hide` has stored them
         dropped=calls if controls else (),
         dropped_meta=tuple([c.tool for c in calls if isinstance(context.tools.get(c.tool), MetaTool)]) if controls else (),
         embedded=embedded,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, UnknownModel
 from detent.planners.held_keys import keys_held, keys_sent
 
 EXTRAS = {
@@ -113,7 +113,7 @@ def make_model(ref: ModelRef) -> Any:
     _needs_library()
     if not ref.base_url:
         if not ref.provider:
-            raise ConfigError(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
+            raise UnknownModel(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
         _needs_key(ref)
     for variable in (ref.api_key_env,) if ref.base_url else VARIABLES.get(ref.provider, ()):
         if not variable.endswith("PROFILE"):
@@ -133,7 +133,7 @@ def make_model(ref: ModelRef) -> Any:
         raise ConfigError(f"model {ref.name!r} needs a client that is not installed: {_install(ref.provider)} ({error})") from error
     except UserError as error:
         if str(error).startswith("Unknown model"):
-            raise ConfigError(_unknown(ref.name, f"there is no provider {ref.provider!r}")) from error
+            raise UnknownModel(_unknown(ref.name, f"there is no provider {ref.provider!r}")) from error
         first = str(error).split(" To try Pydantic AI")[0]
         raise ConfigError(f"model {ref.name!r} cannot be used: {first}") from error
     except ConfigError:

@@ -14,6 +14,7 @@ from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer
 from detent.ports.phases import PhaseContext
 from detent.ports.planning import (
     ContextProfile,
+    MadeFile,
     ModelAnswer,
     Models,
     Plan,
@@ -93,6 +94,7 @@ __all__ = [
     "Job",
     "KernelHooks",
     "Looks",
+    "MadeFile",
     "MetaTool",
     "ModelAnswer",
     "Models",

@@ -6,7 +6,8 @@ import re
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
-from detent.core.errors import ModelFailureKind
+from detent.core.budget import Usage
+from detent.core.errors import ModelCallFailure, ModelFailureKind
 
 _KINDS: dict[int, ModelFailureKind] = {
     401: "auth", 402: "quota", 403: "auth", 404: "unknown_model", 408: "timeout", 409: "server", 413: "context_overflow", 425: "server",
@@ -17,6 +18,9 @@ _OVERFLOW = re.compile(
     r"|input is too long|maximum prompt length|number of tokens allowed|reduce the length of the messages",
     re.IGNORECASE,
 )
+
+_CONTEXT_FULL = ("model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded")
+"""Anthropic, Bedrock and Z.AI; Mistral; xAI; gateways."""
 
 
 def kind_of_status(status: int, said: str = "") -> ModelFailureKind:
@@ -29,6 +33,14 @@ def kind_of_status(status: int, said: str = "") -> ModelFailureKind:
 def says_overflow(said: str) -> bool:
     """Whether a provider's words say that the prompt was longer than the model's context."""
     return _OVERFLOW.search(said) is not None
+
+
+def context_full(word: str, model: str, usage: Usage | None = None) -> ModelCallFailure | None:
+    """Return the failure where `word`, a provider's own for how an answer ended, says that the context was full; else None."""
+    if word.lower() not in _CONTEXT_FULL:
+        return None
+    told = f"model {model!r}: its context was full before the answer was complete ({word}); nothing of it is used"
+    return ModelCallFailure(told, kind="context_overflow", usage=usage, provider_code=word)
 
 
 def seconds_asked(retry_after: str | None, now: datetime) -> float | None:

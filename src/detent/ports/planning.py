@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from detent.core.actions import AnyAction
+from detent.core.actions import AnyAction, FinalAnswer
 from detent.core.agent import AgentSpec, Host
 from detent.core.brief import brief
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import Explained
+from detent.core.events import ArtifactRef
 from detent.core.state import Item
 from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
+
+
+class MadeFile(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
+    """A file that a model made: its bytes and what they are."""
+
+    data: bytes
+    media_type: str = "application/octet-stream"
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What an answer says of it: its type, and the key under which its bytes are kept as an artifact."""
+        ref = {"key": sha256(self.data).hexdigest(), "size_bytes": len(self.data)}
+        return {"type": kind_of(self.media_type), "media_type": self.media_type, "artifact": ref}
+
+
+def kind_of(media_type: str) -> str:
+    """Return the type of an attachment."""
+    kind = media_type.partition("/")[0]
+    return kind if kind in ("image", "audio", "video") else "file"
+
+
+def with_files(action: AnyAction, files: Sequence[MadeFile]) -> AnyAction:
+    """Return an answer in words with the files that the model made beside it; any other action as it is."""
+    if not files or not isinstance(action, FinalAnswer):
+        return action
+    return FinalAnswer(content={"text": action.content, "attachments": [file.told for file in files]}, reason=action.reason)
 
 
 class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a planner answers: one control action, or a batch of tool calls.
 
     `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged. `files` are what a
-    model made, stored as artifacts of the run before the plan is recorded: what names one, in the answer too, has the SHA-256 of its bytes.
+    model made: they are stored as artifacts of the run before the plan is recorded, which names them by the SHA-256 of their bytes.
     """
 
     actions: tuple[AnyAction, ...]
@@ -30,7 +58,7 @@ class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     usage: Usage = NOTHING
     model: str = ""
     provider_data: Any = None
-    files: tuple[bytes, ...] = ()
+    files: tuple[MadeFile | ArtifactRef, ...] = ()
 
     __repr__ = brief
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Any, cast
 
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, RunErased
 from detent.core.events import AnyEvent, Planned, ToolFinished
 from detent.core.state import RunState
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore
+from detent.ports import EventStore
 from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segments
 
 _PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
-_NAMES = b'"artifact":{'
-"""Stands in each line that names an artifact, and in some others."""
+_NAMES = (b'"artifact":{', b'"files":[{')
+"""One of these stands in each line that names an artifact, and in some others."""
 
 
 async def artifact(store: EventStore, state: RunState, key: str) -> bytes:
@@ -91,7 +90,7 @@ def _missing(key: str) -> str:
 def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
     """Yield the artifacts that these lines name, with the number of the line."""
     for number, line in enumerate(lines, 1):
-        if _NAMES in line:
+        if any(name in line for name in _NAMES):
             for key in _named_by(read_record(line).event):
                 yield number, key
 
@@ -100,14 +99,8 @@ def _named_by(event: AnyEvent | None) -> Iterator[str]:
     """Yield the keys that an event names: of a result that was too large, and of the files that a model made."""
     if isinstance(event, ToolFinished) and event.artifact is not None:
         yield event.artifact.key
-    elif isinstance(event, Planned) and isinstance(data := event.provider_data, dict):
-        parts = cast("dict[str, Any]", data).get("parts", ())
-        for part in cast("list[Any]", parts) if isinstance(parts, list) else ():
-            match part:
-                case ["file", {"artifact": {"key": str(key), "size_bytes": int(size)}}] if size and len(key) == ARTIFACT_KEY_LENGTH:
-                    yield key
-                case _:
-                    pass
+    elif isinstance(event, Planned):
+        yield from [file.key for file in event.files]
 
 
 def hidden_in(lines: Iterable[bytes]) -> set[str]:

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
+from detent.core.codec import walk
 from detent.core.errors import CorruptLog, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
 from detent.ports import (
     EventStore,
+    MadeFile,
     MetaTool,
     Plan,
     Tool,
@@ -26,7 +28,7 @@ from detent.ports import (
 from detent.running.artifacts import artifact
 from detent.running.lineage import find_blob
 from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, is_kept, kept_in, kept_of, misplaced
-from detent.secrecy.redact import Redactor, hidden, placeholders, resolve, sensitive_fields
+from detent.secrecy.redact import Redactor, placeholders, rejected, resolve
 
 KEY_BLOB = "redaction-key"
 
@@ -65,8 +67,8 @@ class Values:
         """Return the plan with sensitive values replaced by placeholders; they, and files that a model made, are stored before it is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
-        for file in plan.files:
-            await self._store.put_blob(self._run().run_id, sha256(file).hexdigest(), file)
+        if plan.files:
+            plan = msgspec.structs.replace(plan, files=tuple([await self._stored(file) for file in plan.files]))
         if not self._patterns and (specs is self._nothing_hidden or not any(spec.sensitive for spec in specs.values())):
             self._nothing_hidden = specs  # asked once a turn, as a rule of the same tools
             return plan
@@ -101,8 +103,8 @@ class Values:
 
         In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too. `whose` are the words.
         """
-        if known and (fields := sensitive_fields(known.values())):
-            value = hidden(value, fields=fields)
+        if known:
+            value = walk(value, lambda text: rejected(text, known.values()))
         if not self._patterns and (spec is None or not spec.sensitive):
             return value
         redactor = await self._redacting(PLANNER if known else whose)
@@ -125,10 +127,18 @@ class Values:
             outcome = msgspec.structs.replace(outcome, message=redactor.text(outcome.message), details=redactor.data(outcome.details))
             await self._keep_secrets(redactor, call_id, outcome.details)
         if outcome.full is not None:
-            key = sha256(outcome.full).hexdigest()
-            await self._store.put_blob(self._run().run_id, key, outcome.full)
-            outcome = msgspec.structs.replace(outcome, artifact=ArtifactRef(key=key, size_bytes=len(outcome.full)))
+            outcome = msgspec.structs.replace(
+                outcome, artifact=await self._stored(MadeFile(data=outcome.full, media_type="application/json"))
+            )
         return outcome
+
+    async def _stored(self, file: Any) -> ArtifactRef:
+        """Store a file as an artifact of the run and return what names it; raise `TypeError` where a planner gave something else."""
+        if not isinstance(file, MadeFile):
+            raise TypeError(f"Plan(files=...) holds a {type(file).__name__}; it takes MadeFile(data=..., media_type=...)")
+        key = sha256(file.data).hexdigest()
+        await self._store.put_blob(self._run().run_id, key, file.data)
+        return ArtifactRef(key=key, size_bytes=len(file.data), media_type=file.media_type)
 
     async def redactor(self) -> Redactor:
         """Return the run's redactor; its key is kept with the run."""

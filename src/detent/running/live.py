@@ -18,7 +18,7 @@ import msgspec
 from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
-from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended
+from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded
 from detent.core.state import CLOSED, CallState
 from detent.kernel.context import KernelContext, Run
@@ -270,7 +270,10 @@ class LiveWorld(Calls):
         return answer
 
     def _planner_for(self, view: View) -> Planner:
-        """Return who plans a pass: the run's planner, or that of a model of the pass's own. Raise `Suspended` where it cannot be asked from here."""
+        """Return who plans a pass: the run's planner, or that of a model of the pass's own. Raise `Suspended` where it cannot be asked from here.
+
+        A name that no provider takes is `PlannerFailed`.
+        """
         own, state = view.agent, self._run()
         usual = state.agent
         if self._planner_of is None or (own.model, own.planner, own.rules) == (usual.model, usual.planner, usual.rules):
@@ -279,6 +282,8 @@ class LiveWorld(Calls):
         if key not in self._planners:
             try:
                 self._planners = {**self._planners, key: self._planner_of(own, state.budget, state.host)}
+            except UnknownModel as error:  # no process can ask it: the pass fails as where a provider refuses the name
+                raise PlannerFailed(str(error)) from error
             except ConfigError as error:  # another process, or this one later, may have what is missing: the pass has not failed
                 raise Suspended(view.run_id, f"pass {view.scope!r} cannot be planned here: {error}") from error
         return self._planners[key]

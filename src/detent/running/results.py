@@ -12,6 +12,7 @@ import msgspec
 
 from detent.config.output_types import OutputT
 from detent.core.budget import Usage
+from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState, RunStatus
 from detent.running.receipts import Receipt, receipt_of
 from detent.running.requests import differs, healed, origins
@@ -89,6 +90,11 @@ class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
         return tuple(item for p in self.state.passes.values() for item in p.steps)
 
     @property
+    def artifacts(self) -> tuple[ArtifactRef, ...]:
+        """The files that models made in any turn, beside an answer or a call, each once; `engine.artifact(run_id, key)` returns the bytes."""
+        return files_of(self.state)
+
+    @property
     def tools_used(self) -> frozenset[str]:
         """The tools of which a call succeeded."""
         return frozenset(name for p in self.state.passes.values() for name in p.tools_used)
@@ -121,6 +127,12 @@ class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
     def tool_calls(self) -> tuple[Item, ...]:
         """The observed calls of all passes."""
         return tuple(item for p in self.state.passes.values() for item in p.results if not item.meta)
+
+
+def files_of(state: RunState) -> tuple[ArtifactRef, ...]:
+    """Return the files that models made in a run, each once, in the order of its passes."""
+    plans = (item.plan for p in state.passes.values() for item in p.steps)
+    return tuple(dict.fromkeys(file for plan in plans if plan is not None for file in plan.files))
 
 
 def result_of(state: RunState) -> Result:

@@ -405,6 +405,18 @@ def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = (
     return walk(value, text)
 
 
+def rejected(text: str, specs: Iterable[ToolSpec]) -> str:
+    """Return what is no plan with the values of sensitive fields in JSON hidden; whole hidden where a call of such a tool is written otherwise.
+
+    `put("k", "hunter2")` and `<put><secret>hunter2</secret></put>` are calls in which nothing could be found to hide.
+    """
+    sensitive = [spec for spec in specs if spec.sensitive]
+    shown = hidden(text, fields=sensitive_fields(sensitive))
+    names = "|".join(re.sub("[^A-Za-z0-9]", "[^A-Za-z0-9]?", spec.name) for spec in sensitive)
+    calls = re.split(rf"\b(?:{names})(?:[\"']?\s*[({{<>\[]|[:=\s]*\n)", shown, flags=re.IGNORECASE)[1:] if names else []
+    return shown if all(HIDDEN in call for call in calls) else HIDDEN
+
+
 def _between(stays: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
     """Return a text with what stands before, between and behind the matches of `stays` changed."""
     done: list[str] = []

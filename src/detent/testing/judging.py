@@ -171,7 +171,12 @@ def _settled(records: Sequence[Record], call: str) -> str:
     for record in records:
         match record.event:
             case e.ToolReconciled(call=one, outcome=outcome, source=source) if one == call and source != "late_worker":
-                done = {"again": "it had not happened", "happened": "it had happened", "told": "the planner was told so"}
+                done = {
+                    "again": "it had not happened",
+                    "happened": "it had happened",
+                    "not_happened": "it had not happened, and the planner was told so",
+                    "told": "the planner was told so",
+                }
                 return f"{'a person said' if source == 'person' else source}: {done.get(outcome, outcome)}"
             case _:
                 pass

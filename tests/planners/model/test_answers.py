@@ -89,6 +89,32 @@ def test_a_model_that_cannot_stream_is_asked_for_the_whole_and_heard_all_the_sam
     assert (gateway.heard("thinking"), gateway.heard("text"), plan.thinking) == ("hm", "done", "hm")
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_may_be_the_beginning_of_a_tag_is_heard_in_the_end(streams: bool) -> None:
+    """An answer that ends in `<thi` was heard without it, and what was heard was not what is recorded."""
+    gateway = KeepingGateway()
+
+    async def stream(messages: Any, info: Any) -> Any:
+        for piece in ("a < b ", "<thi"):
+            yield piece
+
+    model = FunctionModel(stream_function=stream) if streams else Asked(["a < b <thi"]).model
+    asyncio.run(ModelPlanner(model, settings={"stream": streams}).plan(a_view(models=gateway)))
+    assert gateway.heard("text") == "a < b <thi"
+
+
+def test_thinking_in_the_text_of_a_stream_is_heard_as_thinking() -> None:
+    """In whatever tags a model writes it, and however they are cut: an observer showed a draft as the answer."""
+    gateway = KeepingGateway()
+
+    async def stream(messages: Any, info: Any) -> Any:
+        for piece in ("<reaso", "ning>hm</reason", "ing>yes"):
+            yield piece
+
+    asyncio.run(ModelPlanner(FunctionModel(stream_function=stream)).plan(a_view(models=gateway)))
+    assert (gateway.heard("thinking"), gateway.heard("text")) == ("hm", "yes")
+
+
 def test_the_library_s_test_model_plans() -> None:
     """It calls each tool; with a typed answer it gives one that fits."""
     plan = asyncio.run(ModelPlanner(TestModel()).plan(a_view(tools=(LOOK,))))

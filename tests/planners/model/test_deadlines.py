@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 from detent import Agent, Engine
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.core.errors import ModelCallFailure
+from detent.core.errors import ConfigError, ModelCallFailure
 from detent.metering.provider_limits import ModelRetries
 from detent.planners.deadlines import Deadline
 from detent.planners.model.planner import ModelPlanner
+from detent.planners.model.transcription import transcribe
 from detent.planners.providers import ModelRef, make_model
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
+from planners.gateways import KeepingGateway
 from planners.model.chat_server import ChatServer, Entry, fails, never, says
 from planners.model.test_failures import view
 
@@ -98,8 +101,23 @@ def test_a_raw_text_model_that_drips_is_given_up_when_the_time_is_up(kind: Any, 
         assert not stopping.is_set()
 
 
+def test_speech_that_is_not_written_down_in_time_is_given_up(stopping: threading.Event) -> None:
+    """A transcription is a request like any other; its own client waits ten minutes. What no model knows is refused in it, too."""
+    speech = {"type": "audio", "media_type": "audio/wav", "data": base64.b64encode(b"RIFF....WAVE").decode()}
+
+    async def go(url: str, **settings: Any) -> Any:
+        return await transcribe(speech, model="m", settings={"base_url": url, **settings})
+
+    with ChatServer([never(stopping, drips=True)]) as server:
+        with pytest.raises(ModelCallFailure, match=r"no whole answer within 0\.2 s \(timeout_s\)"):
+            asyncio.run(go(server.url, timeout_s=SOON))
+        with pytest.raises(ConfigError, match=r"settings: extra: unknown setting 'openai_usr'; did you mean 'openai_user'"):
+            asyncio.run(go(server.url, extra={"openai_usr": "x"}))
+        assert not stopping.is_set() and len(server.requests) == 1
+
+
 def ran(script: list[Entry], *, planner: Any = None, **settings: Any) -> tuple[Any, list[Any]]:
-    """Run an agent against a server; retries come at once."""
+    """Run an agent against a server; retries come at once, or when the server says."""
 
     async def go(url: str) -> tuple[Any, list[Any]]:
         agent = Agent(name="a", model="m", model_settings={"base_url": url, **settings}, planner=planner or "")
@@ -119,6 +137,35 @@ def test_the_deadline_is_one_for_all_attempts(planner: str, stopping: threading.
     assert [event.kind for event in events if isinstance(event, e.ModelCallFailed)] == ["server", "timeout"]
     result, _ = ran([fails(503), says("in time")], planner=planner, timeout_s=60)
     assert result.output == "in time"
+
+
+@pytest.mark.parametrize("kind", [ModelPlanner, OnDevicePlanner, "a model that writes text"])
+def test_an_attempt_after_the_end_of_the_deadline_gets_no_new_one(kind: Any, stopping: threading.Event) -> None:
+    """Each attempt with a deadline of its own, three attempts of a second would be three seconds."""
+    gateway = KeepingGateway(attempts=2)
+
+    async def go(url: str) -> None:
+        text = {} if kind is ModelPlanner else {"tool_calls": "text"}
+        planner: Any = ModelPlanner("m", settings={"base_url": url, "timeout_s": SOON, **text})
+        if kind is OnDevicePlanner:
+            planner = OnDevicePlanner(ChatCompletionsGenerator("m", base_url=url, timeout_s=SOON))
+        with pytest.raises(ModelCallFailure, match="no whole answer within"):
+            await planner.plan(view(gateway))
+
+    with ChatServer([never(stopping), says("late")]) as server:
+        asyncio.run(go(server.url))
+    assert [failure.left_s for failure in gateway.failures] == [0.0, 0.0]
+
+
+def test_a_failure_says_how_much_of_the_time_is_left() -> None:
+    """Whoever waits before the next attempt would wait past the end: a provider may ask for a pause of minutes."""
+    gateway = KeepingGateway(attempts=2)
+    with ChatServer([fails(503), says("done")]) as server:
+        asyncio.run(ModelPlanner("m", settings={"base_url": server.url, "timeout_s": 60.0}).plan(view(gateway)))
+    (left,) = [failure.left_s for failure in gateway.failures]
+    assert left is not None and 0 < left < 60
+    result, events = ran([fails(429, retry_after="40"), says("late")], timeout_s=30.0)
+    assert result.reason == "planner_error" and len([event for event in events if isinstance(event, e.ModelCallStarted)]) == 1
 
 
 def test_the_next_request_has_the_whole_time_again(stopping: threading.Event) -> None:

@@ -122,6 +122,22 @@ def test_a_call_that_groq_refuses_is_a_correction_turn_that_states_the_reason(ge
     assert WHY in json.dumps(ran.requests[1]["messages"][-1])
 
 
+def test_a_refusal_of_groq_that_nobody_could_listen_to_is_one_all_the_same() -> None:
+    """Behind a model of somebody's own, which hands Groq's on, what was refused was the answer of the run."""
+    from pydantic_ai.models.wrapper import WrapperModel
+
+    ran = Ran(
+        [refusing('{"name": "look", "arguments": {"x": "5"}}', stream=False), says("done")],
+        lambda url: WrapperModel(groq(url)),
+        stream=False,
+    )
+    assert (ran.result.output, ran.looked, [failed.provider_code for failed in ran.of(e.ModelCallFailed)]) == (
+        "done",
+        [],
+        ["tool_use_failed"],
+    )
+
+
 def test_a_call_that_groq_goes_on_refusing_ends_the_run_as_a_malformed_plan() -> None:
     """Never as a success, and with the name of what happened."""
     ran = Ran([refusing("x", stream=True)], groq)
@@ -185,7 +201,7 @@ def test_a_context_that_is_full_is_no_answer_that_was_cut_off(*, stream: bool) -
     assert ran.of(e.ModelCallFailed)[0].provider_code == "model_context_window_exceeded" and ran.result.usage.input_tokens == 7
 
 
-@pytest.mark.parametrize("reason", ["model_context_window_exceeded", "model_length"])
+@pytest.mark.parametrize("reason", ["model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded"])
 def test_so_it_is_by_whatever_word_a_provider_has_for_it(reason: str) -> None:
     """A gateway hands the words of others on."""
     ran = Ran([says("half", finish=reason)], chat)
@@ -287,6 +303,54 @@ def test_thinking_is_always_smaller_than_the_limit_of_the_answer(settings: dict[
     assert ran.result.output == "done"
     assert (sent["thinking"].get("budget_tokens", 0), sent["max_tokens"]) == (thinks, most)
     assert sent["thinking"]["type"] == ("enabled" if thinks else "disabled")
+
+
+def bedrock(url: str, name: str) -> Any:
+    import boto3
+    from botocore.config import Config
+    from pydantic_ai.models.bedrock import BedrockConverseModel
+    from pydantic_ai.providers.bedrock import BedrockProvider
+
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "config": Config(retries={"max_attempts": 0})}
+    client: Any = boto3.client("bedrock-runtime", region_name="us-east-1", endpoint_url=url.removesuffix("/v1"), **keys)
+    return BedrockConverseModel(name, provider=BedrockProvider(bedrock_client=client))
+
+
+FIELDS = "bedrock_additional_model_requests_fields"
+OLDER, NOVA = "us.anthropic.claude-sonnet-4-5-20250929-v1:0", "us.amazon.nova-pro-v1:0"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "settings", "fields", "most"),
+    [
+        (OLDER, {"thinking": True, "max_tokens": 3000}, {"thinking": {"type": "enabled", "budget_tokens": 1500}}, 3000),
+        (OLDER, {"thinking": True, "max_tokens": 1100}, {"thinking": {"type": "disabled"}}, 1100),
+        (
+            OLDER,
+            {"extra": {FIELDS: {"thinking": {"type": "enabled", "budget_tokens": 9000}, "top_k": 5}}, "max_tokens": 3000},
+            {"thinking": {"type": "enabled", "budget_tokens": 1500}, "top_k": 5},
+            3000,
+        ),
+        (NOVA, {"extra": {FIELDS: {"thinking": {"type": "enabled", "budget_tokens": 9000}}}, "max_tokens": 3000},
+         {"thinking": {"type": "enabled", "budget_tokens": 9000}}, 3000),
+    ],
+)  # fmt: skip
+def test_thinking_of_claude_on_bedrock_is_smaller_than_the_limit_too(name: str, settings: Any, fields: Any, most: int) -> None:
+    """There it stands among the fields of the model's own, of which the others stay; those of another vendor mean something else."""
+    said = {"output": {"message": {"role": "assistant", "content": [{"text": "done"}]}}, "stopReason": "end_turn",
+            "usage": {"inputTokens": 7, "outputTokens": 2, "totalTokens": 9}, "metrics": {"latencyMs": 1}}  # fmt: skip
+    ran = Ran([sends(said, stream=False)], lambda url: bedrock(url, name), stream=False, **settings)
+    (sent,) = ran.requests
+    assert (ran.result.output, sent["additionalModelRequestFields"], sent["inferenceConfig"]["maxTokens"]) == ("done", fields, most)
+
+
+def test_a_model_that_shares_its_limit_out_itself_is_told_no_number() -> None:
+    """Claude 4.6 refuses one, and thinks as far as there is room."""
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "end_turn",
+               "content": [{"type": "text", "text": "done"}], "usage": {"input_tokens": 7, "output_tokens": 2}}  # fmt: skip
+    ran = Ran([sends(message, stream=False)], anthropic, stream=False, thinking=True, max_tokens=1500)
+    assert (ran.requests[0]["thinking"]["type"], ran.requests[0]["max_tokens"]) == ("adaptive", 1500)
 
 
 # What a model makes --------------------------------------------------------------------------------------------------------------

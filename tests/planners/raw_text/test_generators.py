@@ -159,6 +159,30 @@ def test_an_error_in_the_stream_and_garbage_are_the_servers_failure(dialect: str
     assert failure(garbage, dialect).kind == "server"
 
 
+@pytest.mark.parametrize("dialect", ["openai", "llama.cpp"])
+def test_a_complete_stream_without_a_reason_is_an_answer(dialect: str) -> None:
+    """It came to its end, `[DONE]`; it counted as broken off, and was asked for again and again."""
+
+    async def serve(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.send(b"data: " + json.dumps({"choices": [{"delta": {"content": "hi"}}]}).encode() + b"\n\ndata: [DONE]\n\n")
+
+    assert asyncio.run(ask(serve, dialect)).text == "hi"
+
+
+@pytest.mark.parametrize("word", ["model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded"])
+def test_a_context_that_is_full_is_no_answer_by_whatever_word(word: str) -> None:
+    """Half an answer counted as a whole one, and the run was a success."""
+
+    async def serve(exchange: Exchange) -> None:
+        await exchange.begin()
+        choice = {"delta": {"content": '{"type": "final_answer", "content": "half"}'}, "finish_reason": word}
+        await exchange.send(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+
+    failed = failure(serve, "openai")
+    assert (failed.kind, failed.provider_code) == ("context_overflow", word) and word in str(failed)
+
+
 def test_a_refusal_and_a_filter_are_told_apart() -> None:
     """They end the run as `model_refused`."""
     for choice, kind in (({"delta": {"refusal": "no"}}, "refused"), ({"delta": {}, "finish_reason": "content_filter"}, "content_filter")):

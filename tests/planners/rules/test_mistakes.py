@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from detent import Agent
 from detent.core.errors import ConfigError, PlannerFailed
 from detent.planners import RulePlanner, load_rules
 from planners.rules.views import Desk, rules
@@ -165,3 +166,20 @@ def test_yaml_tags_that_make_objects_are_refused(tmp_path: Path) -> None:
         RulePlanner.from_file(path)
     with pytest.raises(yaml.YAMLError):
         yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            {"name": "b", "spawn": {"agent": "x"}},
+            r"agent 'a': rules\[0\]: rule 'b': nothing carries out 'spawn'.*take it out\. Actions: call,",
+        ),
+        ({"name": "b", "cal": {"tool": "t"}}, r"agent 'a': rules\[0\]: rule 'b': unknown key 'cal'; did you mean 'call'\?"),
+        ({"name": "b", "when": "1 +", "answer": "x"}, r"agent 'a': rules\[0\]: rule 'b': when: expression `1 \+` is not CEL"),
+    ],
+)
+def test_a_mistake_in_the_rules_of_a_program_is_refused_where_the_agent_is_made(rule: dict[str, object], said: str) -> None:
+    """It was found when the agent was first run, maybe by a worker, and far from the line that has it."""
+    with pytest.raises(ConfigError, match=said):
+        Agent(name="a", rules=[rule])

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from detent.core.budget import Usage
 from detent.core.errors import ModelCallFailure
+from detent.ports.http_failures import context_full
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
 
-CONTEXT_FULL = ("model_context_window_exceeded", "model_length", "reason_max_context", "context_length_exceeded")
-"""Anthropic, Bedrock and Z.AI; Mistral; xAI; gateways."""
 LATER = ("queued", "in_progress", "pause_turn")
 """OpenAI's background mode; a turn of Anthropic that waits for its own tools."""
 BROKEN = ("error", "failed", "cancelled", "network_error")
@@ -27,9 +26,8 @@ def failure_in(response: ModelResponse, name: str, usage: Usage) -> ModelCallFai
     """Return the failure that an answer is, with what was paid for it; None for one that is an answer. `name` is the model's."""
     word = said_of(response)
     model = f"model {name!r}"
-    if word.lower() in CONTEXT_FULL:
-        told = f"{model}: its context was full before the answer was complete ({word}); nothing of it is used"
-        return ModelCallFailure(told, kind="context_overflow", usage=usage, provider_code=word)
+    if (full := context_full(word, name, usage)) is not None:
+        return full
     if response.state == "suspended" or word in LATER:
         word = word or "queued"  # a stream of OpenAI's ends without saying it
         told = f"{model}: {word}: the provider answers later, and nothing here asks for it again; turn its background mode off"

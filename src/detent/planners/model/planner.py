@@ -169,9 +169,9 @@ class ModelPlanner:
             settings = read_settings(said)
             if settings.extra:  # those of a pass are its own, and were not looked at when the run began
                 self.check(agent)
-            opened = await _opened(named, settings, temperature, self._named)
-            if kept.setdefault(key, opened) is not opened:  # another run has opened it meanwhile
-                await opened.close()
+            made = await opened(named, settings, temperature, self._named)
+            if kept.setdefault(key, made) is not made:  # another run has opened it meanwhile
+                await made.close()
         return kept[key]
 
 
@@ -179,7 +179,7 @@ def _ref(named: str, settings: ModelSettings) -> ModelRef:
     return ModelRef(name=named, base_url=settings.base_url, api_key_env=settings.api_key_env, timeout_s=settings.timeout_s)
 
 
-async def _opened(named: Any, settings: ModelSettings, temperature: float | None, told: set[tuple[str, str]]) -> Exchange:
+async def opened(named: Any, settings: ModelSettings, temperature: float | None, told: set[tuple[str, str]]) -> Exchange:
     """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`.
 
     `told` are the settings that were named already as such that a model does not take.

@@ -7,7 +7,7 @@ The text, the thinking and the arguments of an answer stand in the plan already;
      "parts": [["text", start, end, {...}], ["thinking", start, end, {"signature": ...}],
                ["call", index, "toolu_1", {...}], ["control", name, args, id, {...}], ["file", {...}], ["other", {...}]]}
 
-A file that the model made is an artifact of the run; here it is named (`file_of`), and what it was is said in words to whoever goes on.
+A file that the model made is an artifact of the run (`Plan.files`); here stands what it was, which is said in words to whoever goes on.
 `start` and `end` cut the plan's text and thinking; `index` counts its tool calls. Where redaction has changed what a part says, a signature
 over it is worthless: then only the portable part (text and calls) is rendered, as for another model.
 """
@@ -15,9 +15,9 @@ over it is worthless: then only the portable part (text and calls) is rendered, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -25,6 +25,8 @@ import msgspec
 from detent.core.actions import ToolCall
 from detent.core.events import Planned
 from detent.planners.model.typed_answers import writable
+from detent.ports import MadeFile
+from detent.ports.planning import kind_of
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -58,8 +60,8 @@ class Pieces(msgspec.Struct, frozen=True):
     plain: bool
     """Whether there is nothing beside one text and then calls, so that nothing but the plan is needed to say it again."""
     response: dict[str, Any]
-    files: tuple[Any, ...] = ()
-    """What the model made: the `BinaryContent`s in order."""
+    files: tuple[MadeFile, ...] = ()
+    """What the model made, in order."""
 
 
 def take_apart(response: ModelResponse) -> Pieces:
@@ -92,20 +94,17 @@ def take_apart(response: ModelResponse) -> Pieces:
             calls.append(part)
         elif isinstance(part, m.FilePart):
             plain = False
-            parts.append(["file", file_of(part.content)])
-            files += [part.content] if part.content.data else []
+            parts.append(["file", {"type": kind_of(part.content.media_type), "media_type": part.content.media_type}])
+            files.append(part.content)
         else:
             plain = False
             parts.append(["other", _dumped(part)])
-    return Pieces(text, thinking, tuple(calls), tuple(parts), plain, {} if plain else _response(response), tuple(files))
+    return Pieces(text, thinking, tuple(calls), tuple(parts), plain, {} if plain else _response(response), made_files(files))
 
 
-def file_of(made: Any) -> dict[str, Any]:
-    """Return what an answer says of a file that its model made: its type, and the key under which its bytes are kept as an artifact."""
-    media_type, data = str(made.media_type), bytes(made.data)
-    kind = media_type.partition("/")[0]
-    ref = {"key": sha256(data).hexdigest(), "size_bytes": len(data)}
-    return {"type": kind if kind in ("image", "audio", "video") else "file", "media_type": media_type, "artifact": ref}
+def made_files(contents: Iterable[Any]) -> tuple[MadeFile, ...]:
+    """Return what a model made, from the `BinaryContent`s of its answer; none where there are no bytes."""
+    return tuple(MadeFile(data=bytes(made.data), media_type=str(made.media_type)) for made in contents if made.data)
 
 
 def provider_data(pieces: Pieces, controls: dict[int, tuple[str, Any]], *, system: str, model: str) -> dict[str, Any] | None:

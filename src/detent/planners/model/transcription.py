@@ -9,10 +9,11 @@ import msgspec
 from detent.core.budget import Usage
 from detent.core.errors import ModelCallFailure
 from detent.planners.model.attachments import checked_attachment, content_of
-from detent.planners.model.exchange import Exchange, Unheard
+from detent.planners.model.exchange import Unheard
+from detent.planners.model.planner import opened
 from detent.planners.model.provider_parts import EPOCH
-from detent.planners.providers import ModelRef, key_hint_at, keys_in_use, make_model
-from detent.planners.settings import for_provider, read_settings
+from detent.planners.model.taken import refuse_unknown
+from detent.planners.settings import read_settings
 from detent.ports import Models
 
 ASK = "Transcribe the audio word for word, in the language that is spoken. Answer with the transcript alone."
@@ -42,21 +43,12 @@ async def transcribe(
     if checked["type"] != "audio" or isinstance(content[-1], str):
         told = content[-1] if isinstance(content[-1], str) else f"a {checked['type']}"
         raise ModelCallFailure(f"there is no audio to transcribe: {told}", kind="bad_request")
-    said = read_settings(settings or {})
-    ref = ModelRef(name=model if isinstance(model, str) else "", base_url=said.base_url, api_key_env=said.api_key_env)
-    made = make_model(ref) if isinstance(model, str) else model
-    exchange = Exchange(
-        made,
-        name=ref.name,
-        settings=for_provider(said, temperature=None),
-        stream=False,
-        max_tokens=said.max_tokens,
-        key=key_hint_at(ref) if ref.name else "",
-        keys=keys_in_use(made, said.api_key_env),
-    )
+    said = msgspec.structs.replace(read_settings(settings or {}), stream=False)
+    exchange = await opened(model, said, None, set())
     ask = f"{ASK} It may speak of: {hint}" if hint else ASK
     request = m.ModelRequest(parts=[m.UserPromptPart([ask, *content], timestamp=EPOCH)], timestamp=EPOCH)
-    async with made:
+    try:
+        refuse_unknown(said.extra, [exchange.model], "settings")
         reply = await exchange.ask(
             Unheard(models) if models is not None else None,
             [request],
@@ -65,10 +57,12 @@ async def transcribe(
             input_tokens=_seconds_unknown(checked),
             limit=said.max_tokens,
         )
+    finally:
+        await exchange.close()
     text = (reply.response.text or "").strip()
     if not text:
         raise ModelCallFailure(f"model {exchange.name!r} gave no transcript", kind="empty", usage=reply.usage)
-    return Transcript(text=text, model=reply.response.model_name or made.model_name, usage=reply.usage)
+    return Transcript(text=text, model=reply.response.model_name or exchange.model_name, usage=reply.usage)
 
 
 def _seconds_unknown(audio: dict[str, Any]) -> int:

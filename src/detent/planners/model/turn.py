@@ -7,6 +7,7 @@ raised once, then the model is told. A typed answer that does not fit is shown i
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, cast
 
 import msgspec
@@ -18,15 +19,16 @@ from detent.planners.model import control_tools
 from detent.planners.model.exchange import Exchange, Reply
 from detent.planners.model.messages import Rendering
 from detent.planners.model.prompt import Head, tail, tail_parts
-from detent.planners.model.provider_parts import EPOCH, Pieces, file_of, provider_data, sayable, take_apart, unused
+from detent.planners.model.provider_parts import EPOCH, Pieces, provider_data, sayable, take_apart, unused
 from detent.planners.model.typed_answers import read_arguments, writable
 from detent.planners.text.json_objects import as_written
 from detent.planners.text.mentions import was_told
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import tokens_of
-from detent.ports import Plan, View
+from detent.ports import MadeFile, Plan, View
 from detent.ports.embedded_calls import call_in
+from detent.ports.planning import with_files
 
 RETRIES = 2
 """How often an empty answer, or a typed one that does not fit, is asked for again."""
@@ -46,6 +48,7 @@ class Turn:
         self._empty = self._unfit = 0
         self._hints: list[str] = []
         self._follow: list[Any] = []
+        self._files: list[MadeFile] = []
         self._usage = NOTHING
 
     async def plan(self) -> Plan:
@@ -56,6 +59,7 @@ class Turn:
                 self._cut_off(reply)
                 continue
             pieces = take_apart(reply.response)
+            self._files += pieces.files
             reading = (
                 None if pieces.calls else read(pieces.text, self.head.offer, told=was_told(self.view.transcript), results=self.view.results)
             )
@@ -125,7 +129,8 @@ class Turn:
         if reading is not None:
             problem = reading.problem
             said = as_written(reading.actions, pieces.text) if reading.mended else reading.actions
-            actions += [self._with_files(action, pieces) for action in said]
+            own_form = self.head.offer.output_schema is not None or self._call_that_is(reading) is not None
+            actions += said if own_form else [with_files(action, pieces.files) for action in said]
         if problem and self.head.offer.output_schema is None:
             raise MalformedPlan(problem, raw=pieces.text, usage=self._told())
         if problem:
@@ -139,23 +144,20 @@ class Turn:
             thinking="\n\n".join(filter(None, (pieces.thinking, reading.thinking if reading is not None else ""))),
             usage=self._usage,
             model=response.model_name or self.exchange.model_name,
-            files=tuple(bytes(file.data) for file in pieces.files),
+            files=tuple(self._files),
             provider_data=data,
         )
 
     def _in_words_that_can_be_hidden(self, reading: Reading) -> str:
         """Return a call that a text makes as `name({...})`, in which redaction finds sensitive fields; "" where the text may stand as it is."""
+        found = self._call_that_is(reading)
+        return found.string if found is not None and self.head.offer.tools[found["tool"]].sensitive else ""
+
+    def _call_that_is(self, reading: Reading) -> re.Match[str] | None:
+        """Return the call that an answer makes or ends in, for which the kernel looks in its text; None where there is none."""
         content: Any = next((action.content for action in reading.actions if isinstance(action, a.FinalAnswer)), None)
         found = call_in(content, self.head.offer.tools) if isinstance(content, str) else None
-        return content if found is not None and self.head.offer.tools[found[1]["tool"]].sensitive else ""
-
-    def _with_files(self, action: a.AnyAction, pieces: Pieces) -> a.AnyAction:
-        """Return an answer with the files that the model made beside its text; a typed one has a form of its own, and stays as it is."""
-        if not pieces.files or not isinstance(action, a.FinalAnswer) or self.head.offer.output_schema is not None:
-            return action
-        return a.FinalAnswer(
-            content={"text": action.content, "attachments": [file_of(file) for file in pieces.files]}, reason=action.reason
-        )
+        return None if found is None else found[1]
 
     def _control(self, name: str, args: Any) -> a.AnyAction:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from detent.planners.model.exchange import Exchange
-from detent.planners.model.provider_parts import EPOCH
+from detent.planners.model.provider_parts import EPOCH, made_files
 from detent.planners.raw_text.generation import Generation, Message, Request
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, OnDeviceSettings
@@ -82,6 +82,7 @@ class Written:
             model=response.model_name or self._exchange.model_name,
             finish="length" if response.finish_reason == "length" else "stop",
             request_id=response.provider_response_id or "",
+            files=made_files(response.files),
         )
 
 

@@ -14,7 +14,7 @@ from detent.planners.raw_text.generation import Generation, Request, TextGenerat
 from detent.planners.text.mentions import was_told
 from detent.planners.text.think_blocks import ThinkingSplitter
 from detent.planners.trimming import CountTokens
-from detent.ports import ModelAnswer, Plan, View
+from detent.ports import MadeFile, ModelAnswer, Plan, View
 
 MARK = "on_device"
 """Where a plan's `provider_data` holds what the log should know of how it came about."""
@@ -29,6 +29,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str = ""
     finish: str = ""
     limit: int | None = None
+    files: tuple[MadeFile, ...] = ()
 
 
 def asked_as(generator: Any, model: str, agent: AgentSpec) -> tuple[str, str]:
@@ -45,6 +46,7 @@ class Asking:
         self._limit, self._last_limit, self._raised = limit, limit, False
         self._used, self._told_model = NOTHING, ""
         self.repairs: list[str] = []
+        self._files: list[MadeFile] = []
 
     async def ask(self, request: Request) -> Asked:
         """Make one generation; raise what the generator or the gateway raises."""
@@ -67,6 +69,7 @@ class Asking:
                 input_tokens=whole.tokens,
                 max_output_tokens=self._limit,
             )
+        self._files += answer.value.files
         return answer.value
 
     def raise_limit(self) -> bool:
@@ -95,6 +98,7 @@ class Asking:
             usage=self._used,
             model="" if self._view.models is not None else self._told_model or self._model,
             provider_data={MARK: data} if data else None,
+            files=tuple(self._files),
         )
 
     async def _send(self, request: Request, limit: int | None) -> ModelAnswer:
@@ -107,7 +111,7 @@ class Asking:
                 output_tokens=self._count(given.text) + self._count(given.thinking),
                 estimated=True,
             )
-        asked = Asked(text=given.text, thinking=given.thinking, finish=given.finish, limit=limit)
+        asked = Asked(text=given.text, thinking=given.thinking, finish=given.finish, limit=limit, files=given.files)
         return ModelAnswer(
             value=asked, usage=usage, model=given.model or self._model, request_id=given.request_id, finish=given.finish or "stop"
         )

@@ -17,6 +17,7 @@ import msgspec
 from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ConfigError
 from detent.planners.text.surrogates import whole_text
+from detent.ports import MadeFile
 
 Emit = Callable[[Literal["text", "thinking"], str], None]
 
@@ -52,7 +53,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What was generated: all of it, or a piece of a stream, whose pieces add up.
 
     `finish`: `stop`, or `length` where the limit cut the text off ("" where the generator cannot tell). `usage` is NOTHING where the
-    generator does not count; it is then estimated.
+    generator does not count; it is then estimated. `files` are what the model made beside its text.
     """
 
     text: str = ""
@@ -61,6 +62,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     finish: str = ""
     request_id: str = ""
+    files: tuple[MadeFile, ...] = ()
 
 
 Generated = str | Generation
@@ -115,6 +117,7 @@ class _Whole:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._said: dict[str, Any] = {}
+        self._files: list[MadeFile] = []
 
     def add(self, piece: Any) -> None:
         """Take a piece, and stream it."""
@@ -130,13 +133,15 @@ class _Whole:
             self._emit("text", piece.text)
         if piece.usage != NOTHING:
             self._said["usage"] = piece.usage
+        self._files += piece.files
         for field in ("model", "finish", "request_id"):
             if value := getattr(piece, field):
                 self._said[field] = value
 
     def generation(self) -> Generation:
         """Return what has come."""
-        return Generation(text=whole_text("".join(self._text)), thinking=whole_text("".join(self._thinking)), **self._said)
+        text, thinking = whole_text("".join(self._text)), whole_text("".join(self._thinking))
+        return Generation(text=text, thinking=thinking, files=tuple(self._files), **self._said)
 
 
 # Blocking generators ----------------------------------------------------------------------------------------------------------

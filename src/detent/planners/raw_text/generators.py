@@ -13,6 +13,7 @@ from detent.core.budget import NOTHING, Usage
 from detent.core.errors import ModelCallFailure
 from detent.planners.raw_text.generation import Generation, Request
 from detent.planners.raw_text.http_calls import Endpoint, closing, data_of
+from detent.ports.http_failures import context_full
 
 
 class _OverHttp:
@@ -53,6 +54,7 @@ class _OverHttp:
         ended = False
         async with _Lines(self._endpoint, self._path, self._body(request), self.model) as lines:
             async for line in lines:
+                ended = ended or line.replace(" ", "") == "data:[DONE]"  # servers of one's own leave out why the model stopped
                 data = data_of(line, model=self.model, hidden=self._endpoint.without_secrets)
                 if data is not None:
                     piece = self._piece(data)
@@ -162,6 +164,8 @@ class ChatCompletionsGenerator(_OverHttp):
         if said.get("refusal") or choice.get("finish_reason") == "content_filter":
             kind = "refused" if said.get("refusal") else "content_filter"
             raise ModelCallFailure(f"model {self.model!r} refused: {_text(said.get('refusal'))[:300]}", kind=kind)
+        if (full := context_full(_text(choice.get("finish_reason")), self.model)) is not None:
+            raise full
         return Generation(
             text=_text(said.get("content")),
             thinking=_text(said.get("reasoning_content") or said.get("reasoning")),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.actions import Abstain, AnyAction, FinalAnswer, Thought, ToolCall
+from detent.core.actions import Abstain, AnyAction, FinalAnswer, Thought, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
@@ -30,6 +30,7 @@ from detent.planners.trimming import CountTokens, clipped, count_by_length
 from detent.planners.verifiers import Verifier, verify
 from detent.ports import Plan, ToolSpec, View
 from detent.ports.options import checked_options
+from detent.ports.planning import with_files
 
 log = logging.getLogger("detent")
 
@@ -203,8 +204,9 @@ class OnDevicePlanner:
         if unverified and self._on_unverified == "abstain":
             actions = (Abstain(missing=(unverified,), reason="the answer could not be verified"),)
         note = {"mended": list(mends_in(asked.text))} if reading.mended else {}
+        typed = prefix.output_schema is not None  # such an answer has a form of its own
         return asking.plan(
-            actions,
+            actions if typed else tuple([with_files(action, asked.files) for action in actions]),
             text=_text_of(actions),
             thinking=_both(asked.thinking, reading.thinking),
             note={**note, "unverified": unverified} if unverified else note,
@@ -217,6 +219,8 @@ class OnDevicePlanner:
         while True:
             asked = await asking.ask(request())
             reading = read(asked.text, prefix.offer, finish=asked.finish, told=asking.was_told)
+            if asked.files and is_blank(asked.text) and prefix.output_schema is None:  # they are the answer
+                reading = msgspec.structs.replace(reading, actions=(FinalAnswer(content=""),))
             if reading.actions:
                 return reading, asked
             if reading.cut and asked.finish == "length" and asking.raise_limit():

@@ -240,8 +240,9 @@ def test_a_damaged_file_is_written_anew_by_who_alone_has_it_open_and_is_kept(tmp
         assert not [*tmp_path.glob("*rebuilt*"), *tmp_path.glob("*damaged*")]
         await other.close()
         done, after = await mended(url, found)
-        assert (done.left, after.faults, after.sound, after.records) == ((), (), 2, found.records)
         (kept,) = tmp_path.glob("*damaged*")
+        assert (done.left, after.ok, after.sound, after.records) == ((), True, 2, found.records)
+        assert [kept.name in fault.what and not fault.mend for fault in after.faults] == [True]
         assert kept.name in done.done[0] and kept.stat().st_size >= 4096
 
     run_async(main)
@@ -261,5 +262,26 @@ def test_what_cannot_be_read_whole_is_not_written_anew(tmp_path: Path) -> None:
         done, after = await mended(url, found)
         assert "nothing was changed" in done.left[0] and not after.ok
         assert path.read_bytes()[4096:] == before[4096:] and len(list(tmp_path.glob("*.db*"))) == 1 + 1
+
+    run_async(main)
+
+
+def test_a_run_that_was_put_back_is_contradicted_by_what_was_forked_from_it_later(tmp_path: Path) -> None:
+    """Log and seal of an earlier moment are a sound run: only what lies outside of both can say that there was more."""
+
+    async def main() -> None:
+        url, logs = url_of("file", tmp_path), tmp_path / "logs"
+        await two_runs(url)
+        earlier = {name: (logs / name).read_bytes() for name in ("waits.jsonl", "waits.sealed")}
+        async with Engine(store=url, planner=Script([FinalAnswer(content="yes")]), tools=[dump]) as engine:
+            digest = (await engine.reply("waits", "yes")).state.digest
+            fork = await engine.fork("waits", resume=False)
+        for name, data in earlier.items():
+            (logs / name).write_bytes(data)
+        found = await examined(url)
+        assert [(fault.run_id, fault.damage) for fault in found.faults] == [(fork.run_id, True)]
+        assert "run 'waits', which is not in" in found.faults[0].what
+        async with Engine(store=url) as engine:
+            assert (await engine.verify("waits")).ok and not (await engine.verify("waits", head=digest)).ok
 
     run_async(main)

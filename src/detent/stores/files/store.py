@@ -241,9 +241,9 @@ class FileStore(StoreDirectory):
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
-        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox and torn bytes; raise `RunNotFound`.
+        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox, torn bytes and what dead processes left half written.
 
-        A disk may keep old blocks until it writes over them.
+        Raise `RunNotFound`. A disk may keep old blocks until it writes over them.
         """
         self._file(run_id, "")
 
@@ -251,6 +251,7 @@ class FileStore(StoreDirectory):
             spent = {signal.id for signal in self._inboxes.waiting(run_id)}
             self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s)
             self._remove_parts(run_id)
+            remove_temporary(self.path)  # of whichever run: their names do not say
 
         await self._do(run_id, action, threaded=True)
 

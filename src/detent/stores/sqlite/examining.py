@@ -36,6 +36,9 @@ def examine(path: Path, holder: Holder) -> Examined:
             except RAISED as error:
                 runs = ()
                 faults.append(Fault(what=f"the table of runs cannot be read ({error})", mend="rebuild", advice=_REBUILD))
+            for kept in sorted(path.parent.glob(f"{path.name}.damaged-*")):
+                what = f"{kept.name}, which --repair kept, has what was erased since; remove it when nobody needs it"
+                faults.append(Fault(what=what, damage=False))
             count, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     except RAISED as error:
         raise translate(error, path) from error

@@ -285,3 +285,22 @@ def test_a_run_that_was_put_back_is_contradicted_by_what_was_forked_from_it_late
             assert (await engine.verify("waits")).ok and not (await engine.verify("waits", head=digest)).ok
 
     run_async(main)
+
+
+def test_artifacts_are_kept_while_the_listing_entry_of_a_run_is_gone(tmp_path: Path) -> None:
+    """Its records are there, and do not say outside of themselves whose they are: what seems to belong to nothing may be theirs."""
+
+    async def main() -> None:
+        url = url_of("sqlite", tmp_path)
+        await two_runs(url)
+        execute(tmp_path / "runs.db", "DELETE FROM runs WHERE run_id='done'")
+        found = await examined(url)
+        assert [(fault.damage, fault.mend) for fault in found.faults] == [(True, ""), (False, "")]
+        assert "records are there" in found.faults[0].what
+        await mended(url, found)
+        async with Engine(store=url) as engine:
+            await engine.gc()
+            assert len(await engine.store.list_blobs("done")) == 1
+        assert (await examined(url)).faults[0] == found.faults[0]
+
+    run_async(main)

@@ -35,7 +35,8 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, json_wanted: bool) -> int:
     """Examine a whole store and say what was found; 0 where nothing is damaged, else 1."""
-    session = Session(o.Setup(store=store, config=config, json_wanted=json_wanted), changes=repair, bare=True, asks=False)
+    setup = o.Setup(store=store, config=config, json_wanted=json_wanted)
+    session = Session(setup, bare=True, asks=False)
     output, seen_at = session.output, time.time()
     found = session.drive(lambda engine: examine(engine.runtime), missing=None)
     if found is None:
@@ -61,8 +62,7 @@ def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, j
     async def work(engine: Engine) -> tuple[Mended, Report]:
         return await mend(engine.runtime, found.faults, examined_at=seen_at, grace_s=GRACE_S), await examine(engine.runtime)
 
-    again = Session(o.Setup(store=store, config=config, json_wanted=json_wanted), changes=True, bare=True, asks=False)
-    mended, after = again.drive(work)
+    mended, after = Session(setup, changes=True, bare=True, asks=False).drive(work)
     output.document(Repaired(before=found, planned=tuple(steps), done=mended.done, left=mended.left, after=after))
     for line in mended.done:
         output.say(f"done: {line}", "green")

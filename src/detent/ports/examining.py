@@ -29,6 +29,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: float = 0.0
 
 
+def artifacts_without_log(run_id: str, *, lost: bool) -> Fault:
+    """Return what is left over of a run that is not there. Where listing entries are `lost`, it may be that of one of these: it is kept."""
+    what, advice = f"artifacts of {run_id!r}, of which there is no log", "they may be those of the run whose entry is gone: they are kept"
+    return Fault(what=what, run_id=run_id, damage=False, mend="" if lost else "delete", advice=advice if lost else "")
+
+
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
     """What a store found in itself. `runs` are all of which anything is there, also those that no list shows; `looked_at` is what was checked.
 

@@ -17,7 +17,7 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
-from detent.stores.postgres.examining import examined
+from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
@@ -285,7 +285,7 @@ class PostgresStore(PostgresOpening):
         ]
         await self._connections.rows("DELETE FROM holders WHERE name=ANY(%s)", (dead,))
         await self._connections.rows("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
-        await self._connections.rows("DELETE FROM inbox WHERE run NOT IN (SELECT id FROM runs)")
+        await self._connections.rows(f"DELETE FROM inbox WHERE {NO_RUN}")
         for table in _TABLES:
             await self._connections.rows(f"VACUUM {table}")
         return max(0, before - await self._size())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from detent.core.errors import StoreBusy, StoreError
-from detent.ports.examining import Examined, Fault
+from detent.ports.examining import Examined, Fault, artifacts_without_log
 from detent.stores.locks import Holder, is_dead, lock_paths
 from detent.stores.sqlite.operations import DEAD_ROWS, Operation
 from detent.stores.sqlite.schema import RAISED, SEQ_BITS, Db, connect, how_to_look, is_busy, prepare, translate
@@ -68,11 +68,12 @@ def _rows(db: Db) -> Iterator[Fault]:
     """Yield rows that belong to no run."""
     lost = f"SELECT key>>{SEQ_BITS}, count(*) FROM records WHERE key>>{SEQ_BITS} NOT IN (SELECT id FROM runs) GROUP BY 1"
     with suppress(*RAISED):  # damaged pages are a fault already
-        for number, count in db.execute(lost).fetchall():
+        gone = db.execute(lost).fetchall()
+        for number, count in gone:
             advice = "they are kept; restore the entry, or the file, from a backup"
             yield Fault(what=f"the listing entry of a run (number {number}) is gone, its {count} records are there", advice=advice)
         for (run_id,) in db.execute("SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)").fetchall():
-            yield Fault(what=f"artifacts of {run_id!r}, of which there is no log", run_id=str(run_id), damage=False, mend="delete")
+            yield artifacts_without_log(str(run_id), lost=bool(gone))
         for what, sql in DEAD_ROWS.items():
             count: Any = db.execute(f"SELECT count(*) FROM {sql}").fetchone()[0]
             if count:

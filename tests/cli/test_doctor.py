@@ -138,9 +138,9 @@ def test_files_that_are_broken_are_named_with_what_is_wrong(desk: Desk) -> None:
 def test_a_store_that_is_not_looked_at_is_named_without_its_password(desk: Desk) -> None:
     """A broken configuration keeps it from being opened; its URL is shown all the same."""
     desk.write("bad.toml", "x = = 1")
-    words = ("doctor", "--config", "bad.toml", "--store", "postgresql://ann:s3cret@db/runs")
+    words = ("doctor", "--config", "bad.toml")
     for more in ((), ("--json",)):
-        done = desk.detent(*words, *more)
+        done = desk.detent(*words, *more, DETENT_STORE="postgresql://ann:s3cret@db/runs")
         assert (done.code, "postgresql://ann@db/runs" in done.out) == (1, True), done.out
         assert "s3cret" not in done.out + done.err
 
@@ -158,13 +158,14 @@ def test_a_store_that_cannot_be_opened_is_a_finding(
 ) -> None:
     """With what is wrong, and without a password of its URL."""
     desk.write("broken.db", "this is no database, but text that is long enough to be looked at as one" * 20)
-    code, found = doctor(desk, "--store", "sqlite:///broken.db", OPENAI_API_KEY="k")
+    code, found = doctor(desk, DETENT_STORE="sqlite:///broken.db", OPENAI_API_KEY="k")
     assert (code, found["store"]["exists"]) == (1, False)
     assert found["store"]["problem"]
     monkeypatch.setattr(session, "REFUSED_S", 0.05)
     monkeypatch.setenv("OLLAMA_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.chdir(desk.home)
-    code = run(["doctor", "--json", "--store", "postgresql://ann:hush@127.0.0.1:9/runs"])
+    monkeypatch.setenv("DETENT_STORE", "postgresql://ann:hush@127.0.0.1:9/runs")
+    code = run(["doctor", "--json"])
     said = capsys.readouterr().out
     assert code == 1 and json.loads(said)["store"]["problem"] and "hush" not in said
 

@@ -6,11 +6,14 @@ import asyncio
 from hashlib import sha256
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, tool
+from detent.config.groups import Bounds
 from detent.core.codec import read_log
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.ports import Signal
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 
@@ -58,6 +61,39 @@ def test_an_erased_run_keeps_its_chain_and_nothing_of_its_content(kind: str, tmp
         assert SECRET.encode() not in bytes_below(tmp_path)
 
     run_async(main)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql"])
+def test_no_word_of_an_erased_goal_is_left_in_the_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Listing entry, columns, snapshot, inbox, fork, free pages, write-ahead log, what a dead process left half written: all, and before any gc."""
+    word = "zyzzyva"
+
+    async def main() -> bytes:
+        url = request.getfixturevalue("postgres_url") if kind == "postgresql" else url_of(kind, tmp_path)
+        bounds = Bounds(goal_words_in_ids=False)
+        async with Engine(store=url, planner=Script([AskUser(question=f"which {word}?")]), bounds=bounds) as engine:
+            result = await engine.run(Agent(name="w"), f"find the {word}", variables={"x": word})
+            fork = await engine.fork(result.run_id, resume=False, edits={"goal": f"find another {word}"})
+            await engine.cancel(fork.run_id, by="ann")
+            await engine.store.put_snapshot(result.run_id, 2, word.encode())
+            await engine.store.put_blob(result.run_id, "k", word.encode())
+            await engine.store.post(result.run_id, Signal(id="s", kind="timer", payload={"text": word}))
+            if kind == "file":
+                (tmp_path / "logs" / ".tmp-1-ab").write_bytes(word.encode())
+            assert word.encode() in await raw(url)
+            for head in await engine.list_runs():
+                assert (await engine.erase(head.run_id, by="ann")).ids_with_goal_words == ()
+            return await raw(url)
+
+    async def raw(url: str) -> bytes:
+        if kind != "postgresql":
+            return bytes_below(tmp_path)
+        tables = ("runs", "records", "inbox", "snapshots", "blobs", "spent", "reserved", "claims")
+        async with await psycopg.AsyncConnection.connect(url.partition("&schema")[0]) as db:
+            rows = [await (await db.execute(f"SELECT * FROM detent.{table}")).fetchall() for table in tables]  # type: ignore[arg-type]
+        return b"".join(one if isinstance(one, bytes) else str(one).encode() for found in rows for row in found for one in row)
+
+    assert word.encode() not in run_async(main)
 
 
 def test_only_a_finished_or_waiting_run_is_erased() -> None:

@@ -16,6 +16,7 @@ from detent.cli import surroundings
 from detent.cli.logged import AGENT_FILE, agent_path
 from detent.cli.output import FAILED, Output, clean, shortened
 from detent.cli.session import Session
+from detent.cli.store_report import examine_store
 from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config.agents import Agent
 from detent.config.engines import Config
@@ -69,14 +70,26 @@ def doctor(
     everything: Annotated[
         bool, typer.Option("--all", help="A line also for each provider without a key and each server that is not running.")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --store: mend what can be mended. Says before what it will do, and asks.")
+    ] = False,
+    yes: o.Yes = False,
     json_wanted: o.Json = False,
 ) -> int:
     """Say which models can be asked from here, what is installed, whether files and store are sound, and what to do next.
 
     Exit code 0 when a run can be made and nothing that is there is broken, else 1. Keys are looked for by the names of their variables;
     no value is shown, and nothing is sent but a question for their models to servers on this machine.
+
+    With --store URL that store is examined instead, all of it: pages and indexes, every record, artifact, listing entry and inbox, and what
+    belongs to nothing. Exit code 0 when nothing is damaged, else 1; nothing is changed. --repair mends what can be made again from sound logs,
+    and removes what is left over. It changes no record: a damaged log is kept as it is.
     """
-    found = examine(agent=agent, store=store, config=config)
+    if store is not None:
+        return examine_store(store=store, config=config, repair=repair, yes=yes, json_wanted=json_wanted)
+    if repair:
+        raise ConfigError("--repair changes a store; say which with --store URL (`detent where` shows that of this directory)")
+    found = examine(agent=agent, config=config)
     output = Output(json_wanted=json_wanted)
     output.document(found)
     if not json_wanted:
@@ -84,16 +97,15 @@ def doctor(
     return 0 if found.ok else FAILED
 
 
-def examine(*, agent: str | None, store: str | None, config: Path | None) -> Findings:
+def examine(*, agent: str | None, config: Path | None) -> Findings:
     """Look at everything and return what was found; nothing raises, what is wrong is said."""
     environment = dict(os.environ)
     extras = surroundings.extras()
     providers = surroundings.providers(environment, extras)
     servers = surroundings.servers(surroundings.places(environment))
-    session, files = _files(agent, store, config)
-    checked = (
-        _store(session) if session is not None else StoreCheck(url=without_password(store or ""), exists=False, problem="not looked at")
-    )
+    session, files = _files(agent, config)
+    unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not looked at")
+    checked = _store(session) if session is not None else unread
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
     planned = session is not None and session.config.planner is not None
@@ -114,12 +126,12 @@ def examine(*, agent: str | None, store: str | None, config: Path | None) -> Fin
 # Files and store --------------------------------------------------------------------------------------------------------------------
 
 
-def _files(agent: str | None, store: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
+def _files(agent: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
     """Return the session that these options and files make, if they make one, and what was found of each file."""
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
-        session = Session(o.Setup(store=store, config=config), agent=agent, asks=False)
+        session = Session(o.Setup(config=config), agent=agent, asks=False)
         add_import_roots(session.config.import_roots or ())
     except DetentError as error:
         return None, [File(path=str(named or CONFIG_FILE), kind="config", problem=str(error))]

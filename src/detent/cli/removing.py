@@ -77,11 +77,11 @@ def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
     return 1 if done.left else 0
 
 
-def confirm(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool, undone: str = "nothing was removed") -> None:
     """Ask at a terminal. Without one nobody could answer: raise `ConfigError` unless `yes`, also where the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is no terminal to ask at: nothing was removed. To do it, say --yes")
+        raise ConfigError(f"{question} There is no terminal to ask at: {undone}. To do it, say --yes")
     if Output().ask(f"{question} [y/N]: ").strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was removed")
+        raise ConfigError(undone)

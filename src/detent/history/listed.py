@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted
+from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted, TurnStarted
 from detent.core.records import Envelope, Record, RunHead
 
 
@@ -14,6 +14,7 @@ class Said:
 
     def __init__(self) -> None:
         self._words: dict[str, str] = {}
+        self._turns = 0
 
     def hear(self, record: Record) -> None:
         """Take in the next record, the first one first."""
@@ -27,6 +28,8 @@ class Said:
                 self._words = {"goal": goal[:120], "title": ""}
             case Forked(edits={"goal": str(goal)}):
                 self._words = {"goal": goal[:120]}
+            case TurnStarted():
+                self._turns += 1
             case EffectRecorded(label="title", phase=phase, value=title) if phase == ASIDE and not self._words.get("title"):
                 self._words["title"] = title or ""
             case _:
@@ -51,6 +54,7 @@ class Said:
         for name, value in there.items():
             if getattr(head, name) != value:
                 return f"the listing entry says {name} {getattr(head, name)!s}, and the log says {value!s}"
-        if not 0 <= head.iterations <= head.records:
-            return f"the listing entry says iterations {head.iterations}, of {head.records} records"
+        erased = self._words.get("reason") == "erased"  # what erased records were is not known
+        if not (0 <= head.iterations <= head.records if erased else head.iterations == self._turns):
+            return f"the listing entry says iterations {head.iterations}, and the log says {'as many at most as records' if erased else self._turns}"
         return ""

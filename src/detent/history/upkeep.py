@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import timedelta
@@ -20,7 +21,7 @@ from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
-from detent.running.artifacts import cut, damaged, hidden_in
+from detent.running.artifacts import cut, damaged, hidden_in, read_whole
 from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
 from detent.running.lineage import PREFIX_BLOB, SECRET, forget, preserve, segments
@@ -36,8 +37,12 @@ async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | 
 
     `head` is the digest that the log must end with, where one was kept elsewhere.
     """
-    run_id = await runtime.visible(run_id, host)
-    store, said = runtime.store, Said()
+    return await verified(runtime.store, await runtime.visible(run_id, host), head=head)
+
+
+async def verified(store: EventStore, run_id: str, *, head: str = "", lists: bool = True) -> Verification:
+    """Check the run of this id; without `lists`, not whether lists show it."""
+    said = Said()
     entry = await store.head(run_id)
     found: list[tuple[int | None, str]] = []
     sealed: tuple[int, str] | None = None
@@ -67,8 +72,8 @@ async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | 
         found.append((sound, f"the log ends with digest {digest}, not with {head}"))
     found += [(error.sequence, error.why) async for error in damaged(store, run_id, lines)]
     values, missing = await _hidden_values(store, run_id, lines)
-    others = [*values, await _listing_problem(store, run_id, said, entry, sound), *await _inbox(store, run_id, taken)]
-    found += [(None, problem) for problem in others if problem]
+    listing = await _listing_problem(store, run_id, said, entry, sound, lists=lists)
+    found += [(None, problem) for problem in (*values, listing, *await _inbox(store, run_id, taken)) if problem]
     return Verification(
         run_id=run_id,
         ok=not found,
@@ -79,6 +84,7 @@ async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | 
         problem=found[0][1] if found else "",
         further=tuple(problem for _, problem in found[1:]),
         missing=missing,
+        listing=listing,
     )
 
 
@@ -120,7 +126,7 @@ async def _inbox(store: EventStore, run_id: str, taken: Mapping[str, int]) -> li
     return problems
 
 
-async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: RunHead | None, records: int) -> str:
+async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: RunHead | None, records: int, *, lists: bool) -> str:
     """Return how the listing entry, read before the log, differs from its `records`; "" where it does not, or has moved on with the run."""
     after = await store.head(run_id)
     if entry is None or after is None:
@@ -129,6 +135,8 @@ async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: Ru
         return f"the listing entry says that there are {after.records} records, and there are {records}"
     if problem := said.differs(entry):
         return problem
+    if not lists:
+        return ""
     last = said.last.status or "running"
     query = RunQuery(
         tenant=entry.tenant,
@@ -215,22 +223,42 @@ async def collect(parts: Parts) -> int:
     """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
     store, freed = parts.store, 0
     for head in await store.list_runs(RunQuery()):
-        keys = [key for key in await store.list_blobs(head.run_id) if len(key) == ARTIFACT_KEY_LENGTH]
-        if not keys:
-            continue
-        with contextlib.suppress(RunBusy):
-            async with held(parts, head.run_id):
-                freed += await _drop(store, head.run_id, keys)
+        with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
+            if await artifacts_of(store, head.run_id):
+                async with held(parts, head.run_id):
+                    freed += await _drop(store, head.run_id)
     return freed + await store.gc()
 
 
-async def _drop(store: EventStore, run_id: str, keys: list[str]) -> int:
-    """Remove those of a run's artifacts that neither its records nor its prefix name; return their bytes."""
+async def _drop(store: EventStore, run_id: str) -> int:
+    """Remove those of a run's artifacts that nothing names; return their bytes."""
     freed = 0
-    named = b"\n".join([*await store.read(run_id), await store.get_blob(run_id, PREFIX_BLOB) or b""])
-    for key in keys:
-        if key.encode() not in named:
-            with contextlib.suppress(CorruptLog):  # nobody needs it any more
-                freed += len(await store.get_blob(run_id, key) or b"")
-            await store.delete_blob(run_id, key)
+    for key in await unnamed(store, run_id):
+        with contextlib.suppress(CorruptLog):  # nobody needs it any more
+            freed += len(await store.get_blob(run_id, key) or b"")
+        await store.delete_blob(run_id, key)
     return freed
+
+
+async def artifacts_of(store: EventStore, run_id: str) -> list[str]:
+    """Return the keys of the artifacts that are kept with a run."""
+    return [key for key in await store.list_blobs(run_id) if len(key) == ARTIFACT_KEY_LENGTH]
+
+
+async def unnamed(store: EventStore, run_id: str) -> list[str]:
+    """Return the keys of those of a run's artifacts that neither its records nor its prefix name; raise `CorruptLog` for a damaged log."""
+    if not (keys := await artifacts_of(store, run_id)):
+        return []
+    lines = await read_whole(store, run_id)
+    named = b"\n".join([*lines, await store.get_blob(run_id, PREFIX_BLOB) or b""])
+    found = [key for key in keys if key.encode() not in named]
+    if found:
+        collections.deque(read_log(run_id, lines), maxlen=0)  # every digest: a damaged record may have named it
+    return found
+
+
+async def relist(parts: Parts, run_id: str) -> None:
+    """Write a run's listing entry again, as its log says; no record is added. Raise `RunBusy`, `RunErased`, `CorruptLog`."""
+    async with held(parts, run_id):
+        state = await load_run(parts.store, run_id)
+        await parts.store.append(run_id, state.seq, [], head=head_of(state), durable=True)

@@ -8,6 +8,7 @@ hooks are told, `json_data` what counts as JSON data. Programs import these name
 from detent.ports.clocks import Clock, Ids
 from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
+from detent.ports.examining import Examined, Examines, Fault, Mends
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
@@ -43,6 +44,7 @@ from detent.ports.stores import (
     refuse_behind_cancel,
     refuse_overfull,
     wait_for_news,
+    written_signal,
 )
 from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, strategy
 from detent.ports.tools import (
@@ -89,12 +91,16 @@ __all__ = [
     "Embedder",
     "Embeddings",
     "EventStore",
+    "Examined",
+    "Examines",
+    "Fault",
     "Guard",
     "Ids",
     "Job",
     "KernelHooks",
     "Looks",
     "MadeFile",
+    "Mends",
     "MetaTool",
     "ModelAnswer",
     "Models",
@@ -152,4 +158,5 @@ __all__ = [
     "unstorable",
     "wait_for_news",
     "written",
+    "written_signal",
 ]

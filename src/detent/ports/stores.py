@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
@@ -32,13 +33,40 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     __post_init__ = check_fields
 
 
+def written_signal(signal: Signal) -> bytes:
+    """Return a signal as a store keeps it: one object of JSON, whose last member is a digest of the others."""
+    data = msgspec.json.encode(signal)
+    return b'%b,"check":"%b"}' % (data[:-1], _check(data))
+
+
+def _check(data: bytes) -> bytes:
+    return sha256(data).hexdigest()[:16].encode()
+
+
+def _altered(data: bytes) -> bool | None:
+    """Whether a signal is another one than was written; None where that is not known, as of one of an earlier version."""
+    found = _CHECKED.search(data)
+    return None if found is None else _check(data[: found.start()] + b"}") != found[1]
+
+
+_CHECKED = re.compile(rb',"check":"([0-9a-f]{16})"}\Z')
+
+
+def is_written_signal(data: bytes) -> bool:
+    """Whether these bytes are what `written_signal` returned."""
+    return _altered(data) is False
+
+
 def read_signal(data: bytes, kept_as: str = "") -> Signal:
-    """Return the signal that a store has kept, under the id that it was `kept_as`; what is none is one of kind `unreadable`.
+    """Return the signal that a store has kept, under the id that it was `kept_as`; what is none, or was altered, is one of kind `unreadable`.
 
     No inbox is blocked by what somebody has put into it.
     """
     try:
+        altered = _altered(data)
         signal = msgspec.json.decode(data, type=Signal)
+        if altered or (altered is False and signal.id != (kept_as or signal.id)):
+            raise ValueError("altered")
     except (ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
         signal = Signal(id=f"unreadable-{sha256(repr(data).encode()).hexdigest()[:32]}", kind="unreadable")
     return signal if signal.id == (kept_as or signal.id) else msgspec.structs.replace(signal, id=kept_as)

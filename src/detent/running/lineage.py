@@ -102,7 +102,7 @@ def unpacked(run_id: str, data: bytes) -> list[Segment]:
     head, *lines = data.split(b"\n")
     try:
         parts = msgspec.json.decode(head, type=list[_Part])
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # msgspec's errors are ValueErrors
         raise CorruptLog(run_id, 1, f"the copy of what it goes on from cannot be read ({error})") from error
     found: list[Segment] = []
     for part in parts:

@@ -249,7 +249,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a run is sound: number of records and head digest, or why not (`problem`), and the record that it concerns (`sequence`).
 
     Without `sequence` the records are sound, and what is kept beside them is not. `further` are more problems like it; `missing` says how many
-    hidden values are not there, as after an archive was read back: it is no problem of the log.
+    hidden values are not there, as after an archive was read back: it is no problem of the log. `listing` is the one that concerns the listing
+    entry alone, which can be made again from the log.
     """
 
     run_id: str
@@ -261,3 +262,4 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     further: tuple[str, ...] = ()
     missing: int = 0
+    listing: str = ""

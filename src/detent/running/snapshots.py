@@ -13,6 +13,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Awaitable, Generator, Iterable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from types import CoroutineType
 from typing import Any
@@ -47,9 +48,10 @@ EVERY = 1000
 
 
 def dump_snapshot(state: RunState) -> bytes:
-    """Return the snapshot of a state."""
+    """Return the snapshot of a state, its digest behind it: no record covers what it says."""
     bare = {scope: replace(known, steps=Seq(), results=Seq(), seen=Map()) for scope, known in state.passes.items()}
-    return dump_state(replace(state, passes=bare))
+    data = dump_state(replace(state, passes=bare))
+    return b"%b\n%b" % (data, sha256(data).hexdigest().encode())
 
 
 async def load_run(store: EventStore, run_id: str, *, artifacts: bool = False) -> RunState:
@@ -107,7 +109,8 @@ def _uncollected() -> Generator[None]:
 
 def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
     """Return the state at the snapshot, with its histories; None where the snapshot does not count."""
-    if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines):
+    data, _, digest = data.rpartition(b"\n")
+    if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines) or sha256(data).hexdigest().encode() != digest:
         return None
     try:
         state = load_state(data, RunState)

@@ -207,10 +207,15 @@ def _digest(host: str) -> str:
     return sha256(host.encode()).hexdigest()[:8]
 
 
+def lock_paths(directory: Path, host: str) -> list[Path]:
+    """Return the lock files of the holders on a host."""
+    return sorted(directory.glob(f"{_digest(host)}-*.lock"))
+
+
 def remove_dead(directory: Path, host: str) -> int:
     """Remove the lock files of this host's dead holders; return the bytes freed."""
     freed = 0
-    for path in directory.glob(f"{_digest(host)}-*.lock"):
+    for path in lock_paths(directory, host):
         try:
             fd = lock_file(path, create=False)
         except (BlockingIOError, FileNotFoundError):

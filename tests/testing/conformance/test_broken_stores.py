@@ -13,6 +13,7 @@ import pytest
 from detent.core.errors import Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports.examining import Examined, Fault
 from detent.ports.stores import no_room, refuse_behind_cancel
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
@@ -274,6 +275,23 @@ class KeepsTheFirstHead(BrokenStore):
         )
 
 
+class WritesEntriesWithRecordsOnly(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        if records:
+            await super().append(run_id, expected_seq, records, **options)
+
+
+class SeesDamageEverywhere(BrokenStore):
+    async def examine(self) -> Examined:
+        heads = await self.list_runs(RunQuery())
+        return Examined(runs=tuple(head.run_id for head in heads), faults=tuple(Fault(what="?", run_id=head.run_id) for head in heads))
+
+
+class SeesNothing(BrokenStore):
+    async def examine(self) -> Examined:
+        return Examined(runs=tuple(head.run_id for head in await self.list_runs(RunQuery())))
+
+
 class GrantsClaimsTwice(BrokenStore):
     async def claim(self, run_id: str) -> None:
         try:
@@ -446,6 +464,9 @@ REJECTED = {
     ListsOldestFirst: "test_every_filter_leaves_out_what_it_should",
     ShowsOtherTenants: "test_every_filter_leaves_out_what_it_should",
     KeepsTheFirstHead: "test_the_head_is_the_one_of_the_last_append",
+    WritesEntriesWithRecordsOnly: "test_a_listing_entry_is_written_again_without_a_record",
+    SeesDamageEverywhere: "test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none",
+    SeesNothing: "test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none",
     GrantsClaimsTwice: "test_of_claims_at_once_exactly_one_is_granted",
     ReleasesForOthers: "test_a_claim_keeps_other_stores_out_until_it_is_released",
     KeepsClaimsWhenClosed: "test_closing_releases_all_claims",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -148,7 +149,7 @@ def _disagreement(lines: list[bytes], run_id: str) -> CorruptLog:
             continue
         try:
             said = msgspec.json.decode(line, type=list[Any])[1] if line.startswith(COMMIT) else None
-        except (msgspec.DecodeError, IndexError):
+        except (ValueError, IndexError):
             said = None
         if said is None:
             return CorruptLog(run_id, count + 1, f"line {number} of its file is neither a record nor a commit")
@@ -161,5 +162,6 @@ def consumed_ids(data: bytes) -> set[str]:
     """Return the ids of all signals that the appends in `data` consumed."""
     found: set[str] = set()
     for match in _CONSUMING.finditer(data):
-        found.update(msgspec.json.decode(match[1], type=list[str]))
+        with suppress(ValueError):  # damaged: what it consumed and is still there is named by `verify`
+            found.update(msgspec.json.decode(match[1], type=list[str]))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,7 +14,7 @@ import msgspec
 
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull
+from detent.ports.stores import is_written_signal, refuse_behind_cancel, refuse_overfull, written_signal
 from detent.stores.locks import Holder, lock_file, lock_path, unlock
 
 TEMPORARY = ".tmp-"
@@ -58,10 +59,15 @@ def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
         sync_directory(path.parent)
 
 
+def temporary(directory: Path) -> list[Path]:
+    """Return the files that are being written, or were left half written."""
+    return [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*.blobs/{TEMPORARY}*")]
+
+
 def remove_temporary(directory: Path) -> int:
     """Remove files that a dead process left half written (a living one has them locked); return the bytes freed."""
     freed = 0
-    for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*.blobs/{TEMPORARY}*")]:
+    for path in temporary(directory):
         try:
             fd = lock_file(path, create=False)
         except (BlockingIOError, FileNotFoundError):
@@ -119,7 +125,8 @@ class Inboxes:
             refuse_overfull(run_id, signal, (other for other in there if other.id not in consumed))
             if os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
-            write_all(fd, msgspec.json.encode(signal) + b"\n", end)
+            line = written_signal(signal) + b"\n"
+            write_all(fd, b"\n" + line if end else line, max(0, end - 1))  # also over the end of the line before it, which may be damaged
             os.fsync(fd)
             if end == 0:
                 sync_directory(self.directory)
@@ -171,7 +178,9 @@ def _signals(fd: int) -> tuple[list[Signal], int]:
     """Return the signals in an inbox file and where the last complete line ends."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     end = data.rfind(b"\n") + 1
-    return [read_signal(line) for line in data[:end].splitlines()], end
+    if is_written_signal(data[end:-1]):  # no crash leaves more than the line and less than its end: that is damaged
+        data, end = data[:-1] + b"\n", len(data)
+    return [read_signal(line) for line in data[:end].split(b"\n")[:-1]], end
 
 
 class Claims:
@@ -210,6 +219,19 @@ class Claims:
     def remove(self, run_id: str, wait_s: float) -> None:
         """Remove whatever claim there is on a run."""
         self._remove(run_id, wait_s, lambda _name, _host: True)
+
+    def dead(self) -> list[Path]:
+        """Return the claims of dead holders."""
+        found: list[Path] = []
+        for path in sorted(self.holder.directory.glob("*.claim")):
+            with suppress(FileNotFoundError):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    name, host = _claimant(fd)
+                finally:
+                    os.close(fd)
+                found += [] if name == self.holder.name or self._lives(name, host) else [path]
+        return found
 
     def remove_dead(self) -> int:
         """Remove the claims of dead holders; return the bytes freed."""
@@ -261,6 +283,6 @@ def _claimant(fd: int) -> tuple[str, str]:
     """Return name and host of the holder in a claim file; empty when it says none, as after a crash while it was written."""
     try:
         found: Any = msgspec.json.decode(os.pread(fd, 4096, 0), type=tuple[str, str])
-    except msgspec.DecodeError:
+    except ValueError:  # msgspec's errors are ValueErrors
         return "", ""
     return found

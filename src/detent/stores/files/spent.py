@@ -37,7 +37,7 @@ class _Day:
         """Count a line; one that a dying process left half written is none."""
         try:
             run, position, runs, model_calls, tool_calls, tokens, cost_usd = msgspec.json.decode(line, type=_Line)
-        except msgspec.MsgspecError:
+        except ValueError:  # msgspec's errors are ValueErrors
             return
         whose = self.total
         spent = Spent(

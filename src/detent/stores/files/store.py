@@ -17,7 +17,9 @@ from pathlib import Path
 from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
+from detent.ports.examining import Examined
 from detent.stores.files.directory import RUN_ID, StoreDirectory
+from detent.stores.files.examining import examine
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
 from detent.stores.listing import select
 from detent.stores.locks import remove_dead
@@ -239,9 +241,9 @@ class FileStore(StoreDirectory):
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
-        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox and torn bytes; raise `RunNotFound`.
+        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox, torn bytes and what dead processes left half written.
 
-        A disk may keep old blocks until it writes over them.
+        Raise `RunNotFound`. A disk may keep old blocks until it writes over them.
         """
         self._file(run_id, "")
 
@@ -249,6 +251,7 @@ class FileStore(StoreDirectory):
             spent = {signal.id for signal in self._inboxes.waiting(run_id)}
             self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s)
             self._remove_parts(run_id)
+            remove_temporary(self.path)  # of whichever run: their names do not say
 
         await self._do(run_id, action, threaded=True)
 
@@ -258,7 +261,7 @@ class FileStore(StoreDirectory):
 
         def action(wait_s: float) -> None:
             with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
-                if (entry is None or entry.tail is None) and not self._file(run_id, ".blobs").exists():
+                if (entry is None or entry.tail is None) and not any(path.exists() for path in self._parts(run_id)):
                     raise RunNotFound(run_id, self.url)
                 self._remove_parts(run_id)
                 self._claims.remove(run_id, wait_s)
@@ -271,9 +274,19 @@ class FileStore(StoreDirectory):
     def _remove_parts(self, run_id: str) -> None:
         """Remove all files of a run but its log and its claim."""
         shutil.rmtree(self._file(run_id, ".blobs"), ignore_errors=True)
-        for path in (self._file(run_id, ".snapshot"), self._file(run_id, ".torn"), self._inboxes.path(run_id)):
+        for path in self._parts(run_id)[1:]:
             path.unlink(missing_ok=True)
         sync_directory(self.path)
+
+    def _parts(self, run_id: str) -> list[Path]:
+        """Return where all of a run may lie but its log, its seal and its claim; its blobs first."""
+        return [*(self._file(run_id, ending) for ending in (".blobs", ".snapshot", ".torn")), self._inboxes.path(run_id)]
+
+    async def examine(self) -> Examined:
+        """Look for logs that are gone, and for files that belong to nothing; see `Examines`."""
+        self._file("_", "")
+        with self._errors():
+            return examine(self._logs, self._inboxes, self._claims, self._reserved.directory)
 
     async def gc(self) -> int:
         """Remove what dead processes left: claims, lock files, half-written files; return the bytes freed."""

@@ -22,7 +22,7 @@ from psycopg.pq import Format
 from detent.core.errors import CancelWaits, Conflict, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Signal, Spent
-from detent.ports.stores import UNCOUNTED, no_room
+from detent.ports.stores import UNCOUNTED, no_room, written_signal
 from detent.stores.postgres.schema import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -388,7 +388,7 @@ class Post(Operation):
     @classmethod
     def statement(cls, operations: Sequence[Post]) -> Statement:
         """See `Operation.statement`."""
-        signals = Lines(msgspec.json.encode(o.signal) for o in operations)
+        signals = Lines(written_signal(o.signal) for o in operations)
         most = Numbers(None if o.signal.kind in UNCOUNTED else MOST_UNDECIDED for o in operations)
         names = Texts(o.run_id for o in operations)
         return _POST, (names, Texts(o.signal.id for o in operations), signals, most, operations[0].channel)

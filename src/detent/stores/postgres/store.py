@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import CorruptLog, RunBusy, RunNotFound
+from detent.core.errors import CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
+from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
+from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
@@ -283,10 +285,24 @@ class PostgresStore(PostgresOpening):
         ]
         await self._connections.rows("DELETE FROM holders WHERE name=ANY(%s)", (dead,))
         await self._connections.rows("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
-        await self._connections.rows("DELETE FROM inbox WHERE run NOT IN (SELECT id FROM runs)")
+        await self._connections.rows(f"DELETE FROM inbox WHERE {NO_RUN}")
         for table in _TABLES:
             await self._connections.rows(f"VACUUM {table}")
         return max(0, before - await self._size())
+
+    async def examine(self) -> Examined:
+        """Look at the indexes, where the server can, and for rows that belong to nothing; see `Examines`."""
+        self._open_writer()
+        runs = tuple(run_id for (run_id,) in await self._connections.rows("SELECT run_id FROM runs ORDER BY id"))
+        return await examined(self._connections, self._target.schema, runs)
+
+    async def mend(self, fault: Fault) -> str:
+        """Make the indexes again; see `Mends`."""
+        if fault.mend != "reindex":
+            raise StoreError(f"{self.url}: nothing here can be made again ({fault.what}); restore it from a backup")
+        for table in _TABLES:
+            await self._connections.rows(f"REINDEX TABLE {table}")
+        return "its indexes were made again"
 
     async def _size(self) -> int:
         self._open_writer()
@@ -299,7 +315,7 @@ class PostgresStore(PostgresOpening):
 def _head(run_id: str, entry: bytes) -> RunHead:
     try:
         return _decode_head(entry)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec's errors are ValueErrors
         raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 

@@ -22,7 +22,7 @@ from detent.stores.sqlite.operations import (
     Release,
     Statement,
 )
-from detent.stores.sqlite.schema import Db, is_busy, translate
+from detent.stores.sqlite.schema import RAISED, Db, is_busy, translate
 from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
 from detent.stores.unreleased import Owed
 
@@ -149,8 +149,8 @@ class SqliteConnection:
         try:
             commit(self._db, operations, self.path)
             self._checkpointer.check()
-        except (sqlite3.Error, StoreError) as error:
-            if isinstance(error, sqlite3.Error) and is_busy(error):
+        except (*RAISED, StoreError) as error:
+            if is_busy(error):
                 self._writer.submit(operations)
                 return
             for operation in operations:
@@ -171,7 +171,7 @@ class SqliteConnection:
             return False
         try:
             commit(db, (operation,), self.path)
-        except sqlite3.Error as error:
+        except RAISED as error:
             if is_busy(error):
                 return False
             raise translate(error, self.path) from error
@@ -188,7 +188,7 @@ class SqliteConnection:
             try:
                 with db.using:
                     return db.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
+            except RAISED as error:
                 if not is_busy(error):
                     raise translate(error, self.path) from error
         return await self._submit(Statement(run_id, sql, values), db)

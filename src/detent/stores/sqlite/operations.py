@@ -15,7 +15,7 @@ import msgspec
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull, written_signal
 from detent.stores.locks import Holder
 from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
@@ -232,7 +232,7 @@ class Post(Operation):
         waiting = dict(db.execute(WAITING, (run,)).fetchall())
         if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED and not db.execute(KNOWN, (run, signal.id)).fetchall():
             refuse_overfull(self.run_id, signal, (read_signal(data, name) for name, data in waiting.items()))
-        values = run, signal.id, msgspec.json.encode(signal)
+        values = run, signal.id, written_signal(signal)
         db.execute("INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING", values)
 
 
@@ -290,8 +290,13 @@ class Delete(Operation):
         db.execute(GIVE_BACK, (self.run_id,))
 
 
+_NO_RUN = f"run NOT IN (SELECT id FROM runs) AND run NOT IN (SELECT key>>{SEQ_BITS} FROM records)"
+DEAD_ROWS = {"signals": f"inbox WHERE {_NO_RUN}", "snapshots": f"snapshots WHERE {_NO_RUN}"}
+"""Rows of runs of which there is neither a listing entry nor a record."""
+
+
 class DropDead(Operation):
-    """Forget holders that died, and their claims."""
+    """Forget holders that died, and their claims, and what belongs to no run."""
 
     __slots__ = ("holder",)
 
@@ -305,6 +310,8 @@ class DropDead(Operation):
             if name != me.name and not me.lives(name, host, expires):
                 db.execute("DELETE FROM holders WHERE name=?", (name,))
         db.execute("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
+        for rows in DEAD_ROWS.values():
+            db.execute(f"DELETE FROM {rows}")
 
 
 class Vacuum(Operation):

@@ -109,7 +109,7 @@ def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
         )
     if version == 0:
         _create(db, path)
-    elif _number(db, "PRAGMA application_id") != APPLICATION_ID:
+    elif version < 0 or _number(db, "PRAGMA application_id") != APPLICATION_ID:
         raise ConfigError(_foreign(path))
     if version == 0 or upgrade:
         _migrate(db)
@@ -125,12 +125,17 @@ def older(where: str, version: int, readable: int) -> str:
     )
 
 
-def _create(db: Db, path: Path) -> None:
+def keep_ahead(db: Db, path: Path) -> None:
+    """See that the database has a write-ahead log, as a copy that another program made of one may not."""
     mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
             f"{str(path)!r} cannot use a write-ahead log on this file system (journal mode {mode!r}); put the store on a local disk"
         )
+
+
+def _create(db: Db, path: Path) -> None:
+    keep_ahead(db, path)
     db.execute("BEGIN IMMEDIATE")
     try:
         if _number(db, "PRAGMA user_version") == 0:
@@ -170,7 +175,11 @@ def _foreign(path: Path) -> str:
     return f"{str(path)!r} is a SQLite database, but not a Detent store; nothing was changed, give another path"
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+RAISED = (sqlite3.Error, UnicodeError)
+"""What a statement may raise: the second where a damaged page is named in an error whose text is none."""
+
+
+def is_busy(error: Exception) -> bool:
     """Whether another connection holds a lock that is needed, so that the same may succeed later."""
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -182,7 +191,7 @@ def concerns_all(error: sqlite3.Error) -> bool:
 
 def translate(error: Exception, path: Path) -> Exception:
     """Return the error of Detent that stands for one of SQLite, or for a row that holds what was never written; any other error as it is."""
-    if isinstance(error, (TypeError, AttributeError, OverflowError)):
+    if isinstance(error, (TypeError, AttributeError, OverflowError, UnicodeError)):
         damage = StoreError(
             f"{str(path)!r} is damaged: a row holds what was never written ({error}); keep a copy, then try `sqlite3 FILE .recover`"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import msgspec
 from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
+from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
+from detent.stores.sqlite.examining import Reindex, examine, rebuild
 from detent.stores.sqlite.operations import (
     SPENT,
     Append,
@@ -116,6 +119,8 @@ class SqliteStore(SqliteConnection):
         if not found:
             return []
         run, seq = found[0]
+        if type(seq) is not int:
+            raise CorruptLog(run_id, 0, "how many records it has cannot be read")
         lines = [row[0] for row in await self._rows(run_id, _READ, (*bounds(run, after), -1 if limit is None else limit))]
         wanted = seq - after if limit is None else min(limit, seq - after)
         if len(lines) < wanted:
@@ -141,13 +146,18 @@ class SqliteStore(SqliteConnection):
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
         """Return what the last append that wrote the listing entry said; see `EventStore.sealed`."""
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=?", (run_id,))
+        if found and type(found[0][0]) is not int:
+            raise CorruptLog(run_id, 0, "how many records were durable cannot be read")
         return (found[0][0], _entry(run_id, found[0][1]).digest) if found else None
 
     def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
         head = _entry(run_id, entry)
         if records is None:
             return unsealed(head)
-        return msgspec.structs.replace(head, records=records, iterations=iterations, updated_at=moment(updated), digest="")
+        try:
+            return msgspec.structs.replace(head, records=records, iterations=iterations + 0, updated_at=moment(updated), digest="")
+        except (TypeError, OverflowError) as error:
+            raise CorruptLog(run_id, 0, f"the counts of its listing entry cannot be read ({error})") from error
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
@@ -241,7 +251,7 @@ class SqliteStore(SqliteConnection):
             wanted = set(run_ids)
             for run_id, kept_as, signal in rows:
                 if run_id in wanted:
-                    found.setdefault(run_id, []).append(read_signal(signal, kept_as))
+                    found.setdefault(run_id, []).append(read_signal(signal, str(kept_as)))
         return found
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
@@ -258,7 +268,10 @@ class SqliteStore(SqliteConnection):
 
     async def list_blobs(self, run_id: str) -> list[str]:
         """Return the keys of the run's blobs, sorted."""
-        return [key for (key,) in await self._rows(run_id, "SELECT key FROM blobs WHERE run_id=? ORDER BY key", (run_id,))]
+        keys = [key for (key,) in await self._rows(run_id, "SELECT key FROM blobs WHERE run_id=? ORDER BY key", (run_id,))]
+        if any(type(key) is not str for key in keys):
+            raise CorruptLog(run_id, 0, "the key of a blob cannot be read")
+        return keys
 
     async def delete_blob(self, run_id: str, key: str) -> None:
         """Remove a blob; nothing happens when there is none."""
@@ -272,7 +285,7 @@ class SqliteStore(SqliteConnection):
         """Return (sequence, data) of the snapshot; None when there is none."""
         sql = "SELECT s.seq, s.data FROM snapshots s JOIN runs r ON r.id=s.run WHERE r.run_id=?"
         found = await self._rows(run_id, sql, (run_id,))
-        return found[0] if found else None
+        return found[0] if found and type(found[0][0]) is int and type(found[0][1]) is bytes else None
 
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
@@ -299,6 +312,23 @@ class SqliteStore(SqliteConnection):
         await self._submit(Vacuum(""), db)
         return freed + max(0, before - self._size())
 
+    async def examine(self) -> Examined:
+        """Look at every page and index, and for rows that belong to nothing; see `Examines`."""
+        self._connection()
+        return await asyncio.to_thread(examine, self.path, self._holder)
+
+    async def mend(self, fault: Fault) -> str:
+        """Make the indexes again, or the whole file where nobody else has it open; see `Examines`."""
+        if fault.mend == "reindex":
+            await self._submit(Reindex(""), self._connection())
+            return "its indexes were made again"
+        await self.close()
+        try:
+            kept = await asyncio.to_thread(rebuild, self.path, f"{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        finally:
+            await self.look()
+        return f"a sound copy is in its place; the damaged file is kept as {kept.name}"
+
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
 
@@ -306,7 +336,7 @@ class SqliteStore(SqliteConnection):
 def _entry(run_id: str, entry: bytes) -> RunHead:
     try:
         return _decode_head(entry)
-    except (msgspec.DecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
         raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 

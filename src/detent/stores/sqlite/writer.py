@@ -17,9 +17,20 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from detent.core.errors import DetentError, StoreBusy, StoreError
+from detent.core.errors import StoreBusy, StoreError
 from detent.stores.sqlite.operations import Operation, StillRead
-from detent.stores.sqlite.schema import Db, concerns_all, connect, create_file, holds_something, how_to_look, is_busy, prepare, translate
+from detent.stores.sqlite.schema import (
+    Db,
+    concerns_all,
+    connect,
+    create_file,
+    holds_something,
+    how_to_look,
+    is_busy,
+    keep_ahead,
+    prepare,
+    translate,
+)
 
 log = logging.getLogger("detent.stores.sqlite.store")
 
@@ -180,7 +191,7 @@ class Writer:
     def _run(self) -> None:
         try:
             db = self._retry(self._open)
-        except (DetentError, sqlite3.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever opens the store is told: SQLite raises many things where a file is damaged
             _tell(self._opened, error=self._translated(error))
             return
         _tell(self._opened, self._inline)
@@ -207,6 +218,8 @@ class Writer:
                 if not self._create and not holds_something(db):
                     raise FileNotFoundError(self._path)
                 prepare(db, self._path, upgrade=self._upgrade)
+                if not how:
+                    keep_ahead(db, self._path)
             self._inline = connect(self._path, synchronous="NORMAL", how=how)
             if not how:
                 self._checkpointer.opened()

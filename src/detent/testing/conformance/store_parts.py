@@ -11,6 +11,7 @@ import pytest
 
 from detent.core.errors import Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
+from detent.ports.examining import Examines
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     Place,
@@ -89,6 +90,44 @@ class PartsContract:
             assert await second.sealed("run") is None
             await first.append("run", 0, [line(1)], head=head_of("run", 1, digest="one"), durable=True)
             assert await second.sealed("run") == (1, "one")
+
+        run_on_several(place, body)
+
+    def test_a_listing_entry_is_written_again_without_a_record(self, place: Place) -> None:
+        """As a damaged entry is mended: an append of nothing has the same fence, and lists show the new entry."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 4))
+            await first.append("run", 3, [], head=head_of("run", 3, status="failed", digest="three"), durable=True)
+            assert await second.sealed("run") == (3, "three") and len(await second.read("run")) == 3
+            assert [head.run_id for head in await second.list_runs(RunQuery(status=("failed",)))] == ["run"]
+            with pytest.raises(Conflict):
+                await second.append("run", 2, [], head=head_of("run", 2), durable=True)
+            await second.append("run", 3, [line(4)], head=head_of("run", 4), durable=True)
+            assert await first.read("run") == [line(1), line(2), line(3), line(4)]
+            assert await first.list_runs(RunQuery(status=("failed",))) == []
+
+        run_on_several(place, body)
+
+    def test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none(self, place: Place) -> None:
+        """Where it can be (`Examines`): all its runs, what belongs to none, and it changes nothing."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 4))
+            await write(first, "other", range(1, 2))
+            await first.post("run", Signal(id="s", kind="reply"))
+            await first.put_blob("run", "a", b"1")
+            await first.claim("run")
+            if not isinstance(second, Examines):
+                return
+            seen = await second.examine()
+            assert (sorted(seen.runs), seen.faults) == (["other", "run"], ())
+            await first.put_blob("gone", "a", b"1")
+            found = [(fault.run_id, fault.mend, fault.damage) for fault in (await second.examine()).faults]
+            assert found == [("gone", "delete", False)]
+            await second.delete("gone")
+            assert (await second.examine()).faults == ()
+            assert await first.get_blob("run", "a") == b"1" and len((await first.signals(["run"]))["run"]) == 1
 
         run_on_several(place, body)
 

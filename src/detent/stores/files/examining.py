@@ -1,0 +1,66 @@
+"""A directory of files as a whole: logs that are gone, and files that belong to no log or to no living process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from detent.core.errors import CorruptLog, NewerVersion
+from detent.ports.examining import Examined, Fault
+from detent.stores.files.logs import Logs
+from detent.stores.files.parts import Claims, Inboxes, temporary
+from detent.stores.locks import is_dead, lock_paths
+
+_PARTS = (".blobs", ".snapshot", ".torn", ".sealed")
+
+
+def examine(logs: Logs, inboxes: Inboxes, claims: Claims, reserved: Path) -> Examined:
+    """Return what is wrong with the directory; logs themselves are read by who asks."""
+    directory, parts = logs.directory, dict[str, list[Path]]()
+    names = sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
+    there = {name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl") and not name.startswith(".")}
+    for name in names:
+        for ending in _PARTS:
+            if name.endswith(ending) and not name.startswith("."):
+                parts.setdefault(name.removesuffix(ending), []).append(directory / name)
+    for name in inboxes.names():
+        parts.setdefault(name, []).append(inboxes.path(name))
+    runs = {run_id for run_id in sorted(there | parts.keys()) if _is_run(logs, run_id)}
+    for run_id in parts.keys() - runs:  # a seal that says nothing was made for a first append that never came about, and serves the next
+        parts[run_id] = [path for path in parts[run_id] if path.suffix != ".sealed"]
+    faults = [_orphan(run_id, parts[run_id]) for run_id in sorted(parts.keys() - runs) if parts[run_id]]
+    faults += _left(claims, [directory, reserved])
+    return Examined(runs=tuple(sorted(runs)), faults=tuple(faults), looked_at=f"{len(names)} files", lists_apart=False)
+
+
+def _is_run(logs: Logs, run_id: str) -> bool:
+    """Whether there is a log, or was one."""
+    try:
+        return logs.head(run_id) is not None
+    except (CorruptLog, NewerVersion):
+        return True
+
+
+def _orphan(run_id: str, paths: list[Path]) -> Fault:
+    files = [path for one in paths for path in (one, *(one.iterdir() if one.is_dir() else ()))]
+    stats = [path.stat() for path in files if path.exists()]
+    kinds = ", ".join(path.suffix if path.parent.name != ".inbox" else "inbox" for path in paths)
+    return Fault(
+        what=f"files of {run_id!r} ({kinds}; {sum(stat.st_size for stat in stats)} bytes), of which there is no log",
+        run_id=run_id,
+        damage=False,
+        mend="delete",
+        changed_at=max((stat.st_mtime for stat in stats), default=0.0),
+    )
+
+
+def _left(claims: Claims, places: list[Path]) -> Iterator[Fault]:
+    """Yield what dead processes left."""
+    holder = claims.holder
+    locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
+    halves = [path for place in places for path in temporary(place) if is_dead(path)]
+    dead = claims.dead()
+    if locks or halves or dead:
+        what = f"claims ({len(dead)}), lock files ({len(locks)}) and half-written files ({len(halves)}) of processes that are gone"
+        yield Fault(what=what, damage=False, mend="gc")

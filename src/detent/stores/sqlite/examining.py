@@ -1,0 +1,151 @@
+"""A SQLite file as a whole: its pages, its indexes, and rows that belong to nothing; and a sound file in the place of a damaged one.
+
+Examining has a connection of its own, which only reads: others append meanwhile. Who makes the file again must be the only one that has it open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from detent.core.errors import StoreBusy, StoreError
+from detent.ports.examining import Examined, Fault, artifacts_without_log
+from detent.stores.locks import Holder, is_dead, lock_paths
+from detent.stores.sqlite.operations import DEAD_ROWS, Operation
+from detent.stores.sqlite.schema import RAISED, SEQ_BITS, Db, connect, how_to_look, is_busy, prepare, translate
+
+_OF_AN_INDEX = re.compile(r"(?:row \d+ missing from|wrong # of entries in|non-unique entry in) index (\S+)")
+_MOST = 100
+_REBUILD = (
+    "stop what works on this store, then --repair writes a sound copy in its place; if that fails: `sqlite3 FILE .recover`, or a backup"
+)
+
+
+def examine(path: Path, holder: Holder) -> Examined:
+    """Return what is wrong with the file; raise `StoreError` where it cannot be opened at all."""
+    try:
+        with closing(connect(path, synchronous="NORMAL", how=how_to_look(path))) as db:
+            faults = [*_pages(db), *_rows(db), *_left(db, holder)]
+            try:
+                runs = tuple(str(run_id) for (run_id,) in db.execute("SELECT run_id FROM runs NOT INDEXED ORDER BY id"))
+            except RAISED as error:
+                runs = ()
+                faults.append(Fault(what=f"the table of runs cannot be read ({error})", mend="rebuild", advice=_REBUILD))
+            for kept in sorted(path.parent.glob(f"{path.name}.damaged-*")):
+                what = f"{kept.name}, which --repair kept, has what was erased since; remove it when nobody needs it"
+                faults.append(Fault(what=what, damage=False))
+            count, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    except RAISED as error:
+        raise translate(error, path) from error
+    return Examined(runs=runs, faults=tuple(dict.fromkeys(faults)), looked_at=f"{count} pages of {size} bytes, all indexes")
+
+
+def _pages(db: Db) -> Iterator[Fault]:
+    """Yield what SQLite's own check finds, as one fault for the indexes or one for the pages."""
+    try:
+        found = [str(text) for (text,) in db.execute(f"PRAGMA integrity_check({_MOST})")]
+    except RAISED as error:
+        if isinstance(error, sqlite3.Error) and is_busy(error):
+            raise
+        found = [str(error)]
+    if found == ["ok"]:
+        return
+    indexes = sorted({match[1] for text in found if (match := _OF_AN_INDEX.match(text))})
+    said = f"{found[0]}{f', and {len(found) - 1} more' if len(found) > 1 else ''}"
+    if all(_OF_AN_INDEX.match(text) for text in found):
+        advice = "--repair makes them again from the rows, which are sound"
+        yield Fault(what=f"index {', '.join(indexes)} does not fit its table: {said}", mend="reindex", advice=advice)
+    else:
+        yield Fault(what=f"pages are damaged: {said}", mend="rebuild", advice=_REBUILD)
+
+
+def _rows(db: Db) -> Iterator[Fault]:
+    """Yield rows that belong to no run."""
+    lost = f"SELECT key>>{SEQ_BITS}, count(*) FROM records WHERE key>>{SEQ_BITS} NOT IN (SELECT id FROM runs) GROUP BY 1"
+    with suppress(*RAISED):  # damaged pages are a fault already
+        gone = db.execute(lost).fetchall()
+        for number, count in gone:
+            advice = "they are kept; restore the entry, or the file, from a backup"
+            yield Fault(what=f"the listing entry of a run (number {number}) is gone, its {count} records are there", advice=advice)
+        for (run_id,) in db.execute("SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)").fetchall():
+            yield artifacts_without_log(str(run_id), lost=bool(gone))
+        for what, sql in DEAD_ROWS.items():
+            count: Any = db.execute(f"SELECT count(*) FROM {sql}").fetchone()[0]
+            if count:
+                yield Fault(what=f"{what} of runs that are not there: {count}", damage=False, mend="gc")
+
+
+def _left(db: Db, holder: Holder) -> Iterator[Fault]:
+    """Yield what dead processes left."""
+    with suppress(*RAISED, TypeError, AttributeError, ValueError):
+        dead = [
+            name for name, host, expires in db.execute("SELECT name, host, expires FROM holders") if not holder.lives(name, host, expires)
+        ]
+        known = {name for (name,) in db.execute("SELECT name FROM holders")}.difference(dead)
+        claims = [run_id for run_id, name in db.execute("SELECT run_id, holder FROM claims") if name not in known]
+        locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
+        if dead or claims or locks:
+            what = f"claims ({len(claims)}) and lock files ({len(locks)}) of processes that are gone"
+            yield Fault(what=what, damage=False, mend="gc")
+
+
+class Reindex(Operation):
+    """Make all indexes again from their tables."""
+
+    __slots__ = ()
+    alone = True
+
+    def apply(self, db: Db) -> None:
+        db.execute("REINDEX")
+
+
+def rebuild(path: Path, stamp: str) -> Path:
+    """Write a sound copy of the database in its place, and return under which name the damaged file is kept.
+
+    Raise `StoreBusy` where somebody has it open, `StoreError` where not everything in it can be read: then nothing was changed.
+    """
+    fresh, kept = (path.with_name(f"{path.name}.{what}-{stamp}") for what in ("rebuilt", "damaged"))
+    try:
+        with closing(connect(path, synchronous="FULL")) as db:
+            db.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # takes the write-ahead log into the file; only who is alone can do that
+            db.execute("BEGIN EXCLUSIVE")
+            db.execute("COMMIT")
+            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with closing(connect(fresh, synchronous="FULL")) as made:
+                prepare(made, fresh)
+                _copy(db, made)
+                if made.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+                    raise StoreError(f"{str(path)!r}: its rows contradict each other; nothing was changed. {_REBUILD}")
+                made.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            os.link(path, kept)  # before the name is given away: at no moment is there no store, which somebody would make anew
+            fresh.replace(path)  # who waits for the lock opens the file again by its name
+    except RAISED as error:
+        if is_busy(error):
+            raise StoreBusy(
+                f"{str(path)!r} is open in another process; stop the workers and commands that use it, then try again"
+            ) from error
+        raise StoreError(
+            f"{str(path)!r} cannot be made again ({error}); nothing was changed: `sqlite3 FILE .recover`, or a backup"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"{str(path)!r} cannot be made again ({error.strerror}: {error.filename}); nothing was changed") from error
+    finally:
+        for left in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
+            left.unlink(missing_ok=True)
+    return kept
+
+
+def _copy(db: Db, made: Db) -> None:
+    """Copy every row of every table; not as VACUUM does, which copies the pages of indexes, too."""
+    made.execute("BEGIN IMMEDIATE")
+    for (table,) in made.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():
+        columns = [name for _, name, *_ in made.execute(f"PRAGMA table_info({table})").fetchall()]
+        rows = db.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED")
+        made.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows)
+    made.execute("COMMIT")

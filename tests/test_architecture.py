@@ -210,7 +210,7 @@ def test_a_run_is_ended_in_one_place() -> None:
         path.name for path in modules() for _, name in calls(path) if name.split(".")[-1] == "RunFinished" and "testing" not in path.parts
     ]
     asked = [path.name for path in modules() for _, name in calls(path) if name == "finish"]
-    assert (made, asked) == (["settle.py"], ["driving.py"])
+    assert (made, asked) == (["endings.py"], ["driving.py"])
 
 
 GROWING = ("core/events.py", "core/actions.py", "core/errors.py")

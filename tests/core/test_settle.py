@@ -11,7 +11,8 @@ from core.logs import Log, begun, bounded, calls, decide, ended, failed, opened,
 from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, FinalAnswer, PushGoal, Stop, Thought
 from detent.core.budget import DEFAULT, Budget, Usage
-from detent.core.settle import REASONS, Settled, Wait, finish, settle, waits
+from detent.core.settle import REASONS, Settled, Wait, settle, waits
+from detent.running.endings import finish
 from detent.testing.clocks import EPOCH
 
 replace = msgspec.structs.replace

@@ -34,7 +34,7 @@ class OutputType(Generic[OutputT]):
         self.name = getattr(kind, "__name__", None) or str(kind)
         try:
             self.schema, self._read = _by_msgspec(kind) if _has_struct(kind) else _by_pydantic(kind)
-        except Exception as error:
+        except Exception as error:  # foreign code: building a schema calls methods of the type
             said = str(error).partition("\n")[0]
             raise ConfigError(f"{where}: output_type: no JSON Schema can be made of {self.name}: {said}") from error
 

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from detent.core.actions import is_blank
 from detent.core.budget import UNBOUNDED, Budget, Exhausted, Usage, exhausted
-from detent.core.events import CANCELLED, RunFinished, TenantBalance
+from detent.core.events import CANCELLED, TenantBalance
 from detent.core.state import KernelState, RunState
 
 Outcome = Literal["completed", "failed", "stopped"]
@@ -204,24 +203,3 @@ def _stalled(budget: Budget, state: KernelState) -> Settled | Reflect | None:
             reason="no_progress", error=f"{turns} turns without a new successful observation, after {state.reflections} reflections"
         )
     return Reflect(turns)
-
-
-def finish(run: RunState, settled: Settled) -> RunFinished:
-    """Return the one exit event; a blank output never counts as completed."""
-    status = REASONS[settled.reason]
-    output, reason, error = settled.output, settled.reason, settled.error
-    if status == "completed" and is_blank(output):
-        status, reason, error, output = "failed", "planner_error", "the answer is empty", None
-    partial = "" if status == "completed" else next((p.partial for p in reversed(tuple(run.passes.values())) if p.partial), "")
-    bound = settled.bound
-    return RunFinished(
-        status=status,
-        reason=reason,
-        dimension=bound.dimension if bound else "",
-        limit=bound.limit if bound else None,
-        used=bound.used if bound else None,
-        output=output if status == "completed" else None,
-        partial=partial,
-        error="" if status == "completed" else error,
-        in_doubt=run.in_doubt,
-    )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from detent.core import events as e
 from detent.core.errors import Divergence, PassFailed, RunError, StoreError
-from detent.core.settle import Settled, finish
-from detent.expressions.markup import clean
+from detent.core.settle import Settled
 from detent.kernel.context import Run
 from detent.kernel.kernel import Kernel
 from detent.ports import Passed, Strategy, json_problem
 from detent.ports.copies import ours
 from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.ports.raised import raised_by
-from detent.running.endings import honest
+from detent.running.endings import finish, honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
-from detent.running.tracebacks import traceback_behind
 
 BOUNDS = ("max_iterations", "budget_exhausted")
 """The reasons that do not win over a cancellation which is recorded."""
@@ -83,8 +79,6 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
 def _close(run: Run, settled: Settled) -> None:
     """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
     settled = honest(run.state, settled)
-    event = finish(run.state, settled)
     for scope in run.state.passes:
         end_pass(run, scope, settled)
-    behind = traceback_behind(run.state, event.error)
-    run.journal.record(msgspec.structs.replace(event, in_doubt=run.state.in_doubt, partial=clean(event.partial), traceback=behind))
+    run.journal.record(finish(run.state, settled))

@@ -15,12 +15,13 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.actions import Abstain, FinalAnswer, is_blank
-from detent.core.events import PassFinished
+from detent.core.events import PassFinished, RunFinished
 from detent.core.settle import REASONS, Settled
 from detent.core.state import Item, KernelState, RunState
 from detent.expressions.announcing import announces
 from detent.expressions.markup import clean, without_tags
 from detent.kernel.context import KernelContext
+from detent.running.tracebacks import traceback_behind
 
 REFUSED = "answer_refused"
 """The error code of a call that would have ended the turn with an answer that falls short."""
@@ -226,4 +227,26 @@ def finished(settled: Settled) -> PassFinished:
         dimension=bound.dimension if bound else "",
         limit=bound.limit if bound else None,
         used=bound.used if bound else None,
+    )
+
+
+def finish(run: RunState, settled: Settled) -> RunFinished:
+    """Return the one exit of a run; a blank output never counts as completed."""
+    status = REASONS[settled.reason]
+    output, reason, error = settled.output, settled.reason, settled.error
+    if status == "completed" and is_blank(output):
+        status, reason, error, output = "failed", "planner_error", "the answer is empty", None
+    partial = "" if status == "completed" else next((p.partial for p in reversed(tuple(run.passes.values())) if p.partial), "")
+    bound, error = settled.bound, "" if status == "completed" else error
+    return RunFinished(
+        status=status,
+        reason=reason,
+        dimension=bound.dimension if bound else "",
+        limit=bound.limit if bound else None,
+        used=bound.used if bound else None,
+        output=output if status == "completed" else None,
+        partial=clean(partial),
+        error=error,
+        in_doubt=run.in_doubt,
+        traceback=traceback_behind(run, error),
     )

@@ -94,7 +94,7 @@ def test_anything_else_is_an_answer_and_nothing_is_added(answer: str) -> None:
         ('search({"query": 5})', "query"),
         ('search({"query": "x", "more": 1})', "more"),
         ("search({'query': 'x'})", "malformed"),
-        ('search("test")', "not written so"),
+        ('search("test")', "it is not alone, or not written so; "),
         ("search()", "not written so"),
         ("search([1])", "not written so"),
         ('search({"query": "no"})\nsearch({"query": "last"})', "malformed"),
@@ -102,7 +102,7 @@ def test_anything_else_is_an_answer_and_nothing_is_added(answer: str) -> None:
         ('I must not run this: search({"query": "x"})', "one short sentence"),
         ('The page says:\nsearch({"query": "x"})', "one short sentence"),
         ('Shall I?\nsearch({"query": "x"})', "not written so"),
-        ('FINAL ANSWER: post({"query": "x"})', "only a tool that reads"),
+        ('FINAL ANSWER: post({"query": "x"})', "only a tool that reads is called so after other words; "),
     ],
 )
 def test_an_answer_that_ends_in_a_call_which_is_not_made_is_none(answer: str, why: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 LONGEST = 240
 """Characters of a sentence that can be a lead-in."""
+NOT_A_LEAD_IN = "the words before it are not one short sentence that announces it and ends in a colon"
 
 
 def _any_of(*lines: str) -> str:

@@ -29,6 +29,7 @@ ANY: dict[str, Any] = {
     "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     "named": {"type": ["string", "null"]},
     "way": {"enum": ["up", "down"]},
+    "either": {"anyOf": [{"type": "integer"}, {"title": "Either"}]},
     "open": {},
 }
 TYPED = ToolSpec(name="typed", input_schema={"type": "object", "properties": ANY, "$defs": {"thing": {"type": "object"}}})
@@ -285,15 +286,15 @@ def test_nothing_else_is_a_literal(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", -1), ("a()", -1), ("(", -1), ("(]", -1),
-        ("(')", -1),
-        ("(# a)", -1), ("{]", -1), ("[(])", -1), ('"()"', -1), (")", -1), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", -1),
+        ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", 0), ("a()", 0), ("(", 0), ("(]", 0),
+        ("(')", 0),
+        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
     ],
 )  # fmt: skip
 def test_where_a_bracket_is_closed(text: str, end: int) -> None:
-    """Outside of texts; -1 where none opens, or it is never closed, or too far away."""
+    """Outside of texts; 0 where none opens, or it is never closed, or too far away."""
     assert closes_at(text, 0) == end
-    assert closes_at(f"x{text}", 1) == (end + 1 if end > 0 else -1)
+    assert closes_at(f"x{text}", 1) == (end and end + 1)
 
 
 def test_a_line_of_input_has_the_type_of_the_only_parameter() -> None:
@@ -445,6 +446,7 @@ def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str
         ("Action: ask\nAction Input: as the boys'", {"what": "as the boys'"}),
         ("Action: typed\nAction Input:", {}),
         ("<function=typed></function>", {}),
+        ("<function=typed>\n</function>", {}),
         ("<tool_call>typed</tool_call>", {}),
     ],
 )
@@ -473,6 +475,7 @@ def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None
         ("named", "Ann", "Ann"),
         ("named", "5", "5"),
         ("way", "up", "up"),
+        ("either", "words", "words"),
         ("open", "words", "words"),
     ],
 )
@@ -487,7 +490,7 @@ def test_the_text_of_an_element_has_the_type_that_the_schema_says(name: str, tex
     ("name", "text"),
     [
         ("whole", "5 EUR"), ("whole", "five"), ("whole", "true"), ("whole", ""), ("real", "10 000"), ("yes", "yes"), ("yes", "1"), ("many", "1, 2"),
-        ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("maybe", "none"),
+        ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("either", "5"), ("maybe", "none"),
         ("thing", '{"a": 12'), ("many", "[1, 23"),
     ],
 )  # fmt: skip
@@ -616,8 +619,9 @@ def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:
 def test_a_character_that_was_lost_stops_calls_and_no_answers() -> None:
     """What it was cannot be known, unless it is written as an escape."""
     assert args('{"tool": "ask", "args": {"what": "a\\ufffd"}}') == {"what": "a\ufffd"}
-    assert "write \\ufffd" in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
-    assert "write \\ufffd" in reading('ask({"what": "a\ufffd"})', native=True).problem
+    lost = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
+    assert lost in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
+    assert lost in reading('ask({"what": "a\ufffd"})', native=True).problem
     assert actions('{"type": "final_answer", "content": "a\ufffd"}') == (FinalAnswer(content="a\ufffd"),)
 
 

@@ -14,6 +14,8 @@ from detent.planners.text.offers import ACTIONS, Offer
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
 from detent.ports import ToolSpec
+from detent.ports.embedded_calls import IN_A_FENCE
+from detent.ports.lead_ins import NOT_A_LEAD_IN
 from planners.raw_text.texts import ADD, READ
 
 TYPE_TOOL = ToolSpec(name="set", input_schema={"type": "object", "properties": {"args": {"type": "string"}, "reason": {"type": "string"}}})
@@ -67,6 +69,23 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
         '{"type": "read_file", "path": "a.txt",}',
         "{'type': 'read_file', 'path': 'a.txt'}",
+        *(f'{{"{key}": "read_file", "args": {{"path": "a.txt"}}}}' for key in ("name", "tool_name", "function", "action")),
+        *(
+            f'{{"tool": "read_file", "{key}": {{"path": "a.txt"}}}}'
+            for key in ("arguments", "parameters", "params", "tool_input", "action_input")
+        ),
+        *(
+            f'{{"{key}": {{"name": "read_file", "args": {{"path": "a.txt"}}}}}}'
+            for key in ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
+        ),
+        *(
+            f'{{"type": "{kind}", "tool": "read_file", "args": {{"path": "a.txt"}}}}'
+            for kind in ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
+        ),
+        *(
+            f'{{"type": "{kind}", "{kind}": [{{"tool": "read_file", "args": {{"path": "a.txt"}}}}]}}'
+            for kind in ("tool_calls", "actions", "calls")
+        ),
         *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function")),
         "{type: 'read_file', path: 'a.txt'}",
     ],
@@ -96,6 +115,7 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ("My answer: 42 <|stop|>", FinalAnswer(content="My answer: 42 <|stop|>")),
         ('The config is {"a": 1} now.', FinalAnswer(content='The config is {"a": 1} now.')),
         ('The config is:\n{"a": 1}', FinalAnswer(content='The config is:\n{"a": 1}')),
+        *((text, FinalAnswer(content=text)) for text in ('Here is the answer: {"input": 1}', 'Here is the answer: {"name": "Ann"}')),
         ("Use {name} as a placeholder", FinalAnswer(content="Use {name} as a placeholder")),
         ("f(x) {\n return 1;\n", FinalAnswer(content="f(x) {\n return 1;")),
         ('{"type": "ask_user", "question": "Which?"}', AskUser(question="Which?")),
@@ -153,6 +173,21 @@ def test_text_that_names_a_tool_is_an_answer(text: str) -> None:
     assert actions(text, native=True) == (FinalAnswer(content=text),)
 
 
+def test_the_actions_that_a_tool_takes_are_its_arguments() -> None:
+    """A tool that plans, or rehearses, calls does not make them; and no list of calls is made that is said to be of something else."""
+    batch = ToolSpec(name="rehearse", input_schema={"type": "object", "properties": {"actions": {"type": "array"}}})
+    inside = '[{"type": "read_file", "path": "a"}]'
+    wanted = (ToolCall(tool="rehearse", args={"actions": [{"type": "read_file", "path": "a"}]}),)
+    assert actions(f'{{"type": "rehearse", "actions": {inside}}}', batch, READ) == wanted
+    for kind in ("example", "thought", "final_answer"):
+        assert "'type' has no meaning beside a call" in reading(f'{{"type": "{kind}", "actions": {inside}}}').problem
+    for odd in ('{"not": "done"}', "5", "[]"):
+        assert "'type' has no meaning beside a call" in reading(f'{{"type": {odd}, "actions": {inside}}}').problem
+        assert "'type' has no meaning beside a call" in reading(f'{{"type": {odd}, "tool": "read_file", "args": {{"path": "a"}}}}').problem
+    calls = ToolSpec(name="calls", input_schema={"type": "object", "properties": {"numbers": {"type": "array"}}})
+    assert not reading(f'{{"calls": {inside}}}', calls, READ).actions
+
+
 def test_several_calls_are_a_batch() -> None:
     """One after the other, in a list, or under `actions`; with words between them they are none."""
     two = [("read_file", {"path": "a"}), ("add", {"a": 1, "b": 2})]
@@ -185,6 +220,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"type": "tool_call", "tool": "read_file", "args": [1]}', "must be a JSON object"),
         ('{"type": "tool_call", "tool": "read_file", "args": "path=a"}', "not JSON"),
         ('{"type": "read_file"}', "'path' is a required property"),
+        ('{"type": "read_file", "args": {"path": "a.txt"}, "lines": 5}', "'path' is a required property"),
         ('{"type": "read_file", "path": 5}', "not of type 'string'"),
         ('{"type": "read_file", "path": "a", "lines": "5"}', "not of type 'integer'"),
         ('{"type": "read_file", "path": "a", "path": "b"}', "'path' is given twice"),
@@ -209,6 +245,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"actions": []}', "the list of actions is empty"),
         ('{"type": "final_answer"}', "needs"),
         ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
+        ('{"type": "schedule", "delay_s": "5"}', "got `str`"),
         ('{"a": 1}', 'no "type"'),
         ("[1, 2]", "FinalAnswer"),
         ('I will now use {"type": "read_file", "path": "a"}', "not one short sentence"),
@@ -226,6 +263,49 @@ def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
     assert said in found.problem
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"tool_call": {"path": "a"}}', 'the object has no "type"'),
+        ('{"type": "tool_call"}', 'a tool_call needs "tool", the name of a tool, and "args", an object'),
+        ('{"tool": "read_file", "args": "path=a"}', "the arguments are text that is not JSON; send an object"),
+        ('<function=read_file>{"path": "a"}}</function>', "the call of read_file is not closed"),
+        ('<function=read_file>{"path": {"a"}}</function>', "it is not JSON: after \"a\" there must be a colon, not '}'"),
+        ('{"type": "final_answer", "content": " "}', "the final answer is blank"),
+        ('{"type": "read_file", "path": "a', "the JSON object is not complete: it is never closed"),
+        ('I do it: {"type": "raed_file", "path": "a', "the JSON is not complete: it is never closed"),
+        ('{"actions": []}', "the list of actions is empty"),
+        ("", "there was no action"),
+        ("</s>", "there is only markup, no action and no answer"),
+        ('{"type": "read_file"}{"type": "add", "a": 1}',
+         "the arguments of read_file do not fit: 'path' is a required property; the arguments of add do not fit: 'b' is a required property"),
+        ('[{"type": "stop"}, {"type": "thought", "content": "x"}]', "there are 2 control actions (stop, thought); one is allowed"),
+    ],
+)  # fmt: skip
+def test_the_whole_of_a_problem_is_what_is_wrong(text: str, problem: str) -> None:
+    """A model that is told half of it, or something else, sends the same again."""
+    assert reading(text).problem.removesuffix(f"; {IN_A_FENCE}") == problem
+
+
+def test_who_mentions_a_call_is_told_why_it_is_not_made_and_what_to_do() -> None:
+    """How to make it, and how to show it: one sentence each, by how its model calls tools."""
+    call = 'read_file({"path": "a"})'
+    for text, why in (
+        (f"Never: {call}", "there is a negation beside it"),
+        (f"{call} or so", "there are words after it"),
+        (f"The file: {call}", NOT_A_LEAD_IN),
+        (f"Words.\n```\n{call}\n```", "it stands in a code block within an explanation"),
+        (f"**{call}**", "it is not written as a call that can be read"),
+    ):
+        told = f"the text holds a call of 'read_file' that was not made: {why}; to make it, HOW; {IN_A_FENCE}"
+        assert reading(text).problem == told.replace("HOW", "send the call alone")
+        assert reading(text, native=True).problem == told.replace("HOW", "call the tool")
+    assert reading(f"```\n{call}\n```", native=True).problem == (
+        "the text holds a call of 'read_file' that was not made: it stands in a code block; to make it, call the tool; to explain it, write about it"
+    )
+    assert IN_A_FENCE == "to show it without running it, send the same text again with the call in a code fence"
+
+
 @pytest.mark.parametrize("cut", range(1, 62))
 def test_a_call_that_is_cut_off_anywhere_is_no_call(cut: int) -> None:
     """Whatever the last character, with or without a limit that is known to have been reached."""
@@ -239,6 +319,8 @@ def test_a_call_that_is_cut_off_anywhere_is_no_call(cut: int) -> None:
 def test_text_that_a_limit_cut_off_is_no_answer() -> None:
     """A sentence without its end is not given out as the result; a complete object is."""
     assert reading("The answer is 4", finish="length").cut
+    assert reading("The answer is 4", finish="length").problem == "the text was cut off before it was complete"
+    assert reading("<think>x", finish="length").problem == "the thinking took all the room, and no action came"
     assert actions('{"type": "final_answer", "content": "4"}', finish="length") == (FinalAnswer(content="4"),)
 
 
@@ -285,7 +367,7 @@ def test_only_offered_actions_are_taken() -> None:
     """An action that the planner was not given is named as impossible."""
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
     assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
-    assert "no JSON object" in reading("hello", prose=False).problem
+    assert reading("hello", prose=False).problem == "there is no JSON object with an action in it"
     assert reading("").problem == reading("<think>hm</think>\n").problem == "there was no action"
     assert reading("{5: 1}").problem == "it is not JSON: there must be a name, not a word or number"
     assert "no JSON object" in reading("hello", actions=("tool_call",)).problem

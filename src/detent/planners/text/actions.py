@@ -69,7 +69,7 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
         fields = cast("dict[str, Any]", value)
         for name in _LISTS:
             inner: Any = fields.get(name)
-            if isinstance(inner, list) and name not in offer.tools:
+            if isinstance(inner, list) and not any(tool in (name, fields.get("type")) for tool in offer.tools):
                 _nothing_beside(fields, {name})
                 if not all(
                     isinstance(one, dict) and cast("dict[str, Any]", one).get("type") in CONTROLS for one in cast("list[Any]", inner)
@@ -81,7 +81,8 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
 
 def _nothing_beside(fields: dict[str, Any], read: set[str]) -> None:
     """Raise `Unreadable` where an object holds more than the fields that are `read`, and notes."""
-    if more := sorted(fields.keys() - read - _ASIDE - {"type"}):
+    typed = {"type"} if fields.get("type") in (None, *_CALLS, *_LISTS) else set[str]()
+    if more := sorted(fields.keys() - read - _ASIDE - typed):
         raise Unreadable(f'{", ".join(repr(name[:40]) for name in more[:3])} has no meaning beside a call; arguments stand in "args"')
 
 

@@ -231,7 +231,7 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
         mended = False
         if form.kind == "object":
             end = closes_at(text, head.end())
-            if end < 0:
+            if not end:
                 raise Unreadable(f"the arguments of {name[:60]} are not one whole JSON object")
             args, mended = object_in(text[head.end() : end])
             tail = form.tail.match(text, end)
@@ -264,7 +264,7 @@ def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
         return None
     opening = at if listed else at + len("print") if printed else head.end() - 1
     end = closes_at(text, opening)
-    if end < 0:
+    if not end:
         raise Unreadable(f"the call of {head['name']} cannot be read to its end: it is not closed, or its texts are not in quotation marks")
     inner = text[opening + 1 : end - 1].strip()
     if re.match(r"[ \t]*(?:\Z|[\n;<`|])", text[end:]) is None:  # two calls with nothing between them are a slip, or something else

@@ -76,16 +76,14 @@ def _read(text: str, start: int) -> Found:
 
 
 def _unreadable(text: str, start: int, problem: str) -> Found:
-    end = _closed_at(text, start)
-    if end < 0:
-        end = _closed_by_count(text, start)
-    if end < 0:
+    end = _closed_at(text, start) or _closed_by_count(text, start)
+    if not end:
         return Found(start=start, end=len(text), problem="the JSON is not complete", whole=False)
     return Found(start=start, end=end, problem=problem)
 
 
 def _closed_at(text: str, start: int) -> int:
-    """Return where the object that begins at `start` is closed, reading double-quoted strings as JSON does; -1 where it is not."""
+    """Return where the object that begins at `start` is closed, reading double-quoted strings as JSON does; 0 where it is not."""
     depth = 0
     for match in _STRUCTURE.finditer(text, start):
         token = match[0]
@@ -96,16 +94,16 @@ def _closed_at(text: str, start: int) -> int:
             if depth == 0:
                 return match.end()
         elif token == '"':
-            return -1  # a string that is never closed
-    return -1
+            return 0  # a string that is never closed
+    return 0
 
 
 def _closed_by_count(text: str, start: int) -> int:
-    """Return the end of what begins at `start` where quotes are broken: as many closing as opening brackets, up to the last one."""
+    """Return the end of what begins at `start` where quotes are broken: as many closing as opening brackets, up to the last one; 0 where there are not."""
     end = max(text.rfind("}"), text.rfind("]")) + 1
     part = text[start:end]
     if end <= start or part.count("{") != part.count("}") or part.count("[") != part.count("]"):
-        return -1
+        return 0
     return end
 
 

@@ -13,7 +13,7 @@ from detent.core.state import Item
 from detent.planners.text.offers import CONTROLS, Offer, properties_of
 from detent.planners.text.python_calls import closes_at
 from detent.ports.embedded_calls import IN_A_FENCE
-from detent.ports.lead_ins import doubt_about
+from detent.ports.lead_ins import NOT_A_LEAD_IN, doubt_about
 
 _FENCED = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE)
 _ARGUMENTS = r"args|arguments|parameters|params|input|tool_input|action_input|kwargs"
@@ -21,7 +21,7 @@ _NAMED_BY = r"tool|tool_name|function|function_name|action|recipient_name|tool_c
 _SURE = ("tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call")
 _VALUE = re.compile(r"""\s*(?:[{\["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))""")
 _BEFORE_NAMES = (
-    r"""<(?:[\w-]+:|[|｜]DSML[|｜])?(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
+    r"""<[\w:|｜-]*(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
     r"|\[TOOL_CALLS\]\s*|\bto=|>>>\s*|<tool_call>\s*|✿FUNCTION✿:\s*|<\|(?:recipient|tool_call_begin)\|>\s*"
     r"|<[|｜]tool[▁_ ](?:sep|call[▁_ ]begin)[|｜]>\s*"  # noqa: RUF001 - as DeepSeek writes them
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
@@ -87,7 +87,7 @@ def why_not(text: str, mention: Mention) -> str:
     if doubt := doubt_about(after):
         return doubt
     if before:
-        return "the words before it are not one short sentence that announces it and ends in a colon"
+        return NOT_A_LEAD_IN
     return "it is not written as a call that can be read"
 
 
@@ -107,7 +107,7 @@ class _Names:
         self.beside = re.compile(rf"(?<![\w./-]){name}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
 
 
-_patterns = lru_cache(maxsize=64)(_Names)
+_patterns = lru_cache(_Names)
 
 
 def _spelled_otherwise(text: str, offer: Offer) -> Mention | None:
@@ -129,12 +129,12 @@ def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
     for found in names.called.finditer(text):
         opening = found.end() - 1
         end = closes_at(text, opening)
-        after = text[end:] if end > 0 else ""
+        after = text[end:]
         if re.search(r"\w", text[text.rfind("\n", 0, found.start()) + 1 : found.start()].replace("print", "")) is None:
             after = after.split("\n", 1)[0]
-        last = end > 0 and not found["space"] and re.search(r"\w", after) is None
-        if last or _VALUE.match(text, found.end(), end if end > 0 else opening + _LONGEST):
-            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
+        last = end and not found["space"] and re.search(r"\w", after) is None
+        if last or _VALUE.match(text, found.end(), end or opening + _LONGEST):
+            return Mention(found["tool"], found.start(), end or len(text))
     return None
 
 
@@ -176,9 +176,9 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
     for found in names.beside.finditer(text):
         known = properties_of(offer.tools[found["tool"]])
         end = closes_at(text, found.end())
-        beside = text[found.end() : end if end > 0 else found.end() + _LONGEST]
+        beside = text[found.end() : end or found.end() + _LONGEST]
         if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
-            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
+            return Mention(found["tool"], found.start(), end or len(text))
         if not known and re.match(r"\{\s*\}", beside):
             return Mention(found["tool"], found.start(), end)
     return None
@@ -186,7 +186,4 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
 
 def _form_ends(text: str, after_name: int) -> int:
     """Return where a form ends that is not read: after its object, its last tag, or its line."""
-    brace = text.find("{", after_name, after_name + 120)
-    if brace >= 0 and (end := closes_at(text, brace)) > 0:
-        return end
-    return max(text.rfind(">", after_name) + 1, after_name)
+    return closes_at(text, text.find("{", after_name, after_name + 120)) or max(text.rfind(">", after_name) + 1, after_name)

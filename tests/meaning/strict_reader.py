@@ -87,7 +87,7 @@ def python_value(node: ast.expr, text: str) -> Any:
 
 TOOL_KEYS, ARGUMENT_KEYS = ("tool", "name", "tool_name", "recipient_name"), ("args", "arguments", "parameters", "input", "tool_input")
 LIST_KEYS = {"tool_calls", "actions", "tool_uses", "calls", "function_calls"}
-CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call", "tool"}
+CALL_TYPES = ("tool_call", "function_call", "tool_use", "function", "call", "tool")
 NOTES = {"id", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "thinking", "index", "createdAt"}
 
 
@@ -102,7 +102,7 @@ def calls_of(value: Any, tools: Tools) -> list[Any]:
         ((key, inner),) = fields.items()
         if key in LIST_KEYS and isinstance(inner, list):
             return calls_of(inner, tools)
-        if key in CALL_TYPES and isinstance(inner, dict):
+        if key in (*CALL_TYPES, "action") and isinstance(inner, dict):
             return calls_of(inner, tools)
         if named(key, tools) and isinstance(inner, dict):
             return [(key, inner, False)]

@@ -149,6 +149,19 @@ def test_what_is_doubtful_is_said_in_words() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(f"He wrote {mark}call it" for mark in "\"“”„‟«»‹›「」『』《》'‘’‚"),  # noqa: RUF001
+        *(f"call it{mark} he wrote" for mark in "'‘’"),  # noqa: RUF001
+        "> call it", "He wrote:\n > call it", "# call it", "| call it", "He wrote <b>call it", "call it</b>", "He wrote <!-- call it", "~~call it",
+    ],
+)  # fmt: skip
+def test_half_a_quotation_is_one(said: str) -> None:
+    """A thought may open it, and the call be what is quoted."""
+    assert doubt_about(said) == "there is a quotation mark or other markup beside it"
+
+
 @pytest.mark.parametrize("word", ["note", "know", "now", "notes", "nearby", "single", "paste", "Nonna", "denim"])
 def test_a_word_that_only_begins_like_a_negation_is_none(word: str) -> None:
     """A whole word counts."""

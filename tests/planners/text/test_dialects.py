@@ -288,7 +288,7 @@ def test_nothing_else_is_a_literal(text: str) -> None:
     [
         ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", 0), ("a()", 0), ("(", 0), ("(]", 0),
         ("(')", 0),
-        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
+        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0), ("[" * MOST_NESTED + "]" * MOST_NESTED, 2 * MOST_NESTED), ("[" * MOST_NESTED + "[]" + "]" * MOST_NESTED, 0), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
     ],
 )  # fmt: skip
 def test_where_a_bracket_is_closed(text: str, end: int) -> None:
@@ -328,6 +328,12 @@ def test_a_literal_nests_as_deep_as_other_json() -> None:
     assert literal("[" * MOST_NESTED + "]" * MOST_NESTED)
     with pytest.raises(Unreadable):
         literal("[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1))
+
+
+def test_at_most_64_calls_are_a_batch() -> None:
+    """More are a model that repeats itself."""
+    for one in ("ask(what='x')", '{"tool": "ask", "args": {"what": "x"}}'):
+        assert len(actions("\n".join([one] * 64))) == 64
 
 
 def test_several_calls_of_a_dialect_are_a_batch() -> None:
@@ -391,6 +397,9 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         "<function=read_file><parameter=path>a<parameter=path>b</parameter></function>",
         "<function=read_file><parameter=path>a</function>",
         "<tool_call>read_file\n<arg_key>path</arg_key><arg_value>a</tool_call>",
+        "<tool_call>typed\n<arg_key></arg_key><arg_value>a</arg_value></tool_call>",
+        "\n".join(["ask(what='x')"] * 65),
+        "\n".join(['{"tool": "ask", "args": {"what": "x"}}'] * 65),
         '[TOOL_CALLS]read_file[ARGS]{"path": "a"',
         '{"tool": "read_file", "path": "a"}',
         '{"tool": "read_file", "args": {"path": "a"}, "execute": false}',
@@ -448,6 +457,8 @@ def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str
         ("<function=typed></function>", {}),
         ("<function=typed>\n</function>", {}),
         ("<tool_call>typed</tool_call>", {}),
+        ("<tool_call>typed<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>", {"text": "a"}),
+        ("```tool_code\nprint( ask(what='x') )\n```", {"what": "x"}),
     ],
 )
 def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None:

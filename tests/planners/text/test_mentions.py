@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detent.planners.text.mentions import ALONE_IN_A_FENCE, mention_in, why_not
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
 from detent.planners.text.offers import ACTIONS, Offer
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ
@@ -252,6 +252,19 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
 def test_why_a_call_is_not_made_is_said(text: str, reason: str) -> None:
     """The first of: a code block, doubt before it, words or doubt after it, other words before it, how it is written; marks are no words."""
     assert reason in why(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("```\nping()\n```", True), (" \t```json\nping()\n \t```", True), ("~~~~\n~~~\nping()\n~~~~\n", True), ("So:\n```\nping()\n```\n\n```\nping()\n```", True),
+        ("```\nping()", False), ("```\nping()\n~~~", False), ("So ```\nping()\n```", False), ("```\nping()\nx```", False), ("``\nping()\n``", False),
+        ("```\nx\n```\nping()\n```\nx\n```", False), ("```\n```\nping()\n```\n```", False), ("```\nping()\n```\nping()", False),
+    ],
+)  # fmt: skip
+def test_a_call_is_shown_where_a_fence_is_around_each(text: str, shown: bool) -> None:
+    """From the beginning of a line to that of another; what stands between two fences stands in none."""
+    assert in_fences(text, OFFER) == shown
 
 
 def test_the_name_of_a_tool_is_none_of_its_arguments() -> None:

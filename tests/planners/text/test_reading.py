@@ -9,7 +9,7 @@ import pytest
 
 from detent.core.actions import Abstain, AnyAction, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
-from detent.planners.text.json_objects import objects_in
+from detent.planners.text.json_objects import objects_in, plain_json, whole_json
 from detent.planners.text.offers import ACTIONS, Offer
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
@@ -86,15 +86,16 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
             f'{{"type": "{kind}", "{kind}": [{{"tool": "read_file", "args": {{"path": "a.txt"}}}}]}}'
             for kind in ("tool_calls", "actions", "calls")
         ),
-        *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function")),
+        *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function", "action")),
         "{type: 'read_file', path: 'a.txt'}",
     ],
 )
 def test_a_call_is_read_however_it_is_written(text: str) -> None:
     """Fences, prose, think blocks, other field names, the tool's name as type, text as arguments, broken JSON that is whole."""
-    found = actions(text)
-    assert [(a.tool, a.args) for a in found if isinstance(a, ToolCall)] == [("read_file", {"path": "a.txt"})]
-    assert len(found) == 1
+    for said in (text, f"Let me check:\n{text}") if text.startswith(("{", "[")) else (text,):
+        found = actions(said)
+        assert [(a.tool, a.args) for a in found if isinstance(a, ToolCall)] == [("read_file", {"path": "a.txt"})]
+        assert len(found) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,9 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "final_answer", "answer": "42"}', FinalAnswer(content="42")),
         ('{"type": "Final Answer", "content": "42"}', FinalAnswer(content="42")),
         ('{"type": "FinalAnswer", "content": 42}', FinalAnswer(content=42)),
+        ('{"type": " Final  Answer ", "answer": null, "content": "42"}', FinalAnswer(content="42")),
+        ('{"type": "final_answer", "content": null, "answer": "42"}', FinalAnswer(content="42")),
+        ('{"type": "stop", "reason": null}', Stop()),
         ('{"action": "Final Answer", "action_input": "42"}', FinalAnswer(content="42")),
         ('{"final_answer": "42"}', FinalAnswer(content="42")),
         ("It is 42.", FinalAnswer(content="It is 42.")),
@@ -236,6 +240,9 @@ def test_several_calls_are_a_batch() -> None:
         ("[[1]] or so</think>", "only markup"),
         *((mark, "only markup") for mark in ("</s>", "</s></s>\n</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|></s>")),
         ('{"tool_call": {"path": "a"}}', 'no "type"'),
+        ('{"tool_call": 5}', 'no "type"'),
+        ('{"name": {"tool": "read_file", "args": {"path": "a.txt"}}}', 'no "type"'),
+        ('{"type": "tool_call", "tool_name": {"tool": "read_file", "args": {"path": "a.txt"}}}', "needs"),
         ('{"action": "tool_call"}', "no tool 'tool_call'"),
         ('{"tool": "final_answer", "content": "4"}', "'content' has no meaning beside a call"),
         ('{"tool": "final_answer", "args": {"content": "4"}}', "no tool 'final_answer'"),
@@ -331,6 +338,36 @@ def test_mended_json_that_does_not_fit_is_not_handed_on() -> None:
     found = reading("{'type': 'read_file', 'path': 5,}")
     assert (found.unfit, found.mended) == ((), True)
     assert reading("{'type': 'read_file', 'path': 'a'}").mended
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    """None, an empty text, or nothing."""
+    ping = ToolSpec(name="ping", input_schema={"type": "object", "properties": {}})
+    for more in ("", ', "args": null', ', "args": ""', ', "args": "{}"', ', "args": {}'):
+        assert actions(f'{{"tool": "ping"{more}}}', ping) == (ToolCall(tool="ping", args={}),)
+    assert actions('{"tool": "ping", "reason": "why"}', ping) == (ToolCall(tool="ping", args={}, reason="why"),)
+    assert actions('{"tool": "ping", "reason": 5}', ping) == (ToolCall(tool="ping", args={}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (" 3 ", (True, 3)), ("```3```", (True, 3)), ("\n```json\n[3]\n```\n", (True, [3])), ("3```", (False, None)), ("```3", (False, None)), ("```js\n3\n```", (False, None)),
+        ("", (False, None)), ('"\\ud800"', (False, None)),
+    ],
+)  # fmt: skip
+def test_a_typed_answer_is_json_and_nothing_else(text: str, value: Any) -> None:
+    """With a fence around it, or none."""
+    assert whole_json(text) == value
+
+
+def test_data_that_json_does_not_keep_is_not_plain() -> None:
+    """It would be another in the log."""
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (endless, float("inf"), "\ud800", {"a": [float("nan")]}):
+        assert not plain_json(value)
+    assert plain_json({"a": [1, 10**400, "\u2028", None, 0.1]})
 
 
 def test_arguments_that_are_called_like_fields_stay_arguments() -> None:
@@ -486,7 +523,7 @@ def test_what_has_begun_to_answer_thinks_no_more(size: int) -> None:
         ('[X{"a": 1}', [(2, 10)]), ('[ \t\r\n{"a": 1}]', [(0, 14)]), ("[]{}", [(2, 4)]), ('[{"a": "b"c"}] x', [(0, 14)]),
         ('{"a": "b"c"} [', [(0, 12)]),
         ("{'a': [1}]", [(0, 10)]), ("{a b} {}", [(0, 5), (6, 8)]),
-        ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
+        ("}{", [(1, 2)]), ("}{}", [(1, 3)]), ('{"a": "\\""} x', [(0, 11)]), ("{'a': '}'}", [(0, 10)]), ('{"a": [{}]}{', [(0, 11), (11, 12)]),
     ],
 )  # fmt: skip
 def test_objects_are_found_where_they_are(text: str, places: list[tuple[int, int]]) -> None:

@@ -72,7 +72,7 @@ def _only(value: Any, spec: ToolSpec) -> dict[str, Any]:
     known = list(properties_of(spec))
     if len(known) != 1:
         raise Unreadable(f"an argument of {spec.name} does not say which parameter it is; write name=value")
-    return {known[0]: value}
+    return dict.fromkeys(known, value)
 
 
 def split_arguments(inner: str) -> list[str]:

@@ -288,7 +288,9 @@ def test_nothing_else_is_a_literal(text: str) -> None:
     [
         ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", 0), ("a()", 0), ("(", 0), ("(]", 0),
         ("(')", 0),
-        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0), ("[" * MOST_NESTED + "]" * MOST_NESTED, 2 * MOST_NESTED), ("[" * MOST_NESTED + "[]" + "]" * MOST_NESTED, 0), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
+        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0),
+        ("[" * MOST_NESTED + "]" * MOST_NESTED, 2 * MOST_NESTED), ("[" * MOST_NESTED + "[]" + "]" * MOST_NESTED, 0),
+        ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
     ],
 )  # fmt: skip
 def test_where_a_bracket_is_closed(text: str, end: int) -> None:

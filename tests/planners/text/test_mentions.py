@@ -257,7 +257,8 @@ def test_why_a_call_is_not_made_is_said(text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("```\nping()\n```", True), (" \t```json\nping()\n \t```", True), ("~~~~\n~~~\nping()\n~~~~\n", True), ("So:\n```\nping()\n```\n\n```\nping()\n```", True),
+        ("```\nping()\n```", True), (" \t```json\nping()\n \t```", True), ("~~~~\n~~~\nping()\n~~~~\n", True),
+        ("So:\n```\nping()\n```\n\n```\nping()\n```", True),
         ("```\nping()", False), ("```\nping()\n~~~", False), ("So ```\nping()\n```", False), ("```\nping()\nx```", False), ("``\nping()\n``", False),
         ("```\nx\n```\nping()\n```\nx\n```", False), ("```\n```\nping()\n```\n```", False), ("```\nping()\n```\nping()", False),
     ],

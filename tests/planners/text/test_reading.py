@@ -86,7 +86,10 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
             f'{{"type": "{kind}", "{kind}": [{{"tool": "read_file", "args": {{"path": "a.txt"}}}}]}}'
             for kind in ("tool_calls", "actions", "calls")
         ),
-        *(f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}' for key in ("tool", "function", "action")),
+        *(
+            f'{{"thought": "hm", "{key}": {{"name": "read_file", "arguments": {{"path": "a.txt"}}}}}}'
+            for key in ("tool", "function", "action")
+        ),
         "{type: 'read_file', path: 'a.txt'}",
     ],
 )
@@ -352,7 +355,8 @@ def test_a_call_may_have_no_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        (" 3 ", (True, 3)), ("```3```", (True, 3)), ("\n```json\n[3]\n```\n", (True, [3])), ("3```", (False, None)), ("```3", (False, None)), ("```js\n3\n```", (False, None)),
+        (" 3 ", (True, 3)), ("```3```", (True, 3)), ("\n```json\n[3]\n```\n", (True, [3])), ("3```", (False, None)), ("```3", (False, None)),
+        ("```js\n3\n```", (False, None)),
         ("", (False, None)), ('"\\ud800"', (False, None)),
     ],
 )  # fmt: skip

@@ -69,7 +69,7 @@ class _Reader:
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root
-        for step in reference[1:].split("/")[1:]:
+        for step in reference.split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
                 items = cast("list[Any]", found)

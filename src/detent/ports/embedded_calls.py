@@ -42,9 +42,8 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
     """Yield what could be a bare call of one of `tools` in an answer, made or not: its text, the tool, the arguments."""
     text = answer.strip() if isinstance(answer, str) else ""
     found = call_in(text, tools)
-    last = _CALL.fullmatch(text, text.rfind("\n") + 1) if found is None else None
-    match = found[1] if found is not None else last if last is not None and last["tool"] in tools else None
-    if match is None:
+    match = found[1] if found is not None else _CALL.fullmatch(text, text.rfind("\n") + 1)
+    if match is None or match["tool"] not in tools:
         return
     try:
         yield match[0], match["tool"], read_json(match["args"])
@@ -57,12 +56,13 @@ def embedded_call(controls: Sequence[Action], tools: Mapping[str, Tool]) -> Tool
 
     It is none where it is blank, and where it ends in a call that is not made.
     """
-    action = controls[0] if controls else None
-    if not isinstance(action, FinalAnswer):
-        return None
-    if is_blank(action.content):
+    match controls:
+        case [FinalAnswer(content=answer), *_]:
+            pass
+        case _:
+            return None
+    if is_blank(answer):
         return "the final answer is blank"
-    answer: Any = action.content
     if not isinstance(answer, str):
         return None
     found = call_in(answer, tools)

@@ -162,7 +162,8 @@ def test_an_object_that_is_a_control_action_is_mentioned_where_text_is_how_actio
 @pytest.mark.parametrize(
     "before",
     [
-        "<function=", "<invoke name=", '<invoke name="', "<invoke name='", "<｜DSML｜invoke name=\"", "[TOOL_CALLS]", "[TOOL_CALLS] ", "to=",  # noqa: RUF001
+        "<function=", "<invoke name=", "<ns:invoke name=", "<function='",
+        '<invoke name="', "<invoke name='", "<｜DSML｜invoke name=\"", "[TOOL_CALLS]", "[TOOL_CALLS] ", "to=",  # noqa: RUF001
         "commentary to=functions.", ">>>", ">>> ", "<tool_call>", "<tool_call>\n", "✿FUNCTION✿:", "✿FUNCTION✿: ", "<|recipient|>", "<|tool_call_begin|> ",
         "<｜tool▁sep｜>", "<|tool_call_begin|>functions.", "<｜tool▁call▁begin｜>", "<|tool sep|>",  # noqa: RUF001
     ],
@@ -173,6 +174,7 @@ def test_a_name_is_a_call_where_a_form_of_calls_has_it(before: str) -> None:
     assert mentioned(f"So {before}read_file {{'a': (1)}} is it".replace("(1)", "1"))[1].endswith("{'a': 1}")  # type: ignore[index]
     for name in ("read_files", "read_file.x", "read_file-x"):
         assert mentioned(f"So {before}{name}") is None
+    assert mentioned("So goto=read_file") is None
 
 
 def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
@@ -193,6 +195,7 @@ def test_tags_with_the_name_of_a_tool_are_a_call_where_its_parameters_are_tags_i
     """Or nothing, where it has none."""
     assert mentioned("So <read_file><path>a</path></read_file> is it") == ("read_file", "<read_file><path>a</path></read_file>")
     assert mentioned("So <ping></ping> is it") == ("ping", "<ping></ping>") == mentioned("So <ping> \n </ping> is it".replace(" \n ", ""))
+    assert mentioned("So <ping>\n</ping> is it") == ("ping", "<ping>\n</ping>")
     for text in ("So <read_file><x>a</x></read_file>", "So <read_file></read_file>", "So <ping>a</ping>", "So <ping></read_file>"):
         assert mentioned(text) is None, text
 
@@ -237,7 +240,7 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
     ("text", "reason"),
     [
         ("Words.\n```\nping()\n```", "code block within"), ("```\nping()\n```\nWords.", "code block within"), ("```\nping()\n```", ALONE_IN_A_FENCE),
-        ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"),
+        ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"), ("```\nping()\n[]\n```", "code block within"),
         ("Never:\nping()", "negation"), ("Shall I? ping()", "question"),
         ('"ping()', "quotation mark"), ("ping(1) is it", "words after"), ("Words: ping(1) is it", "words after"), ("ping()?", "question"),
         ("ping() \u201d", "quotation"),

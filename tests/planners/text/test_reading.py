@@ -9,7 +9,8 @@ import pytest
 
 from detent.core.actions import Abstain, AnyAction, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
-from detent.planners.text.json_objects import objects_in, plain_json, whole_json
+from detent.planners.text.dialects import Written
+from detent.planners.text.json_objects import Found, objects_in, plain_json, whole_json
 from detent.planners.text.offers import ACTIONS, Offer
 from detent.planners.text.reading import Reading, read
 from detent.planners.text.think_blocks import ThinkingSplitter, split_thinking
@@ -115,6 +116,7 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"final_answer": "42"}', FinalAnswer(content="42")),
         ("It is 42.", FinalAnswer(content="It is 42.")),
         ("Final Answer: 42", FinalAnswer(content="42")),
+        ("answer:42", FinalAnswer(content="42")),
         *(
             (f"ANSWER : 42 {mark}\n", FinalAnswer(content="42"))
             for mark in ("</s>", "<|im_end|></s>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
@@ -122,7 +124,10 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ("My answer: 42 <|stop|>", FinalAnswer(content="My answer: 42 <|stop|>")),
         ('The config is {"a": 1} now.', FinalAnswer(content='The config is {"a": 1} now.')),
         ('The config is:\n{"a": 1}', FinalAnswer(content='The config is:\n{"a": 1}')),
-        *((text, FinalAnswer(content=text)) for text in ('Here is the answer: {"input": 1}', 'Here is the answer: {"name": "Ann"}')),
+        *(
+            (text, FinalAnswer(content=text))
+            for text in ('Here is it: {"input": 1}', 'Here is it: {"name": "Ann"}', 'Here is it: {"stop": 5, "call": 6}')
+        ),
         ("Use {name} as a placeholder", FinalAnswer(content="Use {name} as a placeholder")),
         ("f(x) {\n return 1;\n", FinalAnswer(content="f(x) {\n return 1;")),
         ('{"type": "ask_user", "question": "Which?"}', AskUser(question="Which?")),
@@ -193,6 +198,24 @@ def test_the_actions_that_a_tool_takes_are_its_arguments() -> None:
         assert "'type' has no meaning beside a call" in reading(f'{{"type": {odd}, "tool": "read_file", "args": {{"path": "a"}}}}').problem
     calls = ToolSpec(name="calls", input_schema={"type": "object", "properties": {"numbers": {"type": "array"}}})
     assert not reading(f'{{"calls": {inside}}}', calls, READ).actions
+
+
+def test_the_words_before_a_call_may_name_its_tool_and_no_other() -> None:
+    """What announces another tool does not announce this call."""
+    other = ToolSpec(name="remove_all")
+    call = '{"type": "read_file", "path": "a"}'
+    assert actions(f"Let me read_file:\n{call}", READ, other) == (ToolCall(tool="read_file", args={"path": "a"}),)
+    assert NOT_A_LEAD_IN in reading(f"Let me remove_all:\n{call}", READ, other).problem
+
+
+def test_an_answer_ends_where_somebody_else_would_speak() -> None:
+    """A model that goes on makes up what a tool says; where nothing is before that, nothing is lost."""
+    for said, answer in (
+        ("It is 3.\nObservation: 4\nUser: 5", "It is 3."),
+        ("It is 3.\nUser: 5\nObservation: 4", "It is 3."),
+        ("Observation: 3</s>", "Observation: 3</s>"),
+    ):
+        assert actions(said, stop=("Observation:", "User:")) == (FinalAnswer(content=answer),)
 
 
 def test_several_calls_are_a_batch() -> None:
@@ -277,6 +300,7 @@ def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
     ("text", "problem"),
     [
         ('{"tool_call": {"path": "a"}}', 'the object has no "type"'),
+        ('{"a": 1}', f'the object has no "type"; {IN_A_FENCE}'),
         ('{"type": "tool_call"}', 'a tool_call needs "tool", the name of a tool, and "args", an object'),
         ('{"tool": "read_file", "args": "path=a"}', "the arguments are text that is not JSON; send an object"),
         ('<function=read_file>{"path": "a"}}</function>', "the call of read_file is not closed"),
@@ -294,7 +318,7 @@ def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
 )  # fmt: skip
 def test_the_whole_of_a_problem_is_what_is_wrong(text: str, problem: str) -> None:
     """A model that is told half of it, or something else, sends the same again."""
-    assert reading(text).problem.removesuffix(f"; {IN_A_FENCE}") == problem
+    assert reading(text).problem == problem
 
 
 def test_who_mentions_a_call_is_told_why_it_is_not_made_and_what_to_do() -> None:
@@ -316,6 +340,14 @@ def test_who_mentions_a_call_is_told_why_it_is_not_made_and_what_to_do() -> None
     assert IN_A_FENCE == "to show it without running it, send the same text again with the call in a code fence"
 
 
+@pytest.mark.parametrize("kind", [Reading, Offer, Found, Written])
+def test_what_was_read_stays_so(kind: Any) -> None:
+    """It is handed on, and kept: who could change it, or mix two of its fields up, would change what is run."""
+    assert kind.__struct_config__.frozen
+    with pytest.raises(TypeError, match="positional"):
+        kind({}, True)
+
+
 @pytest.mark.parametrize("cut", range(1, 62))
 def test_a_call_that_is_cut_off_anywhere_is_no_call(cut: int) -> None:
     """Whatever the last character, with or without a limit that is known to have been reached."""
@@ -331,13 +363,22 @@ def test_text_that_a_limit_cut_off_is_no_answer() -> None:
     assert reading("The answer is 4", finish="length").cut
     assert reading("The answer is 4", finish="length").problem == "the text was cut off before it was complete"
     assert reading("<think>x", finish="length").problem == "the thinking took all the room, and no action came"
-    assert actions('{"type": "final_answer", "content": "4"}', finish="length") == (FinalAnswer(content="4"),)
+    for whole in (
+        '{"type": "final_answer", "content": "4"}',
+        '```json\n{"type": "final_answer", "content": "4"}\n```',
+        '```{"final_answer": "4"}',
+    ):
+        assert actions(whole, finish="length") == (FinalAnswer(content="4"),)
+    for half in ("`4`", '{"type": "stop"}{"type": "stop"}', 'Here:\n{"a": 1}'):
+        assert reading(half, finish="length").cut
 
 
 def test_mended_json_that_does_not_fit_is_not_handed_on() -> None:
     """Sound JSON with wrong arguments is left to the kernel to refuse; what was mended into wrong arguments is not."""
     assert reading('{"type": "read_file", "path": 5}').unfit == (ToolCall(tool="read_file", args={"path": 5}),)
     assert reading('{"type": "gone", "tool": "x"}').unfit == ()
+    both = reading('[{"type": "read_file", "path": 5}, {"type": "stop"}]')
+    assert both.unfit == (ToolCall(tool="read_file", args={"path": 5}), Stop())
     found = reading("{'type': 'read_file', 'path': 5,}")
     assert (found.unfit, found.mended) == ((), True)
     assert reading("{'type': 'read_file', 'path': 'a'}").mended
@@ -408,10 +449,27 @@ def test_only_offered_actions_are_taken() -> None:
     """An action that the planner was not given is named as impossible."""
     assert "not possible" in reading('{"type": "ask_user", "question": "?"}', actions=("tool_call", "final_answer")).problem
     assert "not possible" in reading('{"type": "read_file", "path": "a"}', actions=("final_answer",)).problem
+    for said in ('{"tool": "read_file", "args": {"path": "a"}}', '{"tool_call": {"name": "read_file", "args": {"path": "a"}}}'):
+        assert "not possible here; possible: final_answer" in reading(said, actions=("final_answer",)).problem
+    assert 'no "type"' in reading('{"read_file": {"path": "a"}}', actions=("final_answer",)).problem
+    assert 'no "type"' in reading('{"ask_user": "?"}', actions=("final_answer",)).problem
     assert reading("hello", prose=False).problem == "there is no JSON object with an action in it"
     assert reading("").problem == reading("<think>hm</think>\n").problem == "there was no action"
     assert reading("{5: 1}").problem == "it is not JSON: there must be a name, not a word or number"
     assert "no JSON object" in reading("hello", actions=("tool_call",)).problem
+
+
+def test_a_model_may_answer_ask_stop_and_think_if_nothing_else_is_said() -> None:
+    """And call tools; what changes the goal or the time of a run must be offered."""
+    for said in (
+        {"type": "final_answer", "content": "4"},
+        {"type": "ask_user", "question": "?"},
+        {"type": "stop"},
+        {"type": "thought", "content": "hm"},
+    ):
+        assert read(json.dumps(said), Offer(tools={})).actions
+    assert read('{"tool": "ping"}', Offer(tools={"ping": ToolSpec(name="ping")})).actions
+    assert not read('{"type": "push_goal", "goal": "g"}', Offer(tools={})).actions
 
 
 def test_a_name_alone_is_a_call_where_it_is_that_of_a_tool() -> None:
@@ -426,6 +484,13 @@ def test_a_typed_answer_may_stand_in_prose_where_it_is_the_one_object_there_and_
     for said in ('Here it is:\n```json\n{"n": 1}\n```\nThat is all.', 'I counted.\n\n{"n": 1}'):
         assert actions(said, output_schema=schema) == (FinalAnswer(content={"n": 1}),)
         assert not reading(said, output_schema=schema, finish="length").actions
+    for tag in ("answer", "json", "output", "JSON"):
+        assert actions(f'I counted <{tag}>{{"n": 1}}</{tag}>', output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+    for said in ('I counted: `{"n": 1}`', 'I counted:{"n": 1}', 'I counted.\n**{"n": 1}**'):
+        assert actions(said, output_schema=schema) == (FinalAnswer(content={"n": 1}),)
+    assert "no JSON object" in reading('I counted.\n\n{"n": 1}', output_schema=schema, actions=("tool_call",)).problem
+    assert actions('I counted.\n\n{"n": 1}', output_schema=schema, prose=False) == (FinalAnswer(content={"n": 1}),)
+    assert "output schema" in reading('Here:\n{"n": 1, "m": "\\ud800"}', output_schema=schema).problem
     for said in ('Write {"n": 1} or so.', "Here:\n{'n': 1,}", 'First:\n{"n": 1}\nThen:\n{"n": 2}', 'Here:\n{"n": "1"}'):
         assert "output schema" in reading(said, output_schema=schema).problem
 
@@ -472,6 +537,7 @@ def test_an_answer_must_fit_the_output_schema() -> None:
         ("<think>a</think>b", "a", "b"),
         ("<thinking>a</thinking>\n<think>c</think>b", "a\nc", "\nb"),
         ("a</think>b", "a", "b"),
+        ("<think></think>b", "", "b"),
         ("<think>a {", "a {", ""),
         ('{"content": "<think>x</think>"}', "", '{"content": "<think>x</think>"}'),
         ('{"content": "x</think>"}', "", '{"content": "x</think>"}'),
@@ -545,6 +611,11 @@ def test_the_text_of_a_model_with_native_calls_is_its_answer() -> None:
     for text in ('{"type": "sum", "a": 1, "b": 2}', "Answer: 3 ", "<think>hm</think>3"):
         assert actions(text, native=True) == (FinalAnswer(content=text),)
     assert reading("<think>hm</think> ", native=True).said == ""
+    called = 'Let me check Paris: read_file({"path": "Paris"})'
+    assert (
+        actions(called, native=True) == (FinalAnswer(content=called),)
+        and reading(called.replace("check Paris", "check Rome"), native=True).problem
+    )
     typed: dict[str, Any] = {"native": True, "output_schema": {"const": 3}, "answer_tool": "final_result"}
     assert actions("```json\n3\n```", **typed) == (FinalAnswer(content=3),)
     assert reading("4", **typed).actions == () and "3 was expected" in reading("4", **typed).problem

@@ -26,7 +26,7 @@ _BEFORE_NAMES = (
     r"|<[|｜]tool[▁_ ](?:sep|call[▁_ ]begin)[|｜]>\s*"  # noqa: RUF001 - as DeepSeek writes them
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
 )
-_LABELS = r"""^[ \t*_`-]*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
+_LABELS = r"""^[ \t*_`-]*(?P<label>action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
 _CALLED = re.compile(r"(?:^|:)[ \t]*(?P<tool>[A-Za-z][\w.-]{0,63})\(\s*\{", re.MULTILINE)
 _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
@@ -34,7 +34,7 @@ _LONGEST = 4000
 
 ALONE_IN_A_FENCE = "it stands in a code block"
 _MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(])+\Z")
-_MARKS_AFTER = re.compile(r"\A(?:</?[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
+_MARKS_AFTER = re.compile(r"\A(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
 """What stands around a call and belongs to it."""
 
 
@@ -50,8 +50,6 @@ class Mention:
 def mention_in(text: str, offer: Offer) -> Mention | None:
     """Return the first call of an offered tool that stands in a text, None where there is none."""
     controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
-    if not offer.tools and not controls:
-        return None
     names = _patterns(tuple(offer.tools), controls)
     if names.any.search(text) is None:
         return _spelled_otherwise(text, offer)
@@ -101,7 +99,7 @@ class _Names:
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
         self.called = re.compile(rf"(?<![\w.])(?<!\w-){name}(?:\.call)?(?P<space>\s*)\(")
         self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")
-        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*\{{""")
+        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*(?=\{{)""")
         self.form = re.compile(rf"(?:{_BEFORE_NAMES}|{_LABELS}){name}(?![\w.-])", re.MULTILINE | re.IGNORECASE)
         self.tagged = re.compile(rf"<{name}>(?P<body>.*?)</(?P=tool)>", re.DOTALL)
         self.beside = re.compile(rf"(?<![\w./-]){name}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
@@ -130,10 +128,10 @@ def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
         opening = found.end() - 1
         end = closes_at(text, opening)
         after = text[end:]
-        if re.search(r"\w", text[text.rfind("\n", 0, found.start()) + 1 : found.start()].replace("print", "")) is None:
-            after = after.split("\n", 1)[0]
+        if re.search(r"\w", text[text.rfind("\n", None, found.start()) + 1 : found.start()].replace("print", "")) is None:
+            after = after.partition("\n")[0]
         last = end and not found["space"] and re.search(r"\w", after) is None
-        if last or _VALUE.match(text, found.end(), end or opening + _LONGEST):
+        if last or _VALUE.match(text, found.end(), opening + _LONGEST):
             return Mention(found["tool"], found.start(), end or len(text))
     return None
 
@@ -141,20 +139,20 @@ def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
 def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
     """Find objects, sound or not, that name a tool and have arguments, or say that they are of a tool."""
     for found in names.control.finditer(text):
-        begin = max(text.rfind("{", 0, found.start()), 0)
+        begin = max(text.rfind("{", None, found.start()), 0)
         return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
     for found in sorted([*names.named.finditer(text), *names.keyed.finditer(text)], key=lambda one: one.start()):
         tool = found["tool"]
         key = found.groupdict().get("key", "tool").strip("\"'“”")
-        begin = max(text.rfind("{", 0, found.start() + 1), 0)
+        begin = max(text.rfind("{", None, found.end()), 0)
         fields = "|".join([_ARGUMENTS, *(re.escape(name) for name in properties_of(offer.tools[tool]))])
-        near = text[begin : found.end() + _LONGEST]
+        near = text[begin : found.start()] + text[found.end() : found.end() + _LONGEST]
         bare = (
             not properties_of(offer.tools[tool])
             and re.fullmatch(r"\{\s*", text[begin : found.start()])
             and text[found.end() :].lstrip()[:1] == "}"
         )
-        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near.replace(found[0], "", 1)):
+        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near):
             return Mention(tool, begin, max(closes_at(text, begin), found.end()))
     return None
 
@@ -162,10 +160,10 @@ def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
 def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
     """Find a tool's name where a form of calls has it, and its parameters as tags or beside it."""
     for found in names.form.finditer(text):
-        label = re.match(r"\W*(\w+)\W{0,3}:", found[0]) if not found[0].startswith(("<", "[", ">", "✿")) else None
+        label = found["label"]
         if (
             label is None
-            or label[1].lower() == "action"
+            or label.lower() == "action"
             or re.match(rf"\W*\n\W*(?:Action Input|{_ARGUMENTS})\W{{0,3}}:", text[found.end() :], re.IGNORECASE)
         ):
             return Mention(found["tool"], found.start(), _form_ends(text, found.end()))
@@ -175,12 +173,10 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
             return Mention(found["tool"], found.start(), found.end())
     for found in names.beside.finditer(text):
         known = properties_of(offer.tools[found["tool"]])
-        end = closes_at(text, found.end())
-        beside = text[found.end() : end or found.end() + _LONGEST]
-        if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
-            return Mention(found["tool"], found.start(), end or len(text))
-        if not known and re.match(r"\{\s*\}", beside):
-            return Mention(found["tool"], found.start(), end)
+        one = "|".join(map(re.escape, known))
+        beside = rf"""\{{\s*["'“]?(?:{one})["'”]?\s*[:=]|-{{0,2}}(?:{one})[= ]""" if known else r"\{\s*\}"
+        if re.compile(beside).match(text, found.end()):
+            return Mention(found["tool"], found.start(), closes_at(text, found.end()) or len(text))
     return None
 
 

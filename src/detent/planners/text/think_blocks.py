@@ -22,7 +22,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     thoughts: list[str] = []
     at, opened = 0, _OPEN.search(text)
     while (close := _CLOSE.search(text, at)) is not None and _DATA.match(text, at) is None:
-        if opened is not None and opened.start() < close.start():
+        if opened is not None and opened.end() <= close.start():
             break
         thoughts.append(text[at : close.start()])
         at = close.end()

@@ -415,6 +415,10 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         NAMED + ",",
         ";" + NAMED,
         NAMED + ",;" + NAMED,
+        NAMED + ",[TOOL_CALLS]",
+        NAMED + "</minimax:tool_call>",
+        f"<tool_call>{NAMED}</tool_calls>",
+        f"<tool_call>{NAMED}</tool_call></tool_call",
         NAMED + ",x" + NAMED,
         f"<tool_calls>,{NAMED}</tool_calls>",
         f"<tool_calls>{NAMED};</tool_calls>",
@@ -631,6 +635,27 @@ def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:
         assert actions(text)[0] == CALL, text
 
 
+def test_marks_in_other_letters_and_of_two_kinds_are_marks() -> None:
+    """A template may have opened one that closes; a model that writes one of its own makes the call."""
+    for text in (f"{NAMED}</tool_call>", f"<TOOL_CALL>{NAMED}</tool_call>", f"<minimax:tool_call>{NAMED}</minimax:tool_call>"):
+        assert actions(text) == (CALL,)
+    assert actions(f"[TOOL_CALLS]<tool_call>{NAMED}</tool_call>", native=True) == (
+        FinalAnswer(content='read_file({"path":"a.txt","lines":3})'),
+    )
+
+
+def test_json_that_was_mended_in_one_call_of_several_is_told() -> None:
+    """The log says so, whichever it was."""
+    sound, broken = '<function=ask>{"what": "x"}</function>', '<function=ask>{what: "x"}</function>'
+    assert [reading(text).mended for text in (sound, broken, broken + sound, sound + broken)] == [False, True, True, True]
+
+
+def test_a_word_above_data_is_a_call_where_it_is_that_of_a_tool() -> None:
+    """Any other is a title."""
+    assert actions('ask\n{"what": "x"}') == (ToolCall(tool="ask", args={"what": "x"}),)
+    assert actions('config\n{"what": "x"}') == (FinalAnswer(content='config\n{"what": "x"}'),)
+
+
 def test_a_character_that_was_lost_stops_calls_and_no_answers() -> None:
     """What it was cannot be known, unless it is written as an escape."""
     assert args('{"tool": "ask", "args": {"what": "a\\ufffd"}}') == {"what": "a\ufffd"}
@@ -648,5 +673,5 @@ def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:
         assert found.problem or "read_file(" in dialect.text or dialect.name == "GLM-4", dialect.name
     assert actions('other(path="a")') == (FinalAnswer(content='other(path="a")'),)
     assert "was not made" in reading('<|tool_call|>{"name": "read_file", "arguments": {"path": "\\ud800"}}', native=True).problem
-    marked = '<|tool_call|>{"name": "other", "arguments": {"path": "a"}}'
-    assert actions(marked, native=True) == (FinalAnswer(content=marked),)
+    for marked in ('<|tool_call|>{"name": "other", "arguments": {"path": "a"}}', '<|tool_call|>{"type": "final_answer", "content": "4"}'):
+        assert actions(marked, native=True) == (FinalAnswer(content=marked),)

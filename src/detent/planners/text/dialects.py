@@ -106,16 +106,16 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     mended: bool = False
 
 
-def written(text: str, offer: Offer, *, alone: bool = True) -> Written | None:
+def written(text: str, offer: Offer, *, lead: str = "") -> Written | None:
     """Return the calls that a whole text is, None where it is anything else; raise `Unreadable` where it is a call that cannot be read.
 
-    `alone`: nothing stands before it; where something does, data is no action.
+    `lead`: what stands before it; where something does, data is no action.
     """
     thought = _THOUGHT.match(text)
     rest = text[thought.end() :] if thought is not None else text
     found = objects_in(rest)
     if found and (marks := _around(rest, found)) is not None:
-        return _of_json(found, offer, marked=marks.own, alone=alone)
+        return _of_json(found, offer, marked=marks.own, lead=lead)
     return _of_forms(rest, offer)
 
 
@@ -163,8 +163,8 @@ class _Marks:
         return not self._due
 
 
-def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> Written | None:
-    if not alone and not (marked or (found[0].problem == "" and looks_like_action(found[0].value, offer))):
+def _of_json(found: list[Found], offer: Offer, *, marked: bool, lead: str) -> Written | None:
+    if lead and not (marked or any(looks_like_action(one.value, offer) for one in found)):
         return None
     objects: list[Any] = []
     for one in found:
@@ -285,7 +285,7 @@ def _one_call(text: str, offer: Offer, *, code: bool) -> Any:
     head = _called(text, offer, code=code)
     if head is None or closes_at(text, head.end() - 1) != len(text):
         raise Unreadable(f"{text[:60]!r} is not one call of an offered tool")
-    return _object(head["name"], read_arguments(text[head.end() : -1].strip(), offer.tools[head["name"]]))
+    return _object(head["name"], read_arguments(text[head.end() : -1], offer.tools[head["name"]]))
 
 
 def _object(name: str, args: dict[str, Any]) -> dict[str, Any]:

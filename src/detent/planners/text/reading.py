@@ -132,7 +132,7 @@ def _asked(said: str, offer: Offer) -> Reading | None:
     for before, rest in _parted(said):
         lead = before.strip()
         try:
-            found = written(rest, offer, alone=not lead)
+            found = written(rest, offer, lead=lead)
             if found is not None and (not lead or _announces(lead, rest, offer)):
                 return _read_group(found, offer, lost="\ufffd" in rest)
         except Unreadable as error:

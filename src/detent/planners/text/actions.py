@@ -41,7 +41,7 @@ def object_in(text: str) -> tuple[dict[str, Any], bool]:
     """Return the object that a text is, and whether it had to be mended; raise `Unreadable` where it is anything else, or more."""
     bare = text.strip()
     match objects_in(bare):
-        case [Found(start=0, end=end, value=dict() as value, mended=mended)] if end == len(bare):
+        case [Found(start=0, end=end, value=value, mended=mended)] if end == len(bare) and isinstance(value, dict):
             return cast("dict[str, Any]", value), mended
         case [Found(problem=problem), *_] if problem:
             raise Unreadable(problem)

@@ -381,7 +381,7 @@ def test_mended_json_that_does_not_fit_is_not_handed_on() -> None:
     assert both.unfit == (ToolCall(tool="read_file", args={"path": 5}), Stop())
     found = reading("{'type': 'read_file', 'path': 5,}")
     assert (found.unfit, found.mended) == ((), True)
-    assert reading("{'type': 'read_file', 'path': 'a'}").mended
+    assert reading("{'type': 'read_file', 'path': 'a'}").mended and not reading("It is 42.").mended
 
 
 def test_a_call_may_have_no_arguments() -> None:

@@ -175,7 +175,8 @@ def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> A
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    """Return the JSON type of a value that may be converted, or have been; "" for others."""
+    names = {int: "integer", str: "string", list: "array", dict: "object"}
     return names.get(cast("Any", type(value)), "")
 
 

@@ -105,7 +105,7 @@ def leads_in(text: str, names: Collection[str], call: str = "") -> bool:
     said = bare[:-1].strip()
     known = {part for name in names for part in (name, *re.split(r"[\W_]+", name)) if part}
     known |= {word for word in _PROPER.findall(said) if word in call}
-    named = "|".join(map(re.escape, sorted(known))) or "(?!)"
+    named = "|".join(["(?!)", *map(re.escape, sorted(known))])
     return re.fullmatch(_OPENING.replace("NAMES", named), said, re.IGNORECASE) is not None
 
 

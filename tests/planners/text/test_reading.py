@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent.core.actions import Abstain, AnyAction, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought, ToolCall
+from detent.core.state import Item
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.dialects import Written
 from detent.planners.text.json_objects import Found, objects_in, plain_json, whole_json
@@ -305,6 +307,8 @@ def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
         ('{"tool": "read_file", "args": "path=a"}', "the arguments are text that is not JSON; send an object"),
         ('<function=read_file>{"path": "a"}}</function>', "the call of read_file is not closed"),
         ('<function=read_file>{"path": {"a"}}</function>', "it is not JSON: after \"a\" there must be a colon, not '}'"),
+        (">>>read_file\n[1]", "the arguments are not one JSON object"),
+        ("read_file(path=)", "'' is not a value: write a text in quotation marks, a number, true, false, null, a list or an object"),
         ('{"type": "final_answer", "content": " "}', "the final answer is blank"),
         ('{"type": "read_file", "path": "a', "the JSON object is not complete: it is never closed"),
         ('I do it: {"type": "raed_file", "path": "a', "the JSON is not complete: it is never closed"),
@@ -334,6 +338,11 @@ def test_who_mentions_a_call_is_told_why_it_is_not_made_and_what_to_do() -> None
         told = f"the text holds a call of 'read_file' that was not made: {why}; to make it, HOW; {IN_A_FENCE}"
         assert reading(text).problem == told.replace("HOW", "send the call alone")
         assert reading(text, native=True).problem == told.replace("HOW", "call the tool")
+    offer = Offer(tools={"read_file": READ}, native=True)
+    for result, made in ((call, False), (f"Do {call} now", False), (call[1:], True), (call[:-1], True)):
+        seen = Item(kind="tool", result=msgspec.Raw(msgspec.json.encode({"page": result})))
+        quoted = read(call, offer, results=[seen])
+        assert bool(quoted.actions) == made == ("it stands, letter for letter, in the result of a tool; to make it" not in quoted.problem)
     assert reading(f"```\n{call}\n```", native=True).problem == (
         "the text holds a call of 'read_file' that was not made: it stands in a code block; to make it, call the tool; to explain it, write about it"
     )

@@ -93,7 +93,7 @@ class _Names:
     """How calls of certain tools are found."""
 
     def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
-        one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or r"(?!)"
+        one = "|".join(["(?!)", *(re.escape(name) for name in sorted(names, key=len, reverse=True))])
         name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
         self.any = re.compile("|".join([one, *controls]))
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")

@@ -51,8 +51,6 @@ def mention_in(text: str, offer: Offer) -> Mention | None:
     """Return the first call of an offered tool that stands in a text, None where there is none."""
     controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
     names = _patterns(tuple(offer.tools), controls)
-    if names.any.search(text) is None:
-        return _spelled_otherwise(text, offer)
     found = [one for look in (_in_parentheses, _in_objects, _in_forms) for one in [look(text, names, offer)] if one is not None]
     return min(found, key=lambda one: one.start, default=None) or _spelled_otherwise(text, offer)
 
@@ -95,7 +93,6 @@ class _Names:
     def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
         one = "|".join(["(?!)", *(re.escape(name) for name in sorted(names, key=len, reverse=True))])
         name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
-        self.any = re.compile("|".join([one, *controls]))
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
         self.called = re.compile(rf"(?<![\w.])(?<!\w-){name}(?:\.call)?(?P<space>\s*)\(")
         self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")

@@ -569,7 +569,9 @@ def test_whoever_was_told_may_show_what_is_no_action_in_a_fence(info: str) -> No
     wrong = f'```{info}\n{{"tool": "read_file", "args": {{"path": 5}}}}\n```'
     assert info == "python" or reading(wrong, told=True).unfit  # a call, of which the kernel says what is wrong
     assert 'no "type"' in reading('```json\n{"x": 1}\n```').problem
-    assert actions("```\n```", stop=("\n",)) == (FinalAnswer(content="```\n```"),)
+    for block in ("```\n```", "```\na ``` b\n```"):
+        assert actions(block, stop=("\n",)) == (FinalAnswer(content=block),)
+    assert actions("```\na\n```\nb\n```", stop=("\nb",)) == (FinalAnswer(content="```\na\n```"),)
     assert actions("It is 3.\nObservation: 4", stop=("\nObservation:",)) == (FinalAnswer(content="It is 3."),)
 
 

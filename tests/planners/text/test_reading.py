@@ -72,6 +72,10 @@ READING = ToolCall(tool="read_file", args={"path": "a.txt"})
         '{"actions": [{"type": "read_file", "path": "a.txt"}]}',
         '{"type": "read_file", "path": "a.txt",}',
         "{'type': 'read_file', 'path': 'a.txt'}",
+        *(
+            f'{{"tool": "read_file", "args": {{"path": "a.txt"}}, "{note}": 1}}'
+            for note in ("id", "call_id", "tool_call_id", "index", "createdAt", "created_at", "step")
+        ),
         *(f'{{"{key}": "read_file", "args": {{"path": "a.txt"}}}}' for key in ("name", "tool_name", "function", "action")),
         *(
             f'{{"tool": "read_file", "{key}": {{"path": "a.txt"}}}}'
@@ -431,7 +435,7 @@ def test_arguments_that_are_called_like_fields_stay_arguments() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["reason", "thought", "thoughts", "thinking", "reasoning", "explanation"])
+@pytest.mark.parametrize("name", ["reason", "thought", "thoughts", "thinking", "reasoning", "explanation", "step"])
 def test_a_thought_beside_a_call_that_negates_stops_it(name: str) -> None:
     """Wherever the call has it, and the model is told; one beside an answer does not, nor an argument of that name."""
     call, args = '"name": "read_file", "arguments": {"path": "a.txt"}', '{"path": "a.txt"}'

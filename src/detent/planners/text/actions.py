@@ -32,8 +32,8 @@ _TOOL = ("tool", "name", "tool_name", "function", "action")
 _ARGS = ("args", "arguments", "parameters", "input", "params", "tool_input", "action_input")
 _CALLS = ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
 _LISTS = ("actions", "tool_calls", "calls")
-_THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation")
-_ASIDE = {"id", "call_id", "tool_call_id", "index", "step", "createdAt", "created_at", *_THOUGHTS}
+_THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation", "step")
+_ASIDE = {"id", "call_id", "tool_call_id", "index", "createdAt", "created_at", *_THOUGHTS}
 """Notes of a model to itself, which say nothing of what is to be done; a thought beside a call must negate nothing."""
 
 

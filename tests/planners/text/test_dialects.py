@@ -646,6 +646,19 @@ def test_marks_in_other_letters_and_of_two_kinds_are_marks() -> None:
     )
 
 
+@pytest.mark.parametrize("info", ["tool_code", "tool_call", "tool_calls", "function_call"])
+def test_python_is_read_in_a_block_of_calls(info: str) -> None:
+    """With the name of its API before it, and printed, too; natively, too, for a model writes such a block for nothing else."""
+    for call in (
+        'read_file(path="a.txt", lines=3)',
+        'default_api.read_file(path="a.txt", lines=3)',
+        'print(read_file(path="a.txt", lines=3))',
+    ):
+        block = f"```{info}\n{call}\n```"
+        assert actions(block) == (CALL,)
+        assert actions(block, native=True) == (FinalAnswer(content='read_file({"path":"a.txt","lines":3})'),)
+
+
 def test_json_that_was_mended_in_one_call_of_several_is_told() -> None:
     """The log says so, whichever it was."""
     sound, broken = '<function=ask>{"what": "x"}</function>', '<function=ask>{what: "x"}</function>'

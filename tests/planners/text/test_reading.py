@@ -551,6 +551,7 @@ def test_an_answer_must_fit_the_output_schema() -> None:
         ("<thinking>a</thinking>\n<think>c</think>b", "a\nc", "\nb"),
         ("a</think>b", "a", "b"),
         ("<think></think>b", "", "b"),
+        ("</think>b", "", "b"),
         ("<think>a {", "a {", ""),
         ('{"content": "<think>x</think>"}', "", '{"content": "<think>x</think>"}'),
         ('{"content": "x</think>"}', "", '{"content": "x</think>"}'),

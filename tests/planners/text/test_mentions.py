@@ -228,6 +228,25 @@ def test_flags_beside_a_name_are_a_call(flag: str) -> None:
         assert mentioned(f"So read_file {other}") is None, other
 
 
+@pytest.mark.parametrize("name", ["readFile", "READ-FILE", "Read.File", "readfile"])
+def test_a_call_by_another_spelling_of_a_name_is_one_where_a_text_ends_in_it(name: str) -> None:
+    """On a line of its own, or behind a colon; it would be taken for an answer."""
+    for before in ("", "So.\n", "So.\n \t", "So:", "So: ", "So: x\n"):
+        for call in (f'{name}({{"path": "a"}})', f"{name}( {{}} )", f"{name}({{\n}}\n)"):
+            assert mentioned(f"{before}{call} \n") == (name, call), (before, call)
+    for other in (
+        f"I use {name}({{}})",
+        f"{name}({{}}) is it",
+        f"{name}(1)",
+        f"{name}({{}}",
+        f"{name}(1}})",
+        f"{name}({{1)",
+        f"{name}s({{}})",
+    ):
+        assert mentioned(other) is None, other
+    assert mentioned(f"first({{}})\n{name}({{}})") == (name, f"{name}({{}})")
+
+
 def test_the_first_call_counts_whatever_it_is_written_in() -> None:
     """Longer names are not cut."""
     assert mentioned('{"tool": "add", "args": {}} and ping()') == ("add", '{"tool": "add", "args": {}}')

@@ -33,7 +33,7 @@ _LONGEST = 4000
 
 
 ALONE_IN_A_FENCE = "it stands in a code block"
-_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(])+\Z")
+_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|Action:|```[\w-]*|[\s\[{(])+\Z")
 _MARKS_AFTER = re.compile(r"\A(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
 """What stands around a call and belongs to it."""
 

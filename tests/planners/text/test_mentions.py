@@ -260,7 +260,8 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
     [
         ("Words.\n```\nping()\n```", "code block within"), ("```\nping()\n```\nWords.", "code block within"), ("```\nping()\n```", ALONE_IN_A_FENCE),
         ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"), ("```\nping()\n[]\n```", "code block within"),
-        ("`ping()`", "not written as"), ('Action: ```json\n{"tool": "ping"}\n```', ALONE_IN_A_FENCE), ("X ping()", "short sentence"), ("ping(1) X", "words after"), ("```\nping()\n```.", ALONE_IN_A_FENCE),
+        ("`ping()`", "not written as"), ('Action: ```json\n{"tool": "ping"}\n```', ALONE_IN_A_FENCE),
+        ("X ping()", "short sentence"), ("ping(1) X", "words after"), ("```\nping()\n```.", ALONE_IN_A_FENCE),
         ("Never:\nping()", "negation"), ("Shall I? ping()", "question"),
         ('"ping()', "quotation mark"), ("ping(1) is it", "words after"), ("Words: ping(1) is it", "words after"), ("ping()?", "question"),
         ("ping() \u201d", "quotation"),

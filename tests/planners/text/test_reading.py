@@ -315,6 +315,7 @@ def test_what_is_no_action_is_said_in_words(text: str, said: str) -> None:
         ("read_file(path=)", "'' is not a value: write a text in quotation marks, a number, true, false, null, a list or an object"),
         ('{"type": "final_answer", "content": " "}', "the final answer is blank"),
         ('{"type": "read_file", "path": "a', "the JSON object is not complete: it is never closed"),
+        ('{"type": "read_file", "path": "b } c" "d}', "the JSON object is not complete: it is never closed"),
         ('I do it: {"type": "raed_file", "path": "a', "the JSON is not complete: it is never closed"),
         ('{"actions": []}', "the list of actions is empty"),
         ("", "there was no action"),

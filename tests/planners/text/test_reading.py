@@ -120,6 +120,7 @@ def test_a_call_is_read_however_it_is_written(text: str) -> None:
         ('{"type": "stop", "reason": null}', Stop()),
         ('{"action": "Final Answer", "action_input": "42"}', FinalAnswer(content="42")),
         ('{"final_answer": "42"}', FinalAnswer(content="42")),
+        ('Here is the answer: {"final_answer": "42"}', FinalAnswer(content="42")),
         ("It is 42.", FinalAnswer(content="It is 42.")),
         ("Final Answer: 42", FinalAnswer(content="42")),
         ("answer:42", FinalAnswer(content="42")),

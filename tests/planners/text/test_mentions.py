@@ -181,7 +181,7 @@ def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
     """Also in a list, or in other letters; an action without input is a word."""
     for label in ("Action: ", "action:", "ACTION: "):
         assert mentioned(f"So.\n{label}read_file\nAction Input: x") is not None
-    for label in ("* tool: ", "*function*: ", "- name: `", "`tool_name`: "):
+    for label in ("tool:", "* tool: ", "*function*: ", "- name: `", "`tool_name`: "):
         for after in ("Args: x", "Action Input: x", "parameters : x", "*input*: x"):
             assert mentioned(f"So.\n{label}read_file\n{after}") is not None, (label, after)
         assert mentioned(f"So.\n{label}read_file\nIt reads: x") is None

@@ -34,6 +34,7 @@ INTEGER, NUMBER = {"type": "integer"}, {"type": "number"}
         ({"$ref": "#/$defs/a~1b~0c%25"}, True),
         ({"$ref": "#/$defs/list/1"}, True),
         ({"$ref": "#/$defs/list/9"}, False),
+        ({"$ref": "#/$defs/list/2"}, False),
         ({"$ref": "#/$defs/list/x"}, False),
         ({"$ref": "#/$defs/nowhere/n"}, False),
         ({"$ref": "https://example.com/N"}, False),

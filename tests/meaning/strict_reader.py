@@ -87,7 +87,7 @@ def python_value(node: ast.expr, text: str) -> Any:
 
 TOOL_KEYS, ARGUMENT_KEYS = ("tool", "name", "tool_name", "recipient_name"), ("args", "arguments", "parameters", "input", "tool_input")
 LIST_KEYS = {"tool_calls", "actions", "tool_uses", "calls", "function_calls"}
-CALL_TYPES = {"tool_call", "function_call", "tool_use", "function", "call", "tool"}
+CALL_TYPES = ("tool_call", "function_call", "tool_use", "function", "call", "tool")
 NOTES = {"id", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "thinking", "index", "createdAt"}
 
 
@@ -102,7 +102,7 @@ def calls_of(value: Any, tools: Tools) -> list[Any]:
         ((key, inner),) = fields.items()
         if key in LIST_KEYS and isinstance(inner, list):
             return calls_of(inner, tools)
-        if key in CALL_TYPES and isinstance(inner, dict):
+        if key in (*CALL_TYPES, "action") and isinstance(inner, dict):
             return calls_of(inner, tools)
         if named(key, tools) and isinstance(inner, dict):
             return [(key, inner, False)]
@@ -145,7 +145,7 @@ def tagged(pattern: str, text: str, make: Callable[[re.Match[str]], list[Any]], 
     return found if found and not text[at:].strip() else None
 
 
-NAME = r"(?P<name>[\w.-]+)"
+NAME = r"(?P<name>[A-Za-z_][\w.-]*)"
 ELEMENT = re.compile(
     r'\s*<parameter(?:=|\s+name=(?P<mark>["\']))(?P<key>[\w.-]+)(?(mark)(?P=mark)|)>(?P<value>.*?)</parameter>\s*', re.DOTALL
 )
@@ -172,22 +172,19 @@ def dialect(text: str, tools: Tools) -> list[Any]:
     def named_json(match: re.Match[str]) -> list[Any]:
         return [(match["name"], json_of(match["json"]), False)]
 
+    def of_python(match: re.Match[str]) -> list[Any]:
+        return python_calls(match["name"] + match["args"])
+
     def of_elements(match: re.Match[str]) -> list[Any]:
         return [(match["name"], elements(match["body"], ELEMENT), False)]
 
     def of_pairs(match: re.Match[str]) -> list[Any]:
         return [(match["name"], elements(match["body"], PAIR), False)]
 
-    def whole(pattern: str) -> re.Match[str] | None:
-        return re.fullmatch(pattern, text, re.DOTALL)
-
     def of_fence(match: re.Match[str]) -> list[Any]:
-        if match["lang"] not in ("", "json", "tool_code", "python", "py"):
-            doubt("a block of something else")
-        body = match["body"]
         if match["lang"] == "tool_code":
-            body = re.sub(r"^(print\()?default_api\.", r"\1", body, flags=re.MULTILINE)
-        return python_calls(body, printed=True) if match["lang"] in ("tool_code", "python", "py") else dialect(body, tools)
+            return python_calls(re.sub(r"^(print\()?default_api\.", r"\1", match["body"], flags=re.MULTILINE), printed=True)
+        return dialect(match["body"], tools) if match["lang"] in ("", "json") else doubt("a block of something else")
 
     if (fences := tagged(r"```(?P<lang>[\w-]*)(?:[ \t]*\n|(?=[{\[]))(?P<body>.*?)(?:\n?```|\Z)", text, of_fence)) is not None:
         return fences
@@ -214,7 +211,8 @@ def dialect(text: str, tools: Tools) -> list[Any]:
         (rf"<invoke name=(?P<mark>[\"']){NAME}(?P=mark)>(?P<body>.*?)</invoke>", of_elements),
         (rf"<\|tool_call\|>\s*{any_json}\s*(?:<\|/tool_call\|>|(?=\s*<\|tool_call\|>)|$)", of_json),
         (rf"functools\s*{any_json}(?=\s*(?:functools|$))", of_json),
-        (rf"(?:<\|python_tag\|>|;)\s*{any_json}(?=\s*(?:<\|python_tag\|>|;|$))", of_json),
+        (rf"(?:<\|python_tag\|>|(?!\A);)\s*{any_json}(?=\s*(?:<\|python_tag\|>|;|$))", of_json),
+        (rf"(?:<\|python_tag\|>|(?!\A);)\s*{NAME}\.call(?P<args>\(.*?\))(?=\s*(?:;|$))", of_python),
         (rf"<\|START_ACTION\|>\s*{any_json}\s*<\|END_ACTION\|>", of_json),
         (rf"<TOOLCALL>\s*{any_json}\s*(?:</TOOLCALL>|$)", of_json),
         (rf"Action:\s*```json\s*{any_json}\s*(?:```|$)", of_json),
@@ -234,11 +232,13 @@ def dialect(text: str, tools: Tools) -> list[Any]:
     block = r"<(?P<tag>function_calls|minimax:tool_call|seed:tool_call)>(?P<rest>.*?)(?:</(?P=tag)>|\Z)"
     if (found := tagged(block, text, lambda match: dialect(match["rest"], tools))) is not None:
         return found
-    if (found := tagged(rf"{NAME}[ \t]*\((?P<json>\s*\{{.*?\}}\s*)\)(?=;?\s*(?:\n|$))", text, named_json, between=r"\s*;?\s*")) is not None:
+    if (
+        found := tagged(rf"{NAME}[ \t]*\((?P<json>\s*\{{.*?\}}\s*)\)(?=;?\s*(?:\n|$))", text, named_json, between=r"\s*(?:(?!\A);)?\s*")
+    ) is not None:
         return found
     if text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[")):
         return [call for value in json_lines(text) for call in calls_of(value, tools)]
-    return python_calls(re.sub(r"\A<\|python_tag\|>\s*(\w+)\.call\(", r"\1(", text))
+    return python_calls(text)
 
 
 # Names and values that fit ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from meaning.test_meaning import same
 from meaning.texts import text
 
 KNOWN: Tools = {t.name: (t.spec.input_schema, t.spec.side_effect in ("none", "read")) for t in recorded([])}
-UNREAD = {"awaited", "one positional list", "parameter tags", "name {args}"}
+UNREAD = {"Python block", "awaited", "one positional list", "parameter tags", "name {args}"}
 """Dialects that nobody reads."""
 
 

@@ -149,6 +149,19 @@ def test_what_is_doubtful_is_said_in_words() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(f"He wrote {mark}call it" for mark in "\"“”„‟«»‹›「」『』《》'‘’‚"),  # noqa: RUF001
+        *(f"call it{mark} he wrote" for mark in "'‘’"),  # noqa: RUF001
+        "> call it", "He wrote:\n > call it", "# call it", "| call it", "He wrote <b>call it", "call it</b>", "He wrote <!-- call it", "~~call it",
+    ],
+)  # fmt: skip
+def test_half_a_quotation_is_one(said: str) -> None:
+    """A thought may open it, and the call be what is quoted."""
+    assert doubt_about(said) == "there is a quotation mark or other markup beside it"
+
+
 @pytest.mark.parametrize("word", ["note", "know", "now", "notes", "nearby", "single", "paste", "Nonna", "denim"])
 def test_a_word_that_only_begins_like_a_negation_is_none(word: str) -> None:
     """A whole word counts."""
@@ -165,7 +178,34 @@ def test_names_and_words_of_the_call_may_be_used_where_they_are_names() -> None:
         "Let me frobnicate that gizmo:", ("frobnicategizmo",)
     )
     assert leads_in("Let me get_it:", ("get_it",)) and not leads_in("Let me get_it:", ("get",))
-    assert leads_in("To answer, let me check:", ("_x",)) and not leads_in("To answer , let me check:", ("_x",))
+    for names in ((), ("_x",)):
+        assert leads_in("To answer, let me check:", names) and not leads_in("To answer , let me check:", names)
+
+
+def test_a_lead_in_is_made_of_whole_words() -> None:
+    """However it is marked, and whatever stands before its colon."""
+    for said in (
+        "*Let me check:*",
+        "_Let me check:_",
+        "Let me check :",
+        "Sure:",
+        "Sure,let me check:",
+        "All right, let me check:",
+        "Got it:",
+    ):
+        assert leads_in(said, NAMES), said
+    for said in (
+        "Oklet me check:",
+        "Nowlet me check:",
+        "Allright, let me check:",
+        "Gotit, let me check:",
+        "Letme check:",
+        "Let menow check:",
+        "Iwill check:",
+    ):
+        assert not leads_in(said, NAMES), said
+    assert leads_in("I will transfer 5 to B:", ("transfer",), '{"to": "B", "amount": 5}')
+    assert not leads_in("Let me r it:", ("read",)) and leads_in("Let me use read and re:", ("read", "re"))
 
 
 def test_a_lead_in_has_at_most_240_characters() -> None:
@@ -176,7 +216,7 @@ def test_a_lead_in_has_at_most_240_characters() -> None:
 def test_a_call_may_begin_after_each_colon_of_the_first_line() -> None:
     """And at the start; not after a bracket, and not after a page of words."""
     assert before_calls("a: b:\n\n c: {d: 1}") == [0, 3, 8, 11]
-    assert before_calls("**Action:** {a: 1}") == [0, 12]
+    assert before_calls("**Action:** {a: 1}") == [0, 12] and before_calls(": a:b") == [0, 2, 4]
     assert before_calls("a {b: 1}") == [0] and before_calls("`a`: x") == [0, 5] and before_calls("```a: x") == [0]
     assert before_calls("x" * (LONGEST + 1) + ": y: z")[2:] == []
     assert before_calls("x" * (LONGEST - 1) + ":y: z") == [0, LONGEST] and len(before_calls("x" * (LONGEST - 2) + ":y: z")) == 3

@@ -9,7 +9,7 @@ import pytest
 from detent import Agent, FinalAnswer, ToolCall, tool
 from detent.core import events as e
 from detent.ports import ToolSpec
-from detent.running.healing import mended
+from detent.running.healing import Healed, mended
 from kernel.runs import END, Decide, call, ran
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -74,6 +74,7 @@ def args_of(given: Any, one: ToolSpec) -> Any:
         ("search_notes", {"arguments": '{"query": "a"}'}, "search_notes", {"query": "a"}, ["wrapper: arguments"]),
         ("delete_note", {"Args": {"Path": "a"}}, "delete_note", {"path": "a"}, ["wrapper: Args", "parameter: Path → path"]),
         ("search_notes", '```json\n{"query": "a"}\n```', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
+        ("search_notes", '```{"query": "a"}```', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         ("search_notes", ' ```json{"query": "a"}``` ', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         ("search_notes", '```\n{"query": "a"}\n```', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
         ("search_notes", '"{\\"query\\": \\"a\\"}"', "search_notes", {"query": "a"}, ["wrapper: text around the arguments"]),
@@ -455,3 +456,10 @@ def test_without_healing_a_wrong_call_is_a_failed_observation() -> None:
     scripted, asked = Agent(name="a"), Agent(name="a", model="test:m")
     assert (scripted.spec().healing, asked.spec().healing) == (False, True)
     assert Agent(name="a", model="test:m", healing=False).spec().healing is False
+
+
+def test_what_was_healed_stays_so() -> None:
+    """It is what guards and people decide about."""
+    assert Healed.__struct_config__.frozen
+    with pytest.raises(TypeError, match="positional"):
+        Healed("tool", {})  # type: ignore[misc]

@@ -31,7 +31,7 @@ class _Reader:
         self._root, self._changed, self._inexact = root, changed, inexact
 
     def read(self, value: Any, schemas: Sequence[Any], place: str) -> Any:
-        if not isinstance(value, (float, dict, list)) and (type(value) is not int or abs(value) <= MOST_EXACT):
+        if not isinstance(value, (float, dict, list)) and (type(value) is not int or _is_float(value)):
             return value
         parts = self._parts(schemas)
         if isinstance(value, dict):
@@ -42,7 +42,7 @@ class _Reader:
             return [self.read(one, _of_item(parts, at), f"{place}.{at}") for at, one in enumerate(items)]
         kinds = {kind for part in parts for kind in _kinds(part)}
         if isinstance(value, int):
-            if kinds <= {"number", "null"} and kinds and (abs(value) >= 2**1023 or int(float(value)) != value):
+            if kinds and kinds <= {"number", "null"}:
                 self._inexact.append(place)
             return value
         if "integer" not in kinds or "number" in kinds or not value.is_integer() or abs(value) > MOST_EXACT:
@@ -69,7 +69,7 @@ class _Reader:
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root
-        for step in reference[1:].split("/")[1:]:
+        for step in reference.split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
                 items = cast("list[Any]", found)
@@ -77,6 +77,14 @@ class _Reader:
             else:
                 found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
         return found
+
+
+def _is_float(value: int) -> bool:
+    """Whether a float can be this integer."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _of_name(parts: Sequence[dict[str, Any]], name: str) -> list[Any]:

@@ -15,11 +15,11 @@ import msgspec
 from detent.core.actions import Action, FinalAnswer, ToolCall, is_blank
 from detent.core.errors import InvalidArguments
 from detent.ports.json_data import read_json
-from detent.ports.lead_ins import before_calls, leads_in
+from detent.ports.lead_ins import NOT_A_LEAD_IN, before_calls, leads_in
 from detent.ports.tools import Tool
 
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeEncodeError)
-"""What text raises that is no JSON: malformed, nested without end, or half a surrogate pair."""
+UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError)
+"""What `read_json` raises for text that is not JSON, or that holds half a surrogate pair."""
 
 IN_A_FENCE = "to show it without running it, send the same text again with the call in a code fence"
 """What every problem with a call in a text says; whoever was told so may show the call."""
@@ -42,9 +42,8 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
     """Yield what could be a bare call of one of `tools` in an answer, made or not: its text, the tool, the arguments."""
     text = answer.strip() if isinstance(answer, str) else ""
     found = call_in(text, tools)
-    last = _CALL.fullmatch(text, text.rfind("\n") + 1) if found is None else None
-    match = found[1] if found is not None else last if last is not None and last["tool"] in tools else None
-    if match is None:
+    match = found[1] if found is not None else _CALL.fullmatch(text, text.rfind("\n") + 1)
+    if match is None or match["tool"] not in tools:
         return
     try:
         yield match[0], match["tool"], read_json(match["args"])
@@ -57,12 +56,13 @@ def embedded_call(controls: Sequence[Action], tools: Mapping[str, Tool]) -> Tool
 
     It is none where it is blank, and where it ends in a call that is not made.
     """
-    action = controls[0] if controls else None
-    if not isinstance(action, FinalAnswer):
-        return None
-    if is_blank(action.content):
+    match controls:
+        case [FinalAnswer(content=answer), *_]:
+            pass
+        case _:
+            return None
+    if is_blank(answer):
         return "the final answer is blank"
-    answer: Any = action.content
     if not isinstance(answer, str):
         return None
     found = call_in(answer, tools)
@@ -72,7 +72,7 @@ def embedded_call(controls: Sequence[Action], tools: Mapping[str, Tool]) -> Tool
     lead, call = found
     name = call["tool"]
     if lead and not leads_in(lead, (name,), call[0]):
-        return _not_made(name, "the words before it are not one short sentence that announces it and ends in a colon")
+        return _not_made(name, NOT_A_LEAD_IN)
     if lead and not tools[name].spec.read_only:
         return _not_made(name, "only a tool that reads is called so after other words")
     try:

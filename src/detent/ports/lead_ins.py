@@ -12,12 +12,13 @@ from collections.abc import Collection
 
 LONGEST = 240
 """Characters of a sentence that can be a lead-in."""
+NOT_A_LEAD_IN = "the words before it are not one short sentence that announces it and ends in a colon"
 
 
 def _any_of(*lines: str) -> str:
     """Return a pattern for any of these words; a `*` stands for any ending, a `_` for a space."""
     words = [word for line in lines for word in line.split()]
-    return "|".join(re.escape(word).replace(r"\*", r"\w*").replace("_", r"\s+") for word in words)
+    return "|".join(re.escape(word).replace(r"\*", r"\w*").replace("_", " ") for word in words)
 
 
 _NEGATIONS = _any_of(
@@ -30,7 +31,7 @@ _NEGATIONS = _any_of(
 _QUESTION = re.compile("[?？¿؟;]")  # noqa: RUF001 - the last one is Greek
 _QUOTED = re.compile(r"[\"“”„‟«»‹›「」『』《》]|(?<!\w)['‘’‚]|['‘’](?!\w)|^\s*[>#|]|</?[a-z!]|~~", re.IGNORECASE | re.MULTILINE)  # noqa: RUF001
 _NEGATION = re.compile(rf"\b(?:{_NEGATIONS})\b|n['’]t\b|\bn['’](?=\w)|[不没沒別别勿未無无非莫]|ない|ません|않|안\s|말\s", re.IGNORECASE)  # noqa: RUF001
-_NOW = r"(?:\s+(?:now|first|just|then|also|next|quickly))*"
+_NOW = r"(?: (?:now|first|just|then|also|next|quickly))*"
 _WILL = _any_of("'ll _will 'm_going_to _am_going_to _shall _need_to _have_to _want_to 'd_like_to _would_like_to")
 _ACT = _any_of("call use run make send execute invoke start issue do try perform")
 _ACTING = _any_of("calling using running making sending executing invoking starting issuing trying performing")
@@ -71,8 +72,8 @@ _ABROAD = (  # German, French, Spanish, Chinese
     r"(?:(?:ahora|primero)\s+)?(?:llamo|uso|voy\s+a\s+(?:llamar|usar))(?:\s+(?:ahora|a|la|el|herramienta|función|NAMES))*|(?:aquí\s+está\s+la\s+)?llamada",
     r"(?:好的[，,])?(?:现在)?我?(?:现在|先|来|将|会|要|需要)*(?:调用|使用|查询|搜索|读取|执行)(?:一下)?(?:这个|该)?(?:工具|函数)?",  # noqa: RUF001
 )
-_YES = r"(?:(?:sure|ok|okay|alright|all\s+right|certainly|of\s+course|great|right|yes|got\s+it|understood|absolutely|well)\b[!,.]?\s*)?"
-_FIRST = r"(?:(?:first(?:\s+of\s+all)?|firstly|second|secondly|third|next|now|then|so|therefore|finally)\b,?\s*)*"
+_YES = r"(?:(?:sure|ok|okay|alright|all right|certainly|of course|great|right|yes|got it|understood|absolutely|well)\b[!,.]?\s*)?"
+_FIRST = r"(?:(?:first(?: of all)?|firstly|second|secondly|third|next|now|then|so|therefore|finally)\b,?\s*)*"
 _PURPOSE = rf"(?:(?:in\s+order\s+)?to\s+(?:answer|{_LOOK}|{_ACT}){_LOOKS},\s+)?"
 _OPENING = rf"(?=\S){_YES}{_FIRST}{_PURPOSE}(?:{'|'.join((*_OWN, *_ABROAD))})?"
 _PROPER = re.compile(r"(?<![\w'])(?:[A-Z]|\d)[\w./-]*")
@@ -104,7 +105,7 @@ def leads_in(text: str, names: Collection[str], call: str = "") -> bool:
     said = bare[:-1].strip()
     known = {part for name in names for part in (name, *re.split(r"[\W_]+", name)) if part}
     known |= {word for word in _PROPER.findall(said) if word in call}
-    named = "|".join(map(re.escape, sorted(known, key=len, reverse=True))) or "(?!)"
+    named = "|".join(["(?!)", *map(re.escape, sorted(known))])
     return re.fullmatch(_OPENING.replace("NAMES", named), said, re.IGNORECASE) is not None
 
 

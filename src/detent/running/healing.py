@@ -84,7 +84,11 @@ def _named(said: str, tools: Mapping[str, ToolSpec]) -> str | None:
         *before, last = re.split(r"[./:]", said.removesuffix("()"))
         same = _alike(last, tools) if all(word.lower() in PREFIXES for word in before) else []
         same = same if all(tools[name].read_only for name in same) else []
-    return same[0] if len(same) == 1 and not tools[same[0]].sensitive else None
+    match same:
+        case [name] if not tools[name].sensitive:
+            return name
+        case _:
+            return None
 
 
 def _alike(said: str, names: Iterable[str]) -> list[str]:
@@ -147,10 +151,11 @@ def _renamed(args: dict[str, Any], schema: dict[str, Any], repairs: list[str]) -
     closed = schema.get("additionalProperties") is False
     names: dict[str, str] = {}
     for said in (key for key in args if key not in properties):
-        same = _alike(said, properties)
-        alone = len(same) == 1 and _alike(same[0], args) == [said]
-        if alone and (closed or same[0] in schema.get("required", ())):
-            names[said] = same[0]
+        match _alike(said, properties):
+            case [name] if _alike(name, args) == [said] and (closed or name in schema.get("required", ())):
+                names[said] = name
+            case _:
+                pass
     repairs += [f"parameter: {said} → {name}" for said, name in names.items()]
     return {names.get(key, key): value for key, value in args.items()}
 
@@ -170,7 +175,8 @@ def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> A
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    """Return the JSON type of a value that may be converted, or have been; "" for others."""
+    names = {int: "integer", str: "string", list: "array", dict: "object"}
     return names.get(cast("Any", type(value)), "")
 
 

@@ -29,6 +29,7 @@ ANY: dict[str, Any] = {
     "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     "named": {"type": ["string", "null"]},
     "way": {"enum": ["up", "down"]},
+    "either": {"anyOf": [{"type": "integer"}, {"title": "Either"}]},
     "open": {},
 }
 TYPED = ToolSpec(name="typed", input_schema={"type": "object", "properties": ANY, "$defs": {"thing": {"type": "object"}}})
@@ -285,15 +286,17 @@ def test_nothing_else_is_a_literal(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", -1), ("a()", -1), ("(", -1), ("(]", -1),
-        ("(')", -1),
-        ("(# a)", -1), ("{]", -1), ("[(])", -1), ('"()"', -1), (")", -1), ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", -1),
+        ("()", 2), ("(a, [b], {c})d", 13), ('("(")', 5), ("(')')", 5), ("('''a'b)''')", 12), ('("\\"")', 6), ("", 0), ("a()", 0), ("(", 0), ("(]", 0),
+        ("(')", 0),
+        ("(# a)", 0), ("{]", 0), ("[(])", 0), ('"()"', 0), (")", 0),
+        ("[" * MOST_NESTED + "]" * MOST_NESTED, 2 * MOST_NESTED), ("[" * MOST_NESTED + "[]" + "]" * MOST_NESTED, 0),
+        ("(" + " " * (LONGEST - 2) + ")", LONGEST), ("(" + " " * (LONGEST - 1) + ")", 0),
     ],
 )  # fmt: skip
 def test_where_a_bracket_is_closed(text: str, end: int) -> None:
-    """Outside of texts; -1 where none opens, or it is never closed, or too far away."""
+    """Outside of texts; 0 where none opens, or it is never closed, or too far away."""
     assert closes_at(text, 0) == end
-    assert closes_at(f"x{text}", 1) == (end + 1 if end > 0 else -1)
+    assert closes_at(f"x{text}", 1) == (end and end + 1)
 
 
 def test_a_line_of_input_has_the_type_of_the_only_parameter() -> None:
@@ -327,6 +330,12 @@ def test_a_literal_nests_as_deep_as_other_json() -> None:
     assert literal("[" * MOST_NESTED + "]" * MOST_NESTED)
     with pytest.raises(Unreadable):
         literal("[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1))
+
+
+def test_at_most_64_calls_are_a_batch() -> None:
+    """More are a model that repeats itself."""
+    for one in ("ask(what='x')", '{"tool": "ask", "args": {"what": "x"}}'):
+        assert len(actions("\n".join([one] * 64))) == 64
 
 
 def test_several_calls_of_a_dialect_are_a_batch() -> None:
@@ -390,6 +399,9 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         "<function=read_file><parameter=path>a<parameter=path>b</parameter></function>",
         "<function=read_file><parameter=path>a</function>",
         "<tool_call>read_file\n<arg_key>path</arg_key><arg_value>a</tool_call>",
+        "<tool_call>typed\n<arg_key></arg_key><arg_value>a</arg_value></tool_call>",
+        "\n".join(["ask(what='x')"] * 65),
+        "\n".join(['{"tool": "ask", "args": {"what": "x"}}'] * 65),
         '[TOOL_CALLS]read_file[ARGS]{"path": "a"',
         '{"tool": "read_file", "path": "a"}',
         '{"tool": "read_file", "args": {"path": "a"}, "execute": false}',
@@ -403,6 +415,10 @@ def test_several_calls_of_a_dialect_are_a_batch() -> None:
         NAMED + ",",
         ";" + NAMED,
         NAMED + ",;" + NAMED,
+        NAMED + ",[TOOL_CALLS]",
+        NAMED + "</minimax:tool_call>",
+        f"<tool_call>{NAMED}</tool_calls>",
+        f"<tool_call>{NAMED}</tool_call></tool_call",
         NAMED + ",x" + NAMED,
         f"<tool_calls>,{NAMED}</tool_calls>",
         f"<tool_calls>{NAMED};</tool_calls>",
@@ -445,7 +461,10 @@ def test_what_is_not_unmistakably_a_call_runs_nothing_and_is_no_answer(text: str
         ("Action: ask\nAction Input: as the boys'", {"what": "as the boys'"}),
         ("Action: typed\nAction Input:", {}),
         ("<function=typed></function>", {}),
+        ("<function=typed>\n</function>", {}),
         ("<tool_call>typed</tool_call>", {}),
+        ("<tool_call>typed<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>", {"text": "a"}),
+        ("```tool_code\nprint( ask(what='x') )\n```", {"what": "x"}),
     ],
 )
 def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None:
@@ -473,6 +492,7 @@ def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None
         ("named", "Ann", "Ann"),
         ("named", "5", "5"),
         ("way", "up", "up"),
+        ("either", "words", "words"),
         ("open", "words", "words"),
     ],
 )
@@ -487,7 +507,7 @@ def test_the_text_of_an_element_has_the_type_that_the_schema_says(name: str, tex
     ("name", "text"),
     [
         ("whole", "5 EUR"), ("whole", "five"), ("whole", "true"), ("whole", ""), ("real", "10 000"), ("yes", "yes"), ("yes", "1"), ("many", "1, 2"),
-        ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("maybe", "none"),
+        ("thing", '{"a": 1, "a": 2}'), ("named", "null"), ("open", "5"), ("either", "5"), ("maybe", "none"),
         ("thing", '{"a": 12'), ("many", "[1, 23"),
     ],
 )  # fmt: skip
@@ -546,8 +566,12 @@ def test_whoever_was_told_may_show_what_is_no_action_in_a_fence(info: str) -> No
         "\nObservation: 3", "" if info == "json" else "\nObservation: 3"
     )
     assert actions(shown, told=True, stop=("\nObservation:",)) == (FinalAnswer(content=shown),)
+    wrong = f'```{info}\n{{"tool": "read_file", "args": {{"path": 5}}}}\n```'
+    assert info == "python" or reading(wrong, told=True).unfit  # a call, of which the kernel says what is wrong
     assert 'no "type"' in reading('```json\n{"x": 1}\n```').problem
-    assert actions("```\n```", stop=("\n",)) == (FinalAnswer(content="```\n```"),)
+    for block in ("```\n```", "```\na ``` b\n```"):
+        assert actions(block, stop=("\n",)) == (FinalAnswer(content=block),)
+    assert actions("```\na\n```\nb\n```", stop=("\nb",)) == (FinalAnswer(content="```\na\n```"),)
     assert actions("It is 3.\nObservation: 4", stop=("\nObservation:",)) == (FinalAnswer(content="It is 3."),)
 
 
@@ -613,11 +637,46 @@ def test_a_mark_that_closes_may_be_missing_at_the_end_of_a_text() -> None:
         assert actions(text)[0] == CALL, text
 
 
+def test_marks_in_other_letters_and_of_two_kinds_are_marks() -> None:
+    """A template may have opened one that closes; a model that writes one of its own makes the call."""
+    for text in (f"{NAMED}</tool_call>", f"<TOOL_CALL>{NAMED}</tool_call>", f"<minimax:tool_call>{NAMED}</minimax:tool_call>"):
+        assert actions(text) == (CALL,)
+    assert actions(f"[TOOL_CALLS]<tool_call>{NAMED}</tool_call>", native=True) == (
+        FinalAnswer(content='read_file({"path":"a.txt","lines":3})'),
+    )
+
+
+@pytest.mark.parametrize("info", ["tool_code", "tool_call", "tool_calls", "function_call"])
+def test_python_is_read_in_a_block_of_calls(info: str) -> None:
+    """With the name of its API before it, and printed, too; natively, too, for a model writes such a block for nothing else."""
+    for call in (
+        'read_file(path="a.txt", lines=3)',
+        'default_api.read_file(path="a.txt", lines=3)',
+        'print(read_file(path="a.txt", lines=3))',
+    ):
+        block = f"```{info}\n{call}\n```"
+        assert actions(block) == (CALL,)
+        assert actions(block, native=True) == (FinalAnswer(content='read_file({"path":"a.txt","lines":3})'),)
+
+
+def test_json_that_was_mended_in_one_call_of_several_is_told() -> None:
+    """The log says so, whichever it was."""
+    sound, broken = '<function=ask>{"what": "x"}</function>', '<function=ask>{what: "x"}</function>'
+    assert [reading(text).mended for text in (sound, broken, broken + sound, sound + broken)] == [False, True, True, True]
+
+
+def test_a_word_above_data_is_a_call_where_it_is_that_of_a_tool() -> None:
+    """Any other is a title."""
+    assert actions('ask\n{"what": "x"}') == (ToolCall(tool="ask", args={"what": "x"}),)
+    assert actions('config\n{"what": "x"}') == (FinalAnswer(content='config\n{"what": "x"}'),)
+
+
 def test_a_character_that_was_lost_stops_calls_and_no_answers() -> None:
     """What it was cannot be known, unless it is written as an escape."""
     assert args('{"tool": "ask", "args": {"what": "a\\ufffd"}}') == {"what": "a\ufffd"}
-    assert "write \\ufffd" in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
-    assert "write \\ufffd" in reading('ask({"what": "a\ufffd"})', native=True).problem
+    lost = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
+    assert lost in reading('{"tool": "ask", "args": {"what": "a\ufffd"}}').problem
+    assert lost in reading('ask({"what": "a\ufffd"})', native=True).problem
     assert actions('{"type": "final_answer", "content": "a\ufffd"}') == (FinalAnswer(content="a\ufffd"),)
 
 
@@ -629,5 +688,5 @@ def test_a_tool_that_is_not_offered_is_never_called_in_any_dialect() -> None:
         assert found.problem or "read_file(" in dialect.text or dialect.name == "GLM-4", dialect.name
     assert actions('other(path="a")') == (FinalAnswer(content='other(path="a")'),)
     assert "was not made" in reading('<|tool_call|>{"name": "read_file", "arguments": {"path": "\\ud800"}}', native=True).problem
-    marked = '<|tool_call|>{"name": "other", "arguments": {"path": "a"}}'
-    assert actions(marked, native=True) == (FinalAnswer(content=marked),)
+    for marked in ('<|tool_call|>{"name": "other", "arguments": {"path": "a"}}', '<|tool_call|>{"type": "final_answer", "content": "4"}'):
+        assert actions(marked, native=True) == (FinalAnswer(content=marked),)

@@ -113,14 +113,14 @@ ODD_NUMBERS = (
         ('{“a": 1}', "there must be a name, not a quote that is never closed"),
         ("{”a”: 1}", "there must be a name, not a quote that is never closed"),
         ('{"a": bob}', "a word that is neither a number nor in quotes"),
-        ('{"a": $x}', "a word that is neither"),
-        ('{"a": TRUE}', "a word that is neither"),
-        ('{"a": none}', "a word that is neither"),
-        ('{"a": NaN}', "a word that is neither"),
-        ('{"a": Infinity}', "a word that is neither"),
-        ('{"a": undefined}', "a word that is neither"),
-        ('{"a": ...}', "a word that is neither"),
-        *[(f'{{"a": {said}}}', "a word that is neither") for said in ODD_NUMBERS],
+        ('{"a": $x}', "a word that is neither a number nor in quotes"),
+        ('{"a": TRUE}', "a word that is neither a number nor in quotes"),
+        ('{"a": none}', "a word that is neither a number nor in quotes"),
+        ('{"a": NaN}', "a word that is neither a number nor in quotes"),
+        ('{"a": Infinity}', "a word that is neither a number nor in quotes"),
+        ('{"a": undefined}', "a word that is neither a number nor in quotes"),
+        ('{"a": ...}', "a word that is neither a number nor in quotes"),
+        *[(f'{{"a": {said}}}', "a word that is neither a number nor in quotes") for said in ODD_NUMBERS],
         ('{"a": 1 // one\n}', f"there must be a comma or }}, not {WORD}"),
         ('{"a": 1, /* b */}', f"there must be a name, not {WORD}"),
         ('{"a": 1, # b\n}', f"there must be a name, not {WORD}"),
@@ -130,17 +130,17 @@ ODD_NUMBERS = (
         *[(f"{{{word}: 2}}", f"there must be a name, not {WORD}") for word in ("true", "None", "a.b", "-a", "$a", "a!")],
         ("{[1]: 2}", "there must be a name, not '['"),
         ("{{}}", "there must be a name, not '{'"),
-        ('{"a": b"c"}', "a word that is neither"),
+        ('{"a": b"c"}', "a word that is neither a number nor in quotes"),
         ('{"a": "b"c}', f"there must be a comma or }}, not {WORD}"),
         ('{"a": """b"""}', f"there must be a comma or }}, not {QUOTED}"),
-        ('{"a": "C:\\dir\\new"}', 'after "a" there is a backslash that escapes nothing in JSON'),
-        ('{"a": "it\\\'s"}', "a backslash that escapes nothing"),
-        ("{'a': '\\x41'}", "a backslash that escapes nothing"),
-        ("{'a': '\\u12'}", "a backslash that escapes nothing"),
-        ("{“a”: “\\”x”}", "a backslash that escapes nothing"),
+        ('{"a": "C:\\dir\\new"}', 'after "a" there is a backslash that escapes nothing in JSON; write \\\\ for a backslash'),
+        ('{"a": "it\\\'s"}', "a backslash that escapes nothing in JSON; write \\\\ for a backslash"),
+        ("{'a': '\\x41'}", "a backslash that escapes nothing in JSON; write \\\\ for a backslash"),
+        ("{'a': '\\u12'}", "a backslash that escapes nothing in JSON; write \\\\ for a backslash"),
+        ("{“a”: “\\”x”}", "a backslash that escapes nothing in JSON; write \\\\ for a backslash"),
         ('{\\"a\\": 1}', f"there must be a name, not {WORD}"),
         ('{"a"\uff1a1}', f"there must be a colon, not {WORD}"),
-        ('{"a": 1\uff0c"b": 2}', "a word that is neither"),
+        ('{"a": 1\uff0c"b": 2}', "a word that is neither a number nor in quotes"),
         ('{"a": ' + "[" * 200 + "]" * 200 + ",}", "it nests deeper than 200 levels"),
     ],
 )
@@ -148,7 +148,7 @@ def test_what_would_have_to_be_guessed_is_not_read(text: str, problem: str) -> N
     """The message says what stands where something else must."""
     with pytest.raises(Broken) as caught:
         mended(text, 0)
-    assert problem in str(caught.value)
+    assert str(caught.value).endswith(problem)
 
 
 def test_it_may_nest_as_deep_as_other_json() -> None:

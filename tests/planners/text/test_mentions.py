@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detent.planners.text.mentions import ALONE_IN_A_FENCE, mention_in, why_not
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
 from detent.planners.text.offers import ACTIONS, Offer
 from detent.ports import ToolSpec
 from planners.raw_text.texts import ADD, READ
@@ -162,7 +162,8 @@ def test_an_object_that_is_a_control_action_is_mentioned_where_text_is_how_actio
 @pytest.mark.parametrize(
     "before",
     [
-        "<function=", "<invoke name=", '<invoke name="', "<invoke name='", "<｜DSML｜invoke name=\"", "[TOOL_CALLS]", "[TOOL_CALLS] ", "to=",  # noqa: RUF001
+        "<function=", "<invoke name=", "<ns:invoke name=", "<function='",
+        '<invoke name="', "<invoke name='", "<｜DSML｜invoke name=\"", "[TOOL_CALLS]", "[TOOL_CALLS] ", "to=",  # noqa: RUF001
         "commentary to=functions.", ">>>", ">>> ", "<tool_call>", "<tool_call>\n", "✿FUNCTION✿:", "✿FUNCTION✿: ", "<|recipient|>", "<|tool_call_begin|> ",
         "<｜tool▁sep｜>", "<|tool_call_begin|>functions.", "<｜tool▁call▁begin｜>", "<|tool sep|>",  # noqa: RUF001
     ],
@@ -173,13 +174,14 @@ def test_a_name_is_a_call_where_a_form_of_calls_has_it(before: str) -> None:
     assert mentioned(f"So {before}read_file {{'a': (1)}} is it".replace("(1)", "1"))[1].endswith("{'a': 1}")  # type: ignore[index]
     for name in ("read_files", "read_file.x", "read_file-x"):
         assert mentioned(f"So {before}{name}") is None
+    assert mentioned("So goto=read_file") is None
 
 
 def test_a_line_of_input_makes_a_name_behind_action_a_call() -> None:
     """Also in a list, or in other letters; an action without input is a word."""
     for label in ("Action: ", "action:", "ACTION: "):
         assert mentioned(f"So.\n{label}read_file\nAction Input: x") is not None
-    for label in ("* tool: ", "*function*: ", "- name: `", "`tool_name`: "):
+    for label in ("tool:", "* tool: ", "*function*: ", "- name: `", "`tool_name`: "):
         for after in ("Args: x", "Action Input: x", "parameters : x", "*input*: x"):
             assert mentioned(f"So.\n{label}read_file\n{after}") is not None, (label, after)
         assert mentioned(f"So.\n{label}read_file\nIt reads: x") is None
@@ -193,6 +195,7 @@ def test_tags_with_the_name_of_a_tool_are_a_call_where_its_parameters_are_tags_i
     """Or nothing, where it has none."""
     assert mentioned("So <read_file><path>a</path></read_file> is it") == ("read_file", "<read_file><path>a</path></read_file>")
     assert mentioned("So <ping></ping> is it") == ("ping", "<ping></ping>") == mentioned("So <ping> \n </ping> is it".replace(" \n ", ""))
+    assert mentioned("So <ping>\n</ping> is it") == ("ping", "<ping>\n</ping>")
     for text in ("So <read_file><x>a</x></read_file>", "So <read_file></read_file>", "So <ping>a</ping>", "So <ping></read_file>"):
         assert mentioned(text) is None, text
 
@@ -225,6 +228,25 @@ def test_flags_beside_a_name_are_a_call(flag: str) -> None:
         assert mentioned(f"So read_file {other}") is None, other
 
 
+@pytest.mark.parametrize("name", ["readFile", "READ-FILE", "Read.File", "readfile"])
+def test_a_call_by_another_spelling_of_a_name_is_one_where_a_text_ends_in_it(name: str) -> None:
+    """On a line of its own, or behind a colon; it would be taken for an answer."""
+    for before in ("", "So.\n", "So.\n \t", "So:", "So: ", "So: x\n"):
+        for call in (f'{name}({{"path": "a"}})', f"{name}( {{}} )", f"{name}({{\n}}\n)"):
+            assert mentioned(f"{before}{call} \n") == (name, call), (before, call)
+    for other in (
+        f"I use {name}({{}})",
+        f"{name}({{}}) is it",
+        f"{name}(1)",
+        f"{name}({{}}",
+        f"{name}(1}})",
+        f"{name}({{1)",
+        f"{name}s({{}})",
+    ):
+        assert mentioned(other) is None, other
+    assert mentioned(f"first({{}})\n{name}({{}})") == (name, f"{name}({{}})")
+
+
 def test_the_first_call_counts_whatever_it_is_written_in() -> None:
     """Longer names are not cut."""
     assert mentioned('{"tool": "add", "args": {}} and ping()') == ("add", '{"tool": "add", "args": {}}')
@@ -237,12 +259,14 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
     ("text", "reason"),
     [
         ("Words.\n```\nping()\n```", "code block within"), ("```\nping()\n```\nWords.", "code block within"), ("```\nping()\n```", ALONE_IN_A_FENCE),
-        ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"),
+        ("```python\nping()\n```\n", ALONE_IN_A_FENCE), ("```\nx\n```\nping()", "short sentence"), ("```\nping()\n[]\n```", "code block within"),
+        ("`ping()`", "not written as"), ('Action: ```json\n{"tool": "ping"}\n```', ALONE_IN_A_FENCE),
+        ("X ping()", "short sentence"), ("ping(1) X", "words after"), ("```\nping()\n```.", ALONE_IN_A_FENCE),
         ("Never:\nping()", "negation"), ("Shall I? ping()", "question"),
         ('"ping()', "quotation mark"), ("ping(1) is it", "words after"), ("Words: ping(1) is it", "words after"), ("ping()?", "question"),
         ("ping() \u201d", "quotation"),
         ("Words: ping()", "short sentence"), ("ping()", "not written as"), ("**ping()**", "not written as"), ("ping().", "not written as"),
-        ("<tool_call>[TOOL_CALLS] functools[({ping(1)})]</tool_call>", "not written as"), ("Action: ping()", "not written as"), ("to:ping()", "not written as"),
+        ("<tool_call>[TOOL_CALLS] functools[({ping(1)})]</tool_call>", "not written as"), ("Action: ping()", "not written as"),
         ("✿FUNCTION✿: ping()", "not written as"), ("[/TOOL_CALLS] ping(1) [/TOOL_CALLS]", "not written as"), ("[a] ping()", "short sentence"),
         ("ping(1) [TOOL_CALLS]", "not written as"), ("ping(1) [/TOOL_CALLS]", "not written as"),
         ("[] ping()", "short sentence"), ("ping(1) <x> </x> ``` ) } ]", "not written as"),
@@ -252,6 +276,20 @@ def test_the_first_call_counts_whatever_it_is_written_in() -> None:
 def test_why_a_call_is_not_made_is_said(text: str, reason: str) -> None:
     """The first of: a code block, doubt before it, words or doubt after it, other words before it, how it is written; marks are no words."""
     assert reason in why(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("```\nping()\n```", True), (" \t```json\nping()\n \t```", True), ("~~~~\n~~~\nping()\n~~~~\n", True),
+        ("So:\n```\nping()\n```\n\n```\nping()\n```", True),
+        ("```\nping()", False), ("```\nping()\n~~~", False), ("So ```\nping()\n```", False), ("```\nping()\nx```", False), ("``\nping()\n``", False),
+        ("```\nx\n```\nping()\n```\nx\n```", False), ("```\n```\nping()\n```\n```", False), ("```\nping()\n```\nping()", False),
+    ],
+)  # fmt: skip
+def test_a_call_is_shown_where_a_fence_is_around_each(text: str, shown: bool) -> None:
+    """From the beginning of a line to that of another; what stands between two fences stands in none."""
+    assert in_fences(text, OFFER) == shown
 
 
 def test_the_name_of_a_tool_is_none_of_its_arguments() -> None:

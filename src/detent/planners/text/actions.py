@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.actions import AnyAction, AskUser, FinalAnswer, PushGoal, Thought, ToolCall, is_blank, snake
 from detent.expressions.markup import clean
-from detent.planners.text.json_objects import objects_in, plain_json
+from detent.planners.text.json_objects import Found, objects_in, plain_json
 from detent.planners.text.offers import CONTROLS, Offer, Unreadable, properties_of
 from detent.ports.lead_ins import negates
 
@@ -32,19 +32,21 @@ _TOOL = ("tool", "name", "tool_name", "function", "action")
 _ARGS = ("args", "arguments", "parameters", "input", "params", "tool_input", "action_input")
 _CALLS = ("tool_call", "function_call", "call", "function", "tool_use", "tool", "action")
 _LISTS = ("actions", "tool_calls", "calls")
-_THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation")
-_ASIDE = {"id", "call_id", "tool_call_id", "index", "step", "createdAt", "created_at", *_THOUGHTS}
+_THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation", "step")
+_ASIDE = {"id", "call_id", "tool_call_id", "index", "createdAt", "created_at", *_THOUGHTS}
 """Notes of a model to itself, which say nothing of what is to be done; a thought beside a call must negate nothing."""
 
 
 def object_in(text: str) -> tuple[dict[str, Any], bool]:
     """Return the object that a text is, and whether it had to be mended; raise `Unreadable` where it is anything else, or more."""
     bare = text.strip()
-    found = objects_in(bare)
-    value: Any = found[0].value if len(found) == 1 and (found[0].start, found[0].end) == (0, len(bare)) else None
-    if not isinstance(value, dict):
-        raise Unreadable(found[0].problem if found and found[0].problem else "the arguments are not one JSON object")
-    return cast("dict[str, Any]", value), found[0].mended
+    match objects_in(bare):
+        case [Found(start=0, end=end, value=value, mended=mended)] if end == len(bare) and isinstance(value, dict):
+            return cast("dict[str, Any]", value), mended
+        case [Found(problem=problem), *_] if problem:
+            raise Unreadable(problem)
+        case _:
+            raise Unreadable("the arguments are not one JSON object")
 
 
 def looks_like_action(value: Any, offer: Offer) -> bool:
@@ -69,7 +71,7 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
         fields = cast("dict[str, Any]", value)
         for name in _LISTS:
             inner: Any = fields.get(name)
-            if isinstance(inner, list) and name not in offer.tools:
+            if isinstance(inner, list) and not any(tool in (name, fields.get("type")) for tool in offer.tools):
                 _nothing_beside(fields, {name})
                 if not all(
                     isinstance(one, dict) and cast("dict[str, Any]", one).get("type") in CONTROLS for one in cast("list[Any]", inner)
@@ -81,7 +83,8 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
 
 def _nothing_beside(fields: dict[str, Any], read: set[str]) -> None:
     """Raise `Unreadable` where an object holds more than the fields that are `read`, and notes."""
-    if more := sorted(fields.keys() - read - _ASIDE - {"type"}):
+    typed = {"type"} if fields.get("type") in (None, *_CALLS, *_LISTS) else set[str]()
+    if more := sorted(fields.keys() - read - _ASIDE - typed):
         raise Unreadable(f'{", ".join(repr(name[:40]) for name in more[:3])} has no meaning beside a call; arguments stand in "args"')
 
 
@@ -117,7 +120,7 @@ def action_of(value: Any, offer: Offer) -> AnyAction:
 
 
 def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
-    control = kind if kind in CONTROLS or kind in offer.tools or kind in _CALLS else _control_name(kind)
+    control = kind if kind in offer.tools else _control_name(kind)
     if control in CONTROLS and (control in offer.actions or kind not in offer.tools):
         if control not in offer.actions:
             raise Unreadable(f'"{control}" is not possible here; possible: {", ".join(offer.actions)}')
@@ -137,16 +140,15 @@ def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
 
 def _control_name(name: str) -> str:
     """Return a control action's name as it is written here: `Final Answer` and `FinalAnswer` are `final_answer`."""
-    if name in CONTROLS:
-        return name
-    return re.sub(r"[\s-]+", "_", snake(name.strip()) if " " not in name.strip() else name.strip().lower())
+    said = name.strip()
+    return re.sub(r"[\s-]+", "_", said.lower() if " " in said else snake(said))
 
 
 def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
     """Return the call of `{"tool": ..., "args": ...}` in its spellings, None where it is none; raise `Unreadable` for arguments of a wrong kind."""
     for spelling in _TOOL:
         name: Any = fields.get(spelling)
-        if isinstance(name, dict) and spelling in ("function", "tool"):
+        if isinstance(name, dict) and spelling in _CALLS:
             _nothing_beside(fields, {spelling})
             _nothing_negated(fields)
             return _untyped_call(cast("dict[str, Any]", name), offer)
@@ -155,15 +157,15 @@ def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
         control = _control_name(name)
         if spelling == "action" and control in CONTROLS and control in offer.actions and name not in offer.tools:
             return _control(control, fields)
-        given = [key for key in _ARGS if key in fields]
+        given = [key for key in _ARGS if key in fields][:1]
         if spelling == "name" and not given and name not in offer.tools:
             continue
         if "tool_call" not in offer.actions:
             raise Unreadable(f"tool calls are not possible here; possible: {', '.join(offer.actions)}")
         doing = {"action"} if fields.get("action") in _CALLS else set[str]()
-        _nothing_beside(fields, {spelling, *given[:1], *doing})
+        _nothing_beside(fields, {spelling, *given, *doing})
         _nothing_negated(fields)
-        return ToolCall(tool=name, args=_as_object(fields[given[0]]) if given else {}, reason=_reason(fields))
+        return ToolCall(tool=name, args=_as_object(next((fields[key] for key in given), None)), reason=_reason(fields))
     return None
 
 
@@ -206,7 +208,7 @@ def _control(name: str, fields: dict[str, Any]) -> AnyAction:
     given: dict[str, Any] = {key: fields[key] for key in kind.__struct_fields__ if fields.get(key) is not None}
     if value is not None:
         given[main] = value
-    if name == "abstain" and isinstance(given.get("missing"), str):
+    if isinstance(given.get("missing"), str):
         given["missing"] = [given["missing"]]
     if not plain_json(given):
         raise Unreadable(f"the {name} holds a number or a text that JSON cannot keep")

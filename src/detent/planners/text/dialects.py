@@ -106,16 +106,16 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     mended: bool = False
 
 
-def written(text: str, offer: Offer, *, alone: bool = True) -> Written | None:
+def written(text: str, offer: Offer, *, lead: str = "") -> Written | None:
     """Return the calls that a whole text is, None where it is anything else; raise `Unreadable` where it is a call that cannot be read.
 
-    `alone`: nothing stands before it; where something does, data is no action.
+    `lead`: what stands before it; where something does, data is no action.
     """
     thought = _THOUGHT.match(text)
     rest = text[thought.end() :] if thought is not None else text
     found = objects_in(rest)
     if found and (marks := _around(rest, found)) is not None:
-        return _of_json(found, offer, marked=marks.own, alone=alone)
+        return _of_json(found, offer, marked=marks.own, lead=lead)
     return _of_forms(rest, offer)
 
 
@@ -131,28 +131,28 @@ class _Marks:
         self._open: list[str] = []
         self._seen = self._due = False
 
-    def passed(self, text: str, at: int, end: int) -> int:
-        """Return where the mark ends that stands here, -1 where there is none, or one that closes what was not opened."""
+    def passed(self, text: str, at: int, end: int) -> int | None:
+        """Return where the mark ends that stands here, None where there is none, or one that closes what was not opened."""
         if (mark := _CALLING.match(text, at, end)) is not None:
             tag = (mark["tag"] or "").lower()
             if mark["closing"]:
                 last = self._open.pop() if self._open else "" if ":" in tag else tag  # a template may have opened it
-                return mark.end() if last == tag else -1
+                return mark.end() if last == tag else None
             self._open += [tag] if tag else []
             self._due = self._due or bool(tag)
             self.own = self.own or not (tag or mark[0].startswith("Action"))
             return mark.end()
         if (mark := _FENCE.match(text, at, end)) is not None:
             if self.fence is not None and mark["info"]:
-                return -1
+                return None
             self.fence = (mark["info"] or "") if self.fence is None else None
             self.own, self._due = self.own or self.fence in _TOOL_CODE, self._due or self.fence is not None
             return mark.end()
         if text[at] in ",;":
             between, self._due = self._seen and not self._due, True
-            return at + 1 if between else -1
+            return at + 1 if between else None
         mark = _NOISE.match(text, at)
-        return -1 if mark is None else mark.end()
+        return None if mark is None else mark.end()
 
     def called(self) -> None:
         """Note that a call stands here."""
@@ -163,8 +163,8 @@ class _Marks:
         return not self._due
 
 
-def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> Written | None:
-    if not alone and not (marked or (found[0].problem == "" and looks_like_action(found[0].value, offer))):
+def _of_json(found: list[Found], offer: Offer, *, marked: bool, lead: str) -> Written | None:
+    if lead and not (marked or any(looks_like_action(one.value, offer) for one in found)):
         return None
     objects: list[Any] = []
     for one in found:
@@ -177,11 +177,11 @@ def _of_json(found: list[Found], offer: Offer, *, marked: bool, alone: bool) -> 
 def _around(text: str, found: list[Found]) -> _Marks | None:
     """Return the marks around objects; None where anything else stands there."""
     marks = _Marks()
-    at = 0
+    at: int | None = 0
     for start, after in [*((one.start, one.end) for one in found), (len(text), len(text))]:
-        while 0 <= at < start:
+        while at is not None and at < start:
             at = marks.passed(text, at, start)
-        if at < 0:
+        if at is None:
             return None
         at = after
         if start < len(text):
@@ -203,8 +203,8 @@ def _of_forms(text: str, offer: Offer) -> Written | None:
     objects: list[Any] = []
     marks = _Marks()
     mended = False
-    at = 0
-    while 0 <= at < len(text):
+    at: int | None = 0
+    while at is not None and at < len(text):
         code = marks.fence in _TOOL_CODE
         found = _form_at(text, at, offer) or (_python_at(text, at, offer, code=code) if code or marks.fence is None else None)
         if found is None:
@@ -215,7 +215,7 @@ def _of_forms(text: str, offer: Offer) -> Written | None:
         marks.own, mended, at = marks.own or found.marked, mended or found.mended, found.end
         if len(objects) > MOST_CALLS:
             raise Unreadable(f"there are more than {MOST_CALLS} calls")
-    return Written(objects=objects, marked=marks.own, mended=mended) if objects and at >= 0 and marks.whole() else None
+    return Written(objects=objects, marked=marks.own, mended=mended) if objects and at is not None and marks.whole() else None
 
 
 def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
@@ -231,7 +231,7 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
         mended = False
         if form.kind == "object":
             end = closes_at(text, head.end())
-            if end < 0:
+            if not end:
                 raise Unreadable(f"the arguments of {name[:60]} are not one whole JSON object")
             args, mended = object_in(text[head.end() : end])
             tail = form.tail.match(text, end)
@@ -259,12 +259,13 @@ def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
 def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
     """Return the calls that begin here in Python: one, a list of them, or (in a block of `code`) one that is printed."""
     listed, printed = text[at] == "[", code and text.startswith("print(", at)
-    head = _called(text, at + 1 if listed else at + len("print(") if printed else at, offer, code=code)
+    before = "[" if listed else "print(" if printed else ""
+    head = _called(text[at + len(before) :], offer, code=code)
     if head is None:
         return None
-    opening = at if listed else at + len("print") if printed else head.end() - 1
+    opening = at + (len(before) or head.end()) - 1
     end = closes_at(text, opening)
-    if end < 0:
+    if not end:
         raise Unreadable(f"the call of {head['name']} cannot be read to its end: it is not closed, or its texts are not in quotation marks")
     inner = text[opening + 1 : end - 1].strip()
     if re.match(r"[ \t]*(?:\Z|[\n;<`|])", text[end:]) is None:  # two calls with nothing between them are a slip, or something else
@@ -273,18 +274,18 @@ def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
     return _Some([_one_call(part, offer, code=code) for part in parts], end, marked=listed)
 
 
-def _called(text: str, at: int, offer: Offer, *, code: bool) -> re.Match[str] | None:
-    """Return the head of a call in Python of an offered tool that begins here; in a block of `code` the name of an API may stand before it."""
-    head = re.compile(rf"\s*{r'(?:default_api[.])?' if code else ''}{_CALL.pattern}").match(text, at)
+def _called(text: str, offer: Offer, *, code: bool) -> re.Match[str] | None:
+    """Return the head of a call in Python of an offered tool that a text begins with; in a block of `code` the name of an API may stand before it."""
+    head = re.compile(rf"\s*{r'(?:default_api[.])?' if code else ''}{_CALL.pattern}").match(text)
     return head if head is not None and head["name"] in offer.tools else None
 
 
 def _one_call(text: str, offer: Offer, *, code: bool) -> Any:
     """Return the call that a text is in Python; raise `Unreadable`."""
-    head = _called(text, 0, offer, code=code)
+    head = _called(text, offer, code=code)
     if head is None or closes_at(text, head.end() - 1) != len(text):
         raise Unreadable(f"{text[:60]!r} is not one call of an offered tool")
-    return _object(head["name"], read_arguments(text[head.end() : -1].strip(), offer.tools[head["name"]]))
+    return _object(head["name"], read_arguments(text[head.end() : -1], offer.tools[head["name"]]))
 
 
 def _object(name: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,6 @@ def _kinds(schema: Any, root: dict[str, Any], references: int) -> set[str] | Non
     for union in ("anyOf", "oneOf"):
         if isinstance(fields.get(union), list):
             parts = [_kinds(part, root, references) for part in cast("list[Any]", fields[union])]
-            return None if None in parts else {kind for part in parts if part is not None for kind in part}
+            return None if None in parts else set[str]().union(*cast("list[set[str]]", parts))
     said: Any = fields.get("type")
     return {said} if isinstance(said, str) else set(cast("list[str]", said)) if isinstance(said, list) else None

@@ -19,6 +19,7 @@ from detent.ports import UNREADABLE, read_json
 from detent.ports.json_data import Unclear, strict_json
 
 MOST_OBJECTS = 64
+_BEGUN = re.compile(r"\[[ \t\r\n]*\{|\{")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,25 +41,10 @@ def objects_in(text: str) -> list[Found]:
     """Return the objects and lists of objects of `text` in order, outermost ones; at most 64."""
     found: list[Found] = []
     place = 0
-    while len(found) < MOST_OBJECTS:
-        start = _next_start(text, place)
-        if start < 0:
-            break
-        one = _read(text, start)
-        found.append(one)
-        place = max(one.end, start + 1)
-        if not one.whole:
-            break
+    while len(found) < MOST_OBJECTS and (begun := _BEGUN.search(text, place)) is not None:
+        found.append(_read(text, begun.start()))
+        place = found[-1].end
     return found
-
-
-def _next_start(text: str, place: int) -> int:
-    """Return where the next `{`, or `[` before a `{`, stands; -1 where none does."""
-    brace = text.find("{", place)
-    before = brace - 1
-    while before >= place and text[before] in " \t\r\n":
-        before -= 1
-    return before if before >= place and text[before] == "[" else brace
 
 
 def _read(text: str, start: int) -> Found:
@@ -76,16 +62,14 @@ def _read(text: str, start: int) -> Found:
 
 
 def _unreadable(text: str, start: int, problem: str) -> Found:
-    end = _closed_at(text, start)
-    if end < 0:
-        end = _closed_by_count(text, start)
-    if end < 0:
+    end = _closed_at(text, start) or _closed_by_count(text, start)
+    if not end:
         return Found(start=start, end=len(text), problem="the JSON is not complete", whole=False)
     return Found(start=start, end=end, problem=problem)
 
 
 def _closed_at(text: str, start: int) -> int:
-    """Return where the object that begins at `start` is closed, reading double-quoted strings as JSON does; -1 where it is not."""
+    """Return where the object that begins at `start` is closed, reading double-quoted strings as JSON does; 0 where it is not."""
     depth = 0
     for match in _STRUCTURE.finditer(text, start):
         token = match[0]
@@ -96,16 +80,16 @@ def _closed_at(text: str, start: int) -> int:
             if depth == 0:
                 return match.end()
         elif token == '"':
-            return -1  # a string that is never closed
-    return -1
+            return 0  # a string that is never closed
+    return 0
 
 
 def _closed_by_count(text: str, start: int) -> int:
-    """Return the end of what begins at `start` where quotes are broken: as many closing as opening brackets, up to the last one."""
+    """Return the end of what begins at `start` where quotes are broken: as many closing as opening brackets, up to the last one; 0 where there are not."""
     end = max(text.rfind("}"), text.rfind("]")) + 1
     part = text[start:end]
     if end <= start or part.count("{") != part.count("}") or part.count("[") != part.count("]"):
-        return -1
+        return 0
     return end
 
 
@@ -127,7 +111,7 @@ def plain_json(value: Any) -> bool:
     """Whether `value` is data that JSON keeps as it is: no infinite number, no text that UTF-8 cannot hold, not nested too deeply."""
     try:
         return cast("bool", msgspec.json.decode(msgspec.json.encode(value)) == value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except (ValueError, RecursionError):
         return False
 
 

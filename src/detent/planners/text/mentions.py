@@ -13,7 +13,7 @@ from detent.core.state import Item
 from detent.planners.text.offers import CONTROLS, Offer, properties_of
 from detent.planners.text.python_calls import closes_at
 from detent.ports.embedded_calls import IN_A_FENCE
-from detent.ports.lead_ins import doubt_about
+from detent.ports.lead_ins import NOT_A_LEAD_IN, doubt_about
 
 _FENCED = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE)
 _ARGUMENTS = r"args|arguments|parameters|params|input|tool_input|action_input|kwargs"
@@ -21,20 +21,20 @@ _NAMED_BY = r"tool|tool_name|function|function_name|action|recipient_name|tool_c
 _SURE = ("tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call")
 _VALUE = re.compile(r"""\s*(?:[{\["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))""")
 _BEFORE_NAMES = (
-    r"""<(?:[\w-]+:|[|｜]DSML[|｜])?(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
+    r"""<[\w:|｜-]*(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
     r"|\[TOOL_CALLS\]\s*|\bto=|>>>\s*|<tool_call>\s*|✿FUNCTION✿:\s*|<\|(?:recipient|tool_call_begin)\|>\s*"
     r"|<[|｜]tool[▁_ ](?:sep|call[▁_ ]begin)[|｜]>\s*"  # noqa: RUF001 - as DeepSeek writes them
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
 )
-_LABELS = r"""^[ \t*_`-]*(?:action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
+_LABELS = r"""^[ \t*_`-]*(?P<label>action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
 _CALLED = re.compile(r"(?:^|:)[ \t]*(?P<tool>[A-Za-z][\w.-]{0,63})\(\s*\{", re.MULTILINE)
 _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
 
 
 ALONE_IN_A_FENCE = "it stands in a code block"
-_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|(?:Action|✿FUNCTION✿|to):|```[\w-]*|[\s\[{(])+\Z")
-_MARKS_AFTER = re.compile(r"\A(?:</?[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
+_MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|Action:|```[\w-]*|[\s\[{(])+\Z")
+_MARKS_AFTER = re.compile(r"\A(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
 """What stands around a call and belongs to it."""
 
 
@@ -50,11 +50,7 @@ class Mention:
 def mention_in(text: str, offer: Offer) -> Mention | None:
     """Return the first call of an offered tool that stands in a text, None where there is none."""
     controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
-    if not offer.tools and not controls:
-        return None
     names = _patterns(tuple(offer.tools), controls)
-    if names.any.search(text) is None:
-        return _spelled_otherwise(text, offer)
     found = [one for look in (_in_parentheses, _in_objects, _in_forms) for one in [look(text, names, offer)] if one is not None]
     return min(found, key=lambda one: one.start, default=None) or _spelled_otherwise(text, offer)
 
@@ -87,7 +83,7 @@ def why_not(text: str, mention: Mention) -> str:
     if doubt := doubt_about(after):
         return doubt
     if before:
-        return "the words before it are not one short sentence that announces it and ends in a colon"
+        return NOT_A_LEAD_IN
     return "it is not written as a call that can be read"
 
 
@@ -95,19 +91,18 @@ class _Names:
     """How calls of certain tools are found."""
 
     def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
-        one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or r"(?!)"
+        one = "|".join(["(?!)", *(re.escape(name) for name in sorted(names, key=len, reverse=True))])
         name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
-        self.any = re.compile("|".join([one, *controls]))
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
         self.called = re.compile(rf"(?<![\w.])(?<!\w-){name}(?:\.call)?(?P<space>\s*)\(")
         self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")
-        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*\{{""")
+        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*(?=\{{)""")
         self.form = re.compile(rf"(?:{_BEFORE_NAMES}|{_LABELS}){name}(?![\w.-])", re.MULTILINE | re.IGNORECASE)
         self.tagged = re.compile(rf"<{name}>(?P<body>.*?)</(?P=tool)>", re.DOTALL)
         self.beside = re.compile(rf"(?<![\w./-]){name}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
 
 
-_patterns = lru_cache(maxsize=64)(_Names)
+_patterns = lru_cache(_Names)
 
 
 def _spelled_otherwise(text: str, offer: Offer) -> Mention | None:
@@ -129,32 +124,32 @@ def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
     for found in names.called.finditer(text):
         opening = found.end() - 1
         end = closes_at(text, opening)
-        after = text[end:] if end > 0 else ""
-        if re.search(r"\w", text[text.rfind("\n", 0, found.start()) + 1 : found.start()].replace("print", "")) is None:
-            after = after.split("\n", 1)[0]
-        last = end > 0 and not found["space"] and re.search(r"\w", after) is None
-        if last or _VALUE.match(text, found.end(), end if end > 0 else opening + _LONGEST):
-            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
+        after = text[end:]
+        if re.search(r"\w", text[text.rfind("\n", None, found.start()) + 1 : found.start()].replace("print", "")) is None:
+            after = after.partition("\n")[0]
+        last = end and not found["space"] and re.search(r"\w", after) is None
+        if last or _VALUE.match(text, found.end(), opening + _LONGEST):
+            return Mention(found["tool"], found.start(), end or len(text))
     return None
 
 
 def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
     """Find objects, sound or not, that name a tool and have arguments, or say that they are of a tool."""
     for found in names.control.finditer(text):
-        begin = max(text.rfind("{", 0, found.start()), 0)
+        begin = max(text.rfind("{", None, found.start()), 0)
         return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
     for found in sorted([*names.named.finditer(text), *names.keyed.finditer(text)], key=lambda one: one.start()):
         tool = found["tool"]
         key = found.groupdict().get("key", "tool").strip("\"'“”")
-        begin = max(text.rfind("{", 0, found.start() + 1), 0)
+        begin = max(text.rfind("{", None, found.end()), 0)
         fields = "|".join([_ARGUMENTS, *(re.escape(name) for name in properties_of(offer.tools[tool]))])
-        near = text[begin : found.end() + _LONGEST]
+        near = text[begin : found.start()] + text[found.end() : found.end() + _LONGEST]
         bare = (
             not properties_of(offer.tools[tool])
             and re.fullmatch(r"\{\s*", text[begin : found.start()])
             and text[found.end() :].lstrip()[:1] == "}"
         )
-        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near.replace(found[0], "", 1)):
+        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near):
             return Mention(tool, begin, max(closes_at(text, begin), found.end()))
     return None
 
@@ -162,10 +157,10 @@ def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
 def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
     """Find a tool's name where a form of calls has it, and its parameters as tags or beside it."""
     for found in names.form.finditer(text):
-        label = re.match(r"\W*(\w+)\W{0,3}:", found[0]) if not found[0].startswith(("<", "[", ">", "✿")) else None
+        label = found["label"]
         if (
             label is None
-            or label[1].lower() == "action"
+            or label.lower() == "action"
             or re.match(rf"\W*\n\W*(?:Action Input|{_ARGUMENTS})\W{{0,3}}:", text[found.end() :], re.IGNORECASE)
         ):
             return Mention(found["tool"], found.start(), _form_ends(text, found.end()))
@@ -175,18 +170,13 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
             return Mention(found["tool"], found.start(), found.end())
     for found in names.beside.finditer(text):
         known = properties_of(offer.tools[found["tool"]])
-        end = closes_at(text, found.end())
-        beside = text[found.end() : end if end > 0 else found.end() + _LONGEST]
-        if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
-            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
-        if not known and re.match(r"\{\s*\}", beside):
-            return Mention(found["tool"], found.start(), end)
+        one = "|".join(map(re.escape, known))
+        beside = rf"""\{{\s*["'“]?(?:{one})["'”]?\s*[:=]|-{{0,2}}(?:{one})[= ]""" if known else r"\{\s*\}"
+        if re.compile(beside).match(text, found.end()):
+            return Mention(found["tool"], found.start(), closes_at(text, found.end()) or len(text))
     return None
 
 
 def _form_ends(text: str, after_name: int) -> int:
     """Return where a form ends that is not read: after its object, its last tag, or its line."""
-    brace = text.find("{", after_name, after_name + 120)
-    if brace >= 0 and (end := closes_at(text, brace)) > 0:
-        return end
-    return max(text.rfind(">", after_name) + 1, after_name)
+    return closes_at(text, text.find("{", after_name, after_name + 120)) or max(text.rfind(">", after_name) + 1, after_name)

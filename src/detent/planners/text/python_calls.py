@@ -30,9 +30,9 @@ _KEY = re.compile(rf"\s*(?P<key>{_STRING})\s*:(?P<value>.*)", re.DOTALL)
 
 
 def closes_at(text: str, start: int) -> int:
-    """Return where the bracket that opens at `start` is closed (after it), -1 where none opens, or what is inside has no sound strings."""
+    """Return where the bracket that opens at `start` is closed (after it), 0 where none opens, or what is inside has no sound strings."""
     if text[start : start + 1] not in _CLOSING:
-        return -1
+        return 0
     awaited: list[str] = []
     for piece in _PIECE.finditer(text, start, start + LONGEST):
         sign = piece["sign"]
@@ -41,12 +41,12 @@ def closes_at(text: str, start: int) -> int:
         if sign in _CLOSING:
             awaited.append(_CLOSING[sign])
             if len(awaited) > MOST_NESTED:
-                return -1
+                return 0
         elif sign != awaited.pop():  # also a quote that is never closed, or a comment
-            return -1
+            return 0
         elif not awaited:
             return piece.end()
-    return -1
+    return 0
 
 
 def read_arguments(inner: str, spec: ToolSpec) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _only(value: Any, spec: ToolSpec) -> dict[str, Any]:
     known = list(properties_of(spec))
     if len(known) != 1:
         raise Unreadable(f"an argument of {spec.name} does not say which parameter it is; write name=value")
-    return {known[0]: value}
+    return dict.fromkeys(known, value)
 
 
 def split_arguments(inner: str) -> list[str]:

@@ -20,7 +20,7 @@ from detent.core.state import Item
 from detent.expressions.markup import clean
 from detent.planners.text.actions import action_of, looks_like_action, problem_with, unfolded
 from detent.planners.text.dialects import Written, written
-from detent.planners.text.json_objects import objects_in, plain_json, whole_json
+from detent.planners.text.json_objects import Found, objects_in, plain_json, whole_json
 from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
 from detent.planners.text.offers import Offer, Unreadable
 from detent.planners.text.surrogates import whole_text
@@ -33,6 +33,7 @@ _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|fu
 _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
 """How chat templates mark the end of a message."""
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
+_NO_ACTION = "there is no JSON object with an action in it"
 _QUOTED = "it stands, letter for letter, in the result of a tool"
 _LOST = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
 _GIVEN = re.compile(r"(?:^|:|<(?:answer|json|output)>)[ \t`*]*\Z", re.MULTILINE | re.IGNORECASE)
@@ -87,8 +88,11 @@ def _read(said: str, offer: Offer, *, told: bool) -> Reading:
 
 def _is_answer(said: str, reading: Reading) -> bool:
     """Whether a text is a whole answer in JSON, which nothing is lost of where a limit cuts off what comes after it."""
-    answered = len(reading.actions) == 1 and isinstance(reading.actions[0], FinalAnswer)
-    return answered and said[:1] in ("{", "`") and said[-1:] in ("}", "`") and reading.actions[0] != FinalAnswer(content=said)
+    match reading.actions:
+        case (FinalAnswer(content=content),):
+            return said.startswith(("{", "`")) and said.endswith(("}", "`")) and content != said
+        case _:
+            return False
 
 
 def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence[Item]) -> Reading:
@@ -100,20 +104,21 @@ def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence
         is_json, value = whole_json(text)
         problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
         return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
-    found = call_in(said, offer.tools)
-    why = _QUOTED if _quoted(said if found is None else found[1][0], results) else _LOST if "\ufffd" in said else ""
-    if found is not None and not why and (not found[0] or leads_in(found[0], (found[1]["tool"],), found[1][0])):
+    lead, call = call_in(said, offer.tools) or ("", None)
+    why = _QUOTED if _quoted(said if call is None else call[0], results) else _LOST if "\ufffd" in said else ""
+    if call is not None and not why and (not lead or leads_in(lead, (call["tool"],), call[0])):
         return Reading(actions=(FinalAnswer(content=said),))
     try:
         whole = written(said, offer)
-        calls = [action_of(one, offer) for value in whole.objects for one in unfolded(value, offer)] if whole is not None else []
+        sound = whole.objects if whole is not None and whole.marked and not whole.mended else []
+        calls = [action_of(one, offer) for value in sound for one in unfolded(value, offer)]
     except Unreadable:
-        whole, calls = None, []
-    if whole is not None and whole.marked and not whole.mended and len(calls) == 1 and not why:
-        call = calls[0]
-        if isinstance(call, ToolCall) and call.tool in offer.tools and plain_json(call.args):
-            return Reading(actions=(FinalAnswer(content=f"{call.tool}({msgspec.json.encode(call.args).decode()})"),))
-    return _mentioned(said, offer, told=told, why=why) or Reading(actions=(FinalAnswer(content=text),))
+        calls = []
+    match calls:
+        case [ToolCall(tool=tool, args=args)] if tool in offer.tools and not why and plain_json(args):
+            return Reading(actions=(FinalAnswer(content=f"{tool}({msgspec.json.encode(args).decode()})"),))
+        case _:
+            return _mentioned(said, offer, told=told, why=why) or Reading(actions=(FinalAnswer(content=text),))
 
 
 def _quoted(call: str, results: Sequence[Item]) -> bool:
@@ -127,7 +132,7 @@ def _asked(said: str, offer: Offer) -> Reading | None:
     for before, rest in _parted(said):
         lead = before.strip()
         try:
-            found = written(rest, offer, alone=not lead)
+            found = written(rest, offer, lead=lead)
             if found is not None and (not lead or _announces(lead, rest, offer)):
                 return _read_group(found, offer, lost="\ufffd" in rest)
         except Unreadable as error:
@@ -170,22 +175,21 @@ def _mentioned(said: str, offer: Offer, *, told: bool, why: str = "") -> Reading
 
 def _prose(said: str, offer: Offer) -> Reading:
     """Text without an action is the answer, unless one of another shape is wanted."""
-    objects = objects_in(said)
-    if len(objects) == 1 and offer.output_schema is not None and "final_answer" in offer.actions:
-        value, one = objects[0].value, objects[0]
-        if (
-            value is not None
-            and not one.mended
-            and _GIVEN.search(said[: one.start])
-            and plain_json(value)
-            and not offer.answer_problem(value)
-        ):
-            return Reading(actions=(FinalAnswer(content=value),))
-    if "final_answer" not in offer.actions or not offer.prose:
-        return Reading(problem="there is no JSON object with an action in it")
-    stops = () if _FENCE.fullmatch(said) else offer.stop
-    until = min((at for mark in stops if (at := said.find(mark)) >= 0), default=len(said))
-    answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", said[:until], flags=re.IGNORECASE)).strip() or said
+    if "final_answer" not in offer.actions:
+        return Reading(problem=_NO_ACTION)
+    if offer.output_schema is not None:
+        match objects_in(said):
+            case [Found(start=start, value=value, problem="", mended=False)] if _GIVEN.search(said[:start]) and plain_json(value):
+                if not offer.answer_problem(value):
+                    return Reading(actions=(FinalAnswer(content=value),))
+            case _:
+                pass
+    if not offer.prose:
+        return Reading(problem=_NO_ACTION)
+    before = said
+    for mark in () if _FENCE.fullmatch(said) else offer.stop:
+        before = before.partition(mark)[0]
+    answer = _without_end(re.sub(r"^(final answer|answer)\s*:\s*", "", before, flags=re.IGNORECASE)) or said
     if not clean(answer) or not _without_end(said):
         return Reading(problem="there is only markup, no action and no answer")
     if offer.output_schema is not None and (problem := offer.answer_problem(answer)):
@@ -198,7 +202,7 @@ def _without_end(said: str) -> str:
     end = len(said)
     while end:
         kept = end
-        while end and said[end - 1].isspace():
+        while said[end - 1 : end].isspace():
             end -= 1
         mark = next((mark for mark in _ENDS if said.endswith(mark, 0, end)), "")
         end -= len(mark)

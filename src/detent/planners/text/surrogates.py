@@ -5,8 +5,6 @@ from __future__ import annotations
 
 def whole_text(text: str, lone: str = "replace") -> str:
     """Return a text with halves that stand side by side put together; `lone` is what becomes of others (a way of decoding errors)."""
-    if text.isascii():
-        return text
     try:
         text.encode()
     except UnicodeEncodeError:

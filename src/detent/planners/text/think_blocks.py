@@ -9,7 +9,7 @@ _NAMES = ("think", "thinking", "thought", "reasoning", "reflection")
 _OPEN = re.compile(rf"<\|?({'|'.join(_NAMES)})\|?>", re.IGNORECASE)
 _CLOSE = re.compile(rf"</\|?({'|'.join(_NAMES)})\|?>|<\|/({'|'.join(_NAMES)})\|>", re.IGNORECASE)
 _DATA = re.compile(r"\s*(?:[{\[]|```)")
-_LONGEST_TAG = 15
+_CUT_TAG = re.compile(r"<[^<>]{0,14}\Z")
 
 Kind = Literal["text", "thinking"]
 
@@ -22,7 +22,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     thoughts: list[str] = []
     at, opened = 0, _OPEN.search(text)
     while (close := _CLOSE.search(text, at)) is not None and _DATA.match(text, at) is None:
-        if opened is not None and opened.start() < close.start():
+        if opened is not None and opened.end() <= close.start():
             break
         thoughts.append(text[at : close.start()])
         at = close.end()
@@ -53,9 +53,9 @@ class ThinkingSplitter:
                 break
             tag = (_CLOSE if self._thinking else _OPEN).search(text)
             if tag is None:
-                keep = _cut_tag(text)
-                self._give(out, text[: len(text) - keep])
-                self._held = text[len(text) - keep :]
+                cut = _CUT_TAG.search(text)
+                self._held = cut[0] if cut else ""
+                self._give(out, text.removesuffix(self._held))
                 break
             self._give(out, text[: tag.start()])
             if not self._said:
@@ -76,9 +76,3 @@ class ThinkingSplitter:
         if text:
             self._said = not self._thinking and bool(text.strip())
             out.append(("thinking" if self._thinking else "text", text))
-
-
-def _cut_tag(text: str) -> int:
-    """Return how many characters at the end may be the beginning of a tag."""
-    place = text.rfind("<", max(0, len(text) - _LONGEST_TAG))
-    return len(text) - place if place >= 0 and ">" not in text[place:] else 0

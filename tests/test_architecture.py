@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import pytest
 
+from real_time import WAITS_FOR
 from source_code import PACKAGE, ROOT, SRC, TESTS, calls, code_lines, comment, imports, module_name, modules, of_type, tree, where
 
 ADAPTERS = (
@@ -357,7 +358,8 @@ def test_a_broad_except_says_why() -> None:
     One that tidies up and raises the same exception again swallows nothing and needs none.
     """
     wrong = []
-    for path in modules(PACKAGE, TESTS):
+    broad = re.compile(r"\bexcept\b(\s*:|[^:]*Exception)")
+    for path in [path for path in modules(PACKAGE, TESTS) if broad.search(path.read_text(encoding="utf-8"))]:
         for node in of_type(path, ast.ExceptHandler):
             if ast.unparse(node.body[-1]) == "raise":
                 continue
@@ -385,6 +387,16 @@ def test_nothing_sleeps_to_synchronise() -> None:
             if name == "time.sleep" and (TESTS in path.parents or not reason(path, node)):
                 wrong.append(f"{where(path, node)} calls {name}")
     assert wrong == []
+
+
+def test_a_limit_that_has_to_run_out_in_real_time_is_listed() -> None:
+    """A test of a limit costs the seconds that it is about, and fails on a slow machine. Where the loop alone decides, time is virtual."""
+    short = re.compile(r"(timeout|patience|grace|pattern|wait|running|total|refused|poll)_s=0?\.\d*[1-9]")
+    limits = {str(path.relative_to(TESTS)) for path in modules(TESTS) if short.search(path.read_text(encoding="utf-8"))}
+    virtual = re.compile(r"import virtual_time|from kernel.runs import .*\b(ran|run_async)\b")
+    real = {name for name in limits if not virtual.search((TESTS / name).read_text(encoding="utf-8"))}
+    assert real - set(WAITS_FOR) == set(), "run it in virtual time, or say in tests/real_time.py what it waits for"
+    assert set(WAITS_FOR) - limits == set(), "these wait no longer"
 
 
 @cache

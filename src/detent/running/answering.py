@@ -209,9 +209,8 @@ async def _heard(
         if (control := runtime.parts.watcher.control(run_id)) is not None:
             control.notify((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
         elif go_on is not None and (pause_s == FIRST_LOOK_S or await decision(store, run_id, signal_id, after=after) is None):
-            with contextlib.suppress(
-                RunBusy
-            ):  # who advanced it when this began may have taken it up, and ended: then there is nothing to go on with
+            # At the first look somebody else may have advanced it, and ended since: with the signal decided, nothing is left to do.
+            with contextlib.suppress(RunBusy):
                 result = await go_on(run_id)
         told = await decision(store, run_id, signal_id, after=after)
         held = control is not None or go_on is not None or await _advanced(store, run_id)

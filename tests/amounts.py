@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 _SHARE = {"default": 5, "many": 1}.get(PROFILE, 1)
@@ -23,13 +26,13 @@ def times(many: int, *, soak: int | None = None) -> int:
     return (soak or many * 5) if PROFILE == "soak" else max(5, many // _SHARE)
 
 
-def sampled(points: Iterable[int], *, few: int) -> list[int]:
+def sampled(points: Iterable[T], *, few: int) -> list[T]:
     """Return the points to try of a matrix: `few` of them by default, evenly spread, the first and the last among them."""
     every = list(points)
     most = few * _SAMPLE[PROFILE] if PROFILE in _SAMPLE else len(every)
     if len(every) <= most:
         return every
-    return sorted({every[round(n * (len(every) - 1) / (most - 1))] for n in range(most)})
+    return [every[n] for n in sorted({round(n * (len(every) - 1) / (most - 1)) for n in range(most)})]
 
 
 def stride(few: int, *, many: int = 1) -> int:

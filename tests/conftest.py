@@ -60,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.dont_write_bytecode = False
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes run the tests: one more than there are processors, because a third of the time a test waits; at most four."""
+    return min(4, (os.cpu_count() or 1) + 1)
+
+
 QUICK = ("contract", "core", "kernel", "laws", "config", "policies", "secrecy", "meta_tools", "capabilities", "strategies", "observers")
 """The folders whose tests give a first answer: what is true of a run, in memory, without another process or server."""
 

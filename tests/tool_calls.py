@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+import virtual_time
 from detent.core.agent import Host
 from detent.ports import ToolContext, ToolOutcome
 from detent.tools import ThreadPool, Tool
@@ -27,6 +27,6 @@ def attempt(tool: Tool[..., Any], args: dict[str, Any] | None = None, **options:
         return await tool.run(args or {}, context, pool=pool)
 
     try:
-        return asyncio.run(once())
+        return virtual_time.run(once())
     finally:
         pool.close()

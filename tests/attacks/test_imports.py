@@ -146,7 +146,7 @@ def test_python_m_detent_beside_modules_that_it_needs(tmp_path: Path) -> None:
     assert sprung(desk) == ""
 
 
-@pytest.mark.parametrize("entries", [":", ".:{src}", "{src}:"])
+@pytest.mark.parametrize("entries", [":.:{src}::", *(pytest.param(entries, marks=in_check) for entries in (":", ".:{src}", "{src}:"))])
 def test_an_empty_entry_of_pythonpath(entries: str, tmp_path: Path) -> None:
     """PYTHONPATH has an empty entry or a dot, which means whatever directory one is in, and there lies sqlite3.py."""
     (tmp_path / "work").mkdir()

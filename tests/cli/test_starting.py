@@ -47,8 +47,8 @@ def test_the_demo_proves_that_nothing_was_repeated(desk: Desk) -> None:
 
 
 def test_the_demo_can_be_read(desk: Desk) -> None:
-    """In a pipe: plain lines that name the commands, the kill, the checks and the report."""
-    done = desk.detent("demo", "--dir", "shown")
+    """In a pipe: plain lines that name the commands, the kill, the checks and the report. It trusts its directory as it wrote it, and no other."""
+    done = desk.detent("demo", "--dir", "shown", DETENT_TRUST="")
     assert done.code == 0, done
     for piece in (
         "$ detent run",
@@ -61,6 +61,8 @@ def test_the_demo_can_be_read(desk: Desk) -> None:
     ):
         assert piece in done.out
     assert "\x1b" not in done.out + done.err
+    trusted = {one["directory"]: one["digest"] for one in desk.detent("trust", "--list", "--json").json}
+    assert len(trusted[str(desk.home / "shown")]) == 64 and str(desk.home) not in trusted
 
 
 def test_erase_keeps_the_chain_and_delete_keeps_nothing(desk: Desk) -> None:

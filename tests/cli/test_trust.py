@@ -80,16 +80,15 @@ def test_files_that_ask_for_nothing_need_no_trust(desk: Desk) -> None:
     assert refused.code == 2 and "decide  policy" in refused.err, refused.err
 
 
-def test_init_and_demo_trust_what_they_wrote(desk: Desk) -> None:
-    """A tool that is added to the agent of `init` needs no question; the directory of the demo is bound to what it wrote."""
+def test_init_trusts_what_it_wrote(desk: Desk) -> None:
+    """A tool that is added to the agent of `init` needs no question."""
     assert desk.detent("init", "new", **UNTRUSTED).code == 0
     agent = desk.home / "new" / "agent.toml"
     (desk.home / "new" / "tools.py").write_text((desk.home / "tools.py").read_text())
     agent.write_text(agent.read_text().replace('"glob",', '"glob", "./tools.py:note",'))
     assert desk.detent("run", "--agent", "new/agent.toml", "Count", **UNTRUSTED).code == 0
-    assert desk.detent("demo", "--dir", "shown", **UNTRUSTED).code == 0
     listed = {one["directory"]: one["digest"] for one in desk.detent("trust", "--list", "--json").json}
-    assert (listed[str(desk.home / "new")], len(listed[str(desk.home / "shown")])) == ("", 64)
+    assert listed[str(desk.home / "new")] == ""
 
 
 def test_a_worker_uses_its_own_agent_files(desk: Desk) -> None:

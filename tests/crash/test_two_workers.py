@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import times
 from crash.child import RACER, race_plan, race_tools
 from crash.processes import Gate, answer_of, command, end, start
 from detent import FinalAnswer, ToolCall, View, tool
@@ -66,14 +67,14 @@ async def leave_behind(place: Place, effects: Effects, run: str, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["begun", "again", "doubt"])
-def test_two_processes_resume_one_run_at_once_fifty_times(pair: Pair, how: str) -> None:
+def test_two_processes_resume_one_run_at_once_again_and_again(pair: Pair, how: str) -> None:
     """Each time one takes it on, the other is told that it is busy, lost, or how the run stands; no effect is repeated silently.
 
     The run was only begun; or its worker died after the effect of an idempotent tool, which runs again once, with the same key; or of
     one that is not, which is in doubt for both and does not run.
     """
     place, effects, one, two = pair
-    for n in range(17):
+    for n in range(times(17)):
         run, before = f"run{n}", len(effects.all())
         asyncio.run(leave_behind(place, effects, run, how))
         for child in (one, two) if n % 2 else (two, one):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+import virtual_time
 from detent import Agent, Budget, Engine, FatalToolError, FinalAnswer, Host, Plan, Result, ToolCall, ToolFailed, View, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -155,21 +156,23 @@ async def look(engine: Engine, result: Result, planner: Script, *, replays: bool
 
 
 def engine_for(planner: Any, *tools: Any, **options: Any) -> Engine:
-    """Return an engine with a clock that stands still and names that count; this program answers requests for approval."""
+    """Return an engine with a clock that stands still (None: the loop's) and names that count; this program answers requests for approval."""
     if "engine_budget" in options:
         options["bounds"] = Bounds(budget=options.pop("engine_budget"))
+    if options.get("clock", ...) is None:
+        options["clock"] = virtual_time.LoopClock()
     given: dict[str, Any] = {"store": RamStore(), "approver": "caller", "clock": FakeClock(), "ids": SequentialIds(), **options}
     return Engine(planner=planner, tools=tools, **given)
 
 
 def ran(*args: Any, **options: Any) -> Ran:
     """`go` for tests without an event loop of their own."""
-    return asyncio.run(go(*args, **options))
+    return virtual_time.run(go(*args, **options))
 
 
 def run_async(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function, for at most 20 seconds."""
-    return asyncio.run(asyncio.wait_for(call(), 60))
+    """Run a coroutine function in virtual time, for at most ten hours of it."""
+    return virtual_time.run(asyncio.wait_for(call(), 36_000))
 
 
 def call(name: str = "look", **args: Any) -> ToolCall:

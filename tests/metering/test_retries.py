@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import virtual_time
 from detent import Agent, Budget
 from detent.config.groups import Models
 from detent.core import events as e
@@ -25,7 +26,7 @@ PATIENT = ModelRetries(base_s=1000.0, max_s=1000.0, retry_after_s=1000.0, total_
 def test_a_retryable_failure_is_tried_again_and_each_attempt_is_on_record(kind: str) -> None:
     """What a failed attempt cost is charged; the plan comes from the one that succeeds."""
     provider = Provider(failure(kind, usage=used(3, 1)), failure(kind), answer())
-    result, events = asyncio.run(run(Caller(provider)))
+    result, events = virtual_time.run(run(Caller(provider)))
     assert [f.kind for f in of(events, e.ModelCallFailed)] == [kind, kind]
     assert [s.attempt for s in of(events, e.ModelCallStarted)] == [1, 2, 3]
     assert (result.status, result.usage.input_tokens, result.usage.model_calls) == ("completed", 13, 3)
@@ -38,7 +39,7 @@ def test_a_retryable_failure_is_tried_again_and_each_attempt_is_on_record(kind: 
 def test_any_other_failure_is_not(kind: str) -> None:
     """It would fail in the same way."""
     provider = Provider(failure(kind), answer())
-    result, _ = asyncio.run(run(Caller(provider)))
+    result, _ = virtual_time.run(run(Caller(provider)))
     assert result.status == "failed" and len(provider.limits) == 1
 
 
@@ -56,13 +57,13 @@ def test_after_the_last_retry_the_run_fails_and_can_be_opened_again() -> None:
             assert again.status == "completed"
             await check(made, again)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_no_retries_is_a_choice() -> None:
     """Then the first failure ends the call."""
     provider = Provider(failure("server"), answer())
-    result, _ = asyncio.run(run(Caller(provider), models=Models(retries=ModelRetries(retries=0))))
+    result, _ = virtual_time.run(run(Caller(provider), models=Models(retries=ModelRetries(retries=0))))
     assert result.status == "failed" and len(provider.limits) == 1
 
 
@@ -87,7 +88,7 @@ def test_the_providers_own_wish_is_kept_up_to_a_cap(asked: float | None, waited:
 def test_a_pause_that_outlasts_the_run_is_not_begun() -> None:
     """The failure is what the run ends with, at once, and not a wait for the end of its time."""
     provider = Provider(failure("rate_limited", retry_after_s=50.0), answer())
-    result, _ = asyncio.run(run(Caller(provider), budget=Budget(max_running_s=20.0), models=Models(retries=PATIENT)))
+    result, _ = virtual_time.run(run(Caller(provider), budget=Budget(max_running_s=20.0), models=Models(retries=PATIENT)))
     assert (result.status, result.reason) == ("failed", "planner_error") and len(provider.limits) == 1
 
 
@@ -117,7 +118,7 @@ def test_a_cancel_ends_a_pause_at_once() -> None:
             assert (result.status, result.reason, len(provider.limits)) == ("stopped", "cancelled", 1)
             await check(made, result)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_cancel_ends_a_call_at_once_and_charges_its_reservation() -> None:
@@ -140,7 +141,7 @@ def test_a_cancel_ends_a_call_at_once_and_charges_its_reservation() -> None:
             assert [f.kind for f in of(await events_of(store, "r"), e.ModelCallFailed)] == ["cancelled"]
             await check(made, result)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("where", ["call", "pause"])
@@ -169,7 +170,7 @@ def test_a_suspension_leaves_the_run_resumable_and_forgets_no_token(where: str) 
             assert result.usage.total_tokens == (25 if where == "call" else 15)
             await check(made, result)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_the_end_of_the_runs_time_ends_a_call() -> None:
@@ -179,15 +180,13 @@ def test_the_end_of_the_runs_time_ends_a_call() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        from detent.clock import SystemClock
-
-        async with engine(Caller(Provider(hang), input_tokens=7), clock=SystemClock()) as made:
+        async with engine(Caller(Provider(hang), input_tokens=7), clock=virtual_time.LoopClock()) as made:
             result = await made.run(Agent(name="a"), "go", budget=Budget(max_running_s=0.05))
             assert (result.status, result.reason, result.state.dimension) == ("stopped", "budget_exhausted", "running_s")
             assert result.usage.input_tokens == 7 and result.usage.estimated
             await check(made, result)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_another_model_may_take_over_after_the_first_has_failed() -> None:
@@ -206,4 +205,4 @@ def test_another_model_may_take_over_after_the_first_has_failed() -> None:
         result, events = await run(Planning(plan))
         assert result.status == "completed" and [s.model for s in of(events, e.ModelCallStarted)] == [MODEL, "fake:two"]
 
-    asyncio.run(main())
+    virtual_time.run(main())

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.config.groups import Bounds
 from detent.core.errors import RunNotFound, Suspended
@@ -25,6 +26,7 @@ from detent.tools import ThreadPool
 
 PLAN = [ToolCall(tool="wait"), FinalAnswer(content="done")]
 STORES = ["ram:", "file:{}/runs", "sqlite:///{}/runs.db"]
+FORKED = [pytest.param(url, marks=in_check if url.startswith("file:") else ()) for url in STORES]
 
 
 @tool(side_effect="read")
@@ -195,7 +197,7 @@ def preloaded(url: str) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("url", STORES)
+@pytest.mark.parametrize("url", FORKED)
 def test_an_engine_that_was_used_before_a_fork_works_in_its_children_and_in_the_parent(url: str, tmp_path: Path) -> None:
     """Its store, its tool threads and its watcher are new in each child; `ram:` is empty there, else both would take the same runs on."""
     in_a_process_of_its_own("preloaded", url.format(tmp_path))
@@ -224,7 +226,7 @@ def in_the_middle(url: str) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("url", STORES)
+@pytest.mark.parametrize("url", FORKED)
 def test_a_run_in_progress_stays_with_the_parent(url: str, tmp_path: Path) -> None:
     """The child neither goes on with it nor gives its claim away, and works on others: it takes up no room there."""
     in_a_process_of_its_own("in_the_middle", url.format(tmp_path))

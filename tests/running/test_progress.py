@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from amounts import times
 from detent import Budget, FinalAnswer, View, tool
 from detent.core import events as e
 from detent.core.actions import Thought
@@ -47,7 +48,10 @@ def test_a_loop_of_any_shape_is_told_three_times_and_then_ended(pattern: list[An
     assert len(done.all(e.Reflected)) == 3
 
 
-def test_three_hundred_distinct_calls_that_succeed_are_never_held_up() -> None:
+TURNS = times(300)
+
+
+def test_distinct_calls_that_succeed_are_never_held_up() -> None:
     """Neither told to reflect nor stopped, also where every single result is the same text."""
 
     @tool(side_effect="read")
@@ -55,12 +59,12 @@ def test_three_hundred_distinct_calls_that_succeed_are_never_held_up() -> None:
         """Check item n."""
         return "ok"
 
-    done = ran([*[lambda view: call("check", n=view.iteration)] * 300, END], check, budget=LONG)
-    assert (done.why, done.state.usage.tool_calls, done.all(e.Reflected)) == (("completed", "final_answer"), 300, [])
+    done = ran([*[lambda view: call("check", n=view.iteration)] * TURNS, END], check, budget=LONG)
+    assert (done.why, done.state.usage.tool_calls, done.all(e.Reflected)) == (("completed", "final_answer"), TURNS, [])
 
 
 def test_new_results_of_the_same_call_are_progress() -> None:
-    """Three hundred times the same question with another answer each time: reading a queue, paging, watching a counter."""
+    """Again and again the same question with another answer each time: reading a queue, paging, watching a counter."""
     served: list[int] = []
 
     @tool(side_effect="read")
@@ -69,15 +73,15 @@ def test_new_results_of_the_same_call_are_progress() -> None:
         served.append(len(served))
         return served[-1]
 
-    done = ran([*[call("next_item")] * 300, END], next_item, budget=LONG)
-    assert (done.why, len(served), done.all(e.Reflected)) == (("completed", "final_answer"), 300, [])
+    done = ran([*[call("next_item")] * TURNS, END], next_item, budget=LONG)
+    assert (done.why, len(served), done.all(e.Reflected)) == (("completed", "final_answer"), TURNS, [])
 
 
 def test_progress_now_and_then_is_enough() -> None:
-    """Two turns of thought before each new call, three hundred turns long."""
+    """Two turns of thought before each new call, for many turns."""
 
     def plan(view: View) -> Any:
         return call("look", n=view.iteration) if view.iteration % 3 == 0 else Thought(content="let me see")
 
-    done = ran([*[plan] * 300, END], *Desk().all, budget=LONG)
-    assert (done.why, done.state.usage.tool_calls, done.all(e.Reflected)) == (("completed", "final_answer"), 100, [])
+    done = ran([*[plan] * TURNS, END], *Desk().all, budget=LONG)
+    assert (done.why, done.state.usage.tool_calls, done.all(e.Reflected)) == (("completed", "final_answer"), TURNS // 3, [])

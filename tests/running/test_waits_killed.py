@@ -55,7 +55,7 @@ def test_a_crash_at_any_write_of_a_waiting_run_loses_and_repeats_nothing(kind: s
     """Also at the write of the answer itself: the person is asked again, or the answer is found. Not every write by default (`amounts`)."""
 
     async def main() -> None:
-        at, step = 0, stride(5) if kind == "ram" else stride(17, many=3)
+        at, step = 0, stride(7) if kind == "ram" else stride(23, many=3)
         while True:
             at += step
             directory = tmp_path / str(at)

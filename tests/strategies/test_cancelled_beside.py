@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import virtual_time
 from amounts import times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.config.groups import Bounds
@@ -210,7 +211,7 @@ class Scene:
 @pytest.mark.parametrize("seed", [*FOUND, *range(times(60, soak=3_000))])
 def test_a_run_of_passes_side_by_side_that_is_disturbed_at_any_moment_replays(seed: int) -> None:
     """Each pass records where it found the cancellation; a bound does not win over one that is recorded."""
-    asyncio.run(asyncio.wait_for(Scene(seed).go(), 60))
+    virtual_time.run(asyncio.wait_for(Scene(seed).go(), 60))
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -243,7 +244,7 @@ def test_a_phase_behind_an_interrupted_planner_replays(beside: bool) -> None:
             assert [one.value for one in stood] == ["planner"] * 2 * beside
             await replays(made)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 def test_a_log_of_passes_side_by_side_that_0_1_0_cancelled_comes_out_again() -> None:
@@ -259,4 +260,4 @@ def test_a_log_of_passes_side_by_side_that_0_1_0_cancelled_comes_out_again() -> 
             assert not any(known.marks for known in (await made.load("r")).passes.values())
             await replays(made)
 
-    asyncio.run(main())
+    virtual_time.run(main())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import virtual_time
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -86,7 +87,7 @@ def test_a_cancellation_interrupts_a_model_call_in_a_phase() -> None:
         (failed,) = of(events, e.ModelCallFailed)
         assert failed.kind == "cancelled" and of(events, e.EffectRecorded) == []
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -104,7 +105,7 @@ def test_a_cancellation_interrupts_an_effect_of_a_strategy(stubborn: bool) -> No
         events = await cancelled(stuck, strategies={"mine": mine})
         assert of(events, e.EffectRecorded) == of(events, e.PassStarted) == []
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 def test_the_bound_that_ended_a_pass_is_known_after_a_crash_and_in_a_replay() -> None:
@@ -150,7 +151,7 @@ def test_the_bound_that_ended_a_pass_is_known_after_a_crash_and_in_a_replay() ->
                 assert (await made.replay("r")).identical
         assert len(seen) > 2 and {(bound.dimension, bound.limit, bound.used, bound.of) for bound in seen} == {("model_calls", 2, 2, "pass")}
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 async def _nothing() -> None:
@@ -196,7 +197,7 @@ def test_what_is_left_of_a_budget_leaves_out_what_open_calls_have_reserved() -> 
             await made.run(Agent(name="a", strategy="mine"), "go", run_id="r", budget=Budget(max_total_tokens=100))
         assert left == [70]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 # What cannot be an effect -------------------------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ def test_what_cannot_be_an_effect_is_refused_when_it_is_made(where: str, make: A
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_effects_one_after_the_other_are_as_they_were() -> None:
@@ -278,7 +279,7 @@ def test_effects_one_after_the_other_are_as_they_were() -> None:
             result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
             assert result.output == [7, 7]
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 # What fails and is caught -------------------------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ def test_the_failure_of_an_effect_that_a_strategy_catches_is_on_record_whatever_
             assert again.identical, again.divergence
         assert len(set(ways)) == 1
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_the_failure_of_an_effect_that_a_phase_catches_is_on_record() -> None:
@@ -358,7 +359,7 @@ def test_the_failure_of_an_effect_that_a_phase_catches_is_on_record() -> None:
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("where", ["phase", "strategy"])
@@ -384,7 +385,7 @@ def test_an_effect_whose_failure_nobody_catches_ends_the_run_and_is_asked_for_ag
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("again", ["reopen", "fork"])
@@ -413,7 +414,7 @@ def test_a_failure_that_ended_a_run_is_recorded_at_once_and_made_again_when_the_
             assert flaky.asked == 2
             assert (await made.replay("r" if again == "reopen" else "f")).identical
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("again", ["reopen", "fork"])
@@ -440,7 +441,7 @@ def test_a_failure_that_was_caught_stays_recorded_when_the_run_ended_for_another
             assert result.output == ["an answer", "an answer"] and flaky.asked == 1
             assert (await made.replay(result.run_id)).identical
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 # Passes side by side, and phases behind a cancellation ---------------------------------------------------------------------------
@@ -469,7 +470,7 @@ def test_hooks_of_passes_side_by_side_replay_in_whatever_order_they_answered() -
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("behind", ["phase", "hook"])
@@ -509,7 +510,7 @@ def test_nothing_behind_a_cancelled_act_goes_on_from_calls_that_were_not_begun(b
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 async def wide(run: StrategyRun) -> Any:
@@ -567,7 +568,7 @@ def test_a_cancellation_interrupts_the_passes_that_wait_and_no_commit_of_a_pass_
             again = await made.replay("r")
             assert again.identical, again.divergence
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 def test_a_log_that_ends_amid_passes_side_by_side_replays_to_its_end() -> None:
@@ -590,7 +591,7 @@ def test_a_log_that_ends_amid_passes_side_by_side_replays_to_its_end() -> None:
                 again = await made.replay("r")
                 assert again.identical, (cut, again.divergence)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_an_effect_may_run_another_agent() -> None:
@@ -608,4 +609,4 @@ def test_an_effect_may_run_another_agent() -> None:
             for run_id in ("inner", "r"):
                 assert (await made.replay(run_id)).identical
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())

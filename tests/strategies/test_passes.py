@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import virtual_time
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -41,11 +42,11 @@ def engine_with(strategy: Any, planner: Any, *tools: Any, store: Any = None, **o
 
 
 def run(engine: Engine, *tools: str, **options: Any) -> Any:
-    return asyncio.run(engine.run(Agent(name="a", strategy="mine", tools=tools), "go", run_id="r", **options))
+    return virtual_time.run(engine.run(Agent(name="a", strategy="mine", tools=tools), "go", run_id="r", **options))
 
 
 def events(engine: Engine, kind: type[Any]) -> list[Any]:
-    return [r.event for r in asyncio.run(engine.records("r")) if isinstance(r.event, kind)]
+    return [r.event for r in virtual_time.run(engine.records("r")) if isinstance(r.event, kind)]
 
 
 async def draft_and_mend(run: StrategyRun) -> Passed:
@@ -67,7 +68,7 @@ def test_passes_run_in_order_and_the_last_is_the_answer() -> None:
     assert planner.asked == ["draft", "critique", "draft#2"] and result.usage.model_calls == 3
     assert (result.iterations, result.usage.input_tokens) == (3, 30)
     assert [(p.key, p.kernel) for p in events(engine, e.PassStarted)] == [("draft", "react"), ("critique", "ask"), ("draft#2", "react")]
-    assert asyncio.run(engine.replay("r")).identical
+    assert virtual_time.run(engine.replay("r")).identical
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -89,7 +90,7 @@ def test_a_crash_at_any_write_repeats_no_pass(at: int, when: Any) -> None:
         assert before + planner.asked == ["draft", "critique", "draft#2"]
         assert (await engine.replay("r")).identical
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_parallel_passes_share_what_is_left_and_come_back_in_order() -> None:
@@ -114,7 +115,7 @@ def test_parallel_passes_share_what_is_left_and_come_back_in_order() -> None:
     assert (result.status, result.output) == ("completed", ["saw 1", "saw 2", "saw 3"])
     assert [p.limits.max_iterations for p in events(engine, e.PassStarted)] == [10, 10, 10]
     assert result.usage.tool_calls == 3 and result.iterations == 6
-    replayed = asyncio.run(engine.replay("r"))
+    replayed = virtual_time.run(engine.replay("r"))
     assert replayed.identical, replayed.divergence
 
 
@@ -133,9 +134,9 @@ def test_parallel_passes_wait_only_when_none_can_move() -> None:
     engine = engine_with(wide, Answers(answers), wipe)
     result = run(engine, "wipe")
     assert result.status == "waiting_for_approval" and result.state.passes["safe"].status == "done"
-    result = asyncio.run(engine.approve("r", "risky.1.0", by="ann"))
+    result = virtual_time.run(engine.approve("r", "risky.1.0", by="ann"))
     assert (result.status, result.output) == ("completed", ["done", "fine"])
-    replayed = asyncio.run(engine.replay("r"))
+    replayed = virtual_time.run(engine.replay("r"))
     assert replayed.identical, replayed.divergence
 
 
@@ -146,12 +147,12 @@ def test_another_input_under_the_same_key_is_a_divergence_with_the_ways_out() ->
     async def changed(run: StrategyRun) -> Passed:
         return await run.kernel("draft", task="something else")
 
-    asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).step(Agent(name="a", strategy="mine"), "go", run_id="r"))
-    length = len(asyncio.run(store.read("r")))
+    virtual_time.run(engine_with(draft_and_mend, Answers(MENDED), store=store).step(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    length = len(virtual_time.run(store.read("r")))
     with pytest.raises(Divergence, match=r"check-upgrade.*fork"):
-        asyncio.run(engine_with(changed, Answers(MENDED), store=store).resume("r"))
-    assert len(asyncio.run(store.read("r"))) == length
-    assert asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).resume("r")).output == "two"
+        virtual_time.run(engine_with(changed, Answers(MENDED), store=store).resume("r"))
+    assert len(virtual_time.run(store.read("r"))) == length
+    assert virtual_time.run(engine_with(draft_and_mend, Answers(MENDED), store=store).resume("r")).output == "two"
 
 
 def test_code_that_leaves_a_pass_out_is_a_divergence() -> None:
@@ -161,9 +162,11 @@ def test_code_that_leaves_a_pass_out_is_a_divergence() -> None:
     async def shorter(run: StrategyRun) -> Passed:
         return await run.kernel("draft")
 
-    asyncio.run(engine_with(draft_and_mend, Answers(MENDED), store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r", turns=2))
+    virtual_time.run(
+        engine_with(draft_and_mend, Answers(MENDED), store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r", turns=2)
+    )
     with pytest.raises(Divergence, match=r"pass 'critique', this code gives the end of the strategy.*check-upgrade"):
-        asyncio.run(engine_with(shorter, Answers({}), store=store).resume("r"))
+        virtual_time.run(engine_with(shorter, Answers({}), store=store).resume("r"))
 
 
 def test_a_pass_that_is_open_does_not_go_on_beside_code_that_leaves_another_out() -> None:
@@ -177,11 +180,11 @@ def test_a_pass_that_is_open_does_not_go_on_beside_code_that_leaves_another_out(
         return await run.kernel("a")
 
     asking = Answers({"a": (AskUser(question="well?"),), "b": (AskUser(question="well?"),)})
-    waiting = asyncio.run(engine_with(both, asking, store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r"))
-    length = len(asyncio.run(store.read("r")))
+    waiting = virtual_time.run(engine_with(both, asking, store=store).run(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    length = len(virtual_time.run(store.read("r")))
     with pytest.raises(Divergence, match=r"pass 'b', this code gives pass 'a': the strategy does not ask for that pass"):
-        asyncio.run(engine_with(one, planner, store=store).reply("r", "yes", ask_id="a.1"))
-    assert waiting.status == "waiting_for_user" and planner.asked == [] and len(asyncio.run(store.read("r"))) == length
+        virtual_time.run(engine_with(one, planner, store=store).reply("r", "yes", ask_id="a.1"))
+    assert waiting.status == "waiting_for_user" and planner.asked == [] and len(virtual_time.run(store.read("r"))) == length
 
 
 @pytest.mark.parametrize("other", ["label", "input"])
@@ -193,10 +196,10 @@ def test_a_run_is_cancelled_whatever_has_become_of_its_strategy(other: str) -> N
         return await run.kernel("draft", task="something else") if other == "input" else await run.kernel("sketch")
 
     begun = engine_with(draft_and_mend, Answers({"draft": (AskUser(question="well?"),)}), store=store)
-    asyncio.run(begun.run(Agent(name="a", strategy="mine"), "go", run_id="r"))
-    ended = asyncio.run(engine_with(changed, Answers({}), store=store).cancel("r", by="ann", why="enough"))
+    virtual_time.run(begun.run(Agent(name="a", strategy="mine"), "go", run_id="r"))
+    ended = virtual_time.run(engine_with(changed, Answers({}), store=store).cancel("r", by="ann", why="enough"))
     assert (ended.status, ended.reason, ended.error) == ("stopped", "cancelled", "enough") and list(ended.state.passes) == ["draft"]
-    assert asyncio.run(begun.replay("r")).identical
+    assert virtual_time.run(begun.replay("r")).identical
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
@@ -226,7 +229,7 @@ def test_a_run_that_was_cancelled_amid_its_work_and_opened_again_replays(side_by
         assert replayed.identical, replayed.divergence
 
     engine = engine_with(mine, Slow({"first": "1", "a": "2", "b": "3"}), bounds=Bounds(grace_s=0.01))
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 def test_a_run_that_is_opened_again_goes_on_where_its_strategy_was() -> None:
@@ -246,12 +249,12 @@ def test_a_run_that_is_opened_again_goes_on_where_its_strategy_was() -> None:
     planner = Answers({**looking, "critique": "SATISFIED"})
     engine = Engine(planner=planner, tools=[look])
     agent = Agent(name="a", strategy="reflexion", strategy_options={"turns": 5}, tools=["look"])
-    result = asyncio.run(engine.run(agent, "go", run_id="r", budget=Budget(max_model_calls=5)))
+    result = virtual_time.run(engine.run(agent, "go", run_id="r", budget=Budget(max_model_calls=5)))
     assert (result.reason, list(result.state.passes)) == ("budget_exhausted", ["generate", "improve"])
     opened = True
-    result = asyncio.run(engine.reopen("r", budget=Budget(max_model_calls=50)))
+    result = virtual_time.run(engine.reopen("r", budget=Budget(max_model_calls=50)))
     assert (result.status, result.output) == ("completed", "v2"), result.error
-    assert asyncio.run(engine.replay("r")).identical
+    assert virtual_time.run(engine.replay("r")).identical
 
 
 def test_a_fork_may_lead_another_way() -> None:
@@ -269,9 +272,11 @@ def test_a_fork_may_lead_another_way() -> None:
     planner = Answers({"first": lambda view: "seen" if view.results else ToolCall(tool="look"), "left": "went left", "right": "went right"})
     engine = engine_with(turning, planner, look)
     assert run(engine, "look").output == "went left"
-    begun = next(r.envelope.seq for r in asyncio.run(engine.records("r")) if isinstance(r.event, e.PassStarted) and r.event.key == "left")
-    made = asyncio.run(engine.fork("r", at=begun, edits={"results": {"first.1.0": "right"}}))
-    assert made.output == "went right" and asyncio.run(engine.replay(made.run_id)).identical
+    begun = next(
+        r.envelope.seq for r in virtual_time.run(engine.records("r")) if isinstance(r.event, e.PassStarted) and r.event.key == "left"
+    )
+    made = virtual_time.run(engine.fork("r", at=begun, edits={"results": {"first.1.0": "right"}}))
+    assert made.output == "went right" and virtual_time.run(engine.replay(made.run_id)).identical
 
 
 def test_values_that_differ_each_time_are_recorded_once() -> None:
@@ -289,9 +294,9 @@ def test_values_that_differ_each_time_are_recorded_once() -> None:
     engine = engine_with(timed, Answers({}), clock=clock)
     assert run(engine).status == "waiting_for_schedule"
     clock.advance(3600)
-    result = asyncio.run(engine.resume("r"))
+    result = virtual_time.run(engine.resume("r"))
     assert (result.status, result.output) == ("completed", "slept") and len(set(map(repr, seen))) == 1 and len(seen) == 2
-    assert asyncio.run(engine.replay("r")).identical
+    assert virtual_time.run(engine.replay("r")).identical
 
 
 def test_a_pass_that_fails_is_the_strategys_to_handle_and_the_runs_bounds_are_not() -> None:
@@ -330,12 +335,12 @@ def test_a_custom_kernel_is_registered_beside_react_and_runs_by_name() -> None:
     planner = Answers({"main": "at once"})
     engine = Engine(planner=planner, kernels={"one-shot": make_kernel(phases=(think,), name="one-shot")})
     assert engine.kernels.names() == ["react", "one-shot"]
-    result = asyncio.run(engine.run(Agent(name="a", kernel="one-shot"), "go", run_id="r"))
+    result = virtual_time.run(engine.run(Agent(name="a", kernel="one-shot"), "go", run_id="r"))
     assert (result.output, result.usage.model_calls, result.state.passes["main"].kernel_type) == ("at once", 1, "one-shot")
     with pytest.raises(UnknownName, match="did you mean 'one-shot'"):
-        asyncio.run(engine.run(Agent(name="a", kernel="oneshot"), "go"))
+        virtual_time.run(engine.run(Agent(name="a", kernel="oneshot"), "go"))
     with pytest.raises(UnknownName, match="unknown strategy"):
-        asyncio.run(engine.run(Agent(name="a", strategy="reflexive"), "go"))
+        virtual_time.run(engine.run(Agent(name="a", strategy="reflexive"), "go"))
 
 
 def test_two_runs_of_a_strategy_at_once_share_nothing() -> None:
@@ -346,7 +351,7 @@ def test_two_runs_of_a_strategy_at_once_share_nothing() -> None:
         both = await asyncio.gather(*(engine.run(Agent(name="a", strategy="mine"), "go", run_id=f"r{n}") for n in (1, 2)))
         assert [r.output for r in both] == ["two", "two"] and [len(r.state.passes) for r in both] == [3, 3]
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_result_says_what_a_kernel_run_came_to() -> None:
@@ -406,7 +411,7 @@ def test_parallel_passes_are_cancelled_and_suspended_together(how: str) -> None:
         replayed = await engine.replay("r")
         assert replayed.identical, replayed.divergence
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("bound", [{"max_tool_calls": 2}, {"max_calls_of": {"peek": 2}}])
@@ -430,4 +435,4 @@ def test_calls_of_parallel_passes_count_for_each_other_while_they_run(bound: dic
     result = run(engine, "peek", budget=Budget(**bound))
     assert result.reason == "budget_exhausted" and result.usage.tool_calls == 2
     assert len(events(engine, e.ToolStarted)) == 2
-    assert asyncio.run(engine.replay("r")).identical
+    assert virtual_time.run(engine.replay("r")).identical

@@ -208,7 +208,8 @@ async def _heard(
     while True:
         if (control := runtime.parts.watcher.control(run_id)) is not None:
             control.notify((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
-        elif go_on is not None:
+        elif go_on is not None and (pause_s == FIRST_LOOK_S or await decision(store, run_id, signal_id, after=after) is None):
+            # At the first look somebody else may have advanced it, and ended since: with the signal decided, nothing is left to do.
             with contextlib.suppress(RunBusy):
                 result = await go_on(run_id)
         told = await decision(store, run_id, signal_id, after=after)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from amounts import stride
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -196,7 +197,7 @@ LENGTH = len(streamed(WRITTEN))
 FINISHED = streamed(WRITTEN).index(b'"finish_reason": "tool_calls"')
 
 
-@pytest.mark.parametrize("cut", [*range(0, LENGTH, 83), FINISHED, FINISHED + 29, LENGTH - 15, LENGTH - 3])
+@pytest.mark.parametrize("cut", [*range(0, LENGTH, stride(249, many=83)), FINISHED, FINISHED + 29, LENGTH - 15, LENGTH - 3])
 def test_a_stream_that_is_cut_at_any_byte_runs_a_call_whole_or_not_at_all(cut: int) -> None:
     """Between two events, in the middle of one, of a number or of a character. What was cut is asked for again, whole."""
     ran = Ran([{**WRITTEN, "cut_at": cut}, lambda asked: DONE if asked["messages"][-1]["role"] == "tool" else WRITTEN])

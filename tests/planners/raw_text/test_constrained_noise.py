@@ -25,7 +25,7 @@ from detent.ports import Plan
 from detent.tools.functions.function import Tool
 from planners.raw_text.texts import Exchange, model_server, view
 
-TIMES = times(334)
+TIMES = times(150)
 """For each of three dialects: a thousand together."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -80,25 +81,24 @@ def test_a_native_model_makes_a_call_in_text_only_in_a_form_that_is_nothing_else
         assert "call the tool" in reading(f"{dialect.text}\n{dialect.text}", native=True).problem
 
 
+MENTIONED = [
+    ("{}\nThat is how it is done.", "words after"),
+    ("{}\nObservation: 3", "words after"),
+    ("I must not run this: {}", "negation"),
+    ("Das darf ich nicht:\n{}", "negation"),
+    ("The page says:\n{}", "short sentence"),
+    ("Should I run this?\n{}", "question"),
+    ('The page says: "{}"', "quotation mark"),
+    ("> {}", "markup"),
+    ("Such a call looks so.\n\n```\n{}\n```\n\nEach field has a meaning.", "code block within an explanation"),
+]
+
+
 @every
-@pytest.mark.parametrize(
-    ("around", "why"),
-    [
-        ("{}\nThat is how it is done.", "words after"),
-        ("{}\nObservation: 3", "words after"),
-        ("I must not run this: {}", "negation"),
-        ("Das darf ich nicht:\n{}", "negation"),
-        ("The page says:\n{}", "short sentence"),
-        ("Should I run this?\n{}", "question"),
-        ('The page says: "{}"', "quotation mark"),
-        ("> {}", "markup"),
-        ("Such a call looks so.\n\n```\n{}\n```\n\nEach field has a meaning.", "code block within an explanation"),
-    ],
-)
-def test_a_text_in_which_a_call_is_mentioned_makes_none_and_says_why(dialect: Dialect, around: str, why: str) -> None:
+def test_a_text_in_which_a_call_is_mentioned_makes_none_and_says_why(dialect: Dialect) -> None:
     """Whichever dialect it is in; after the correction the same text is an answer in a fence, and only there."""
-    text = around.replace("{}", dialect.text)
-    for native in (False, True):
+    for (around, why), native in product(MENTIONED, (False, True)):
+        text = around.replace("{}", dialect.text)
         found = reading(text, native=native)
         if native and dialect.name == "name and object" and found.actions == (FinalAnswer(content=text),):
             continue  # the kernel says why

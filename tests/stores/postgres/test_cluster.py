@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from amounts import sampled
 from stores.postgres.cluster import MISSING, programs
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("end", [os.kill, os.killpg])
+@pytest.mark.parametrize(("end", "number"), sampled(product((os.kill, os.killpg), (signal.SIGKILL, signal.SIGTERM)), few=2))
 def test_a_killed_test_process_leaves_no_server_behind(end: Callable[[int, int], None], number: int) -> None:
     """Its folder is removed after the server was ended, although nobody could tidy up; also where it is ended with all that it started."""
     if programs() is None:

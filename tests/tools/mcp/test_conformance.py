@@ -34,8 +34,8 @@ def checked(scenario: str, place: Path, client: str = f"{CLIENT} decline") -> di
     return {check["id"]: check for check in checks if check["status"] != "INFO"}
 
 
-@pytest.mark.parametrize(  # calls begin with the handshake; the last one waits for seconds
-    "scenario", ["tools_call", pytest.param("initialize", marks=in_check), pytest.param("sse-retry", marks=in_check)]
+@pytest.mark.parametrize(  # those that log in begin with the handshake and call, too; the last one waits for seconds
+    "scenario", [pytest.param(name, marks=in_check) for name in ("tools_call", "initialize", "sse-retry")]
 )
 def test_a_scenario_passes(scenario: str, tmp_path: Path) -> None:
     """Handshake, calls, and an event stream that breaks off and is taken up again."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, McpServer, ToolPins
 from detent.config.groups import Bounds
 from detent.core.errors import ConfigError
@@ -35,6 +36,7 @@ def test_a_server_over_http_works_like_any_other(tmp_path: Path) -> None:
     assert effects(tmp_path) == ["a"]
 
 
+@in_check
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
 def test_a_server_of_the_sdk_works_over_stdio_in_every_version(tmp_path: Path, protocol: Any) -> None:
     """`auto` negotiates the newest version; `legacy` begins with the handshake."""

@@ -486,7 +486,7 @@ def test_failures_have_codes() -> None:
             assert (away.kind, away.error_code) == ("not_executed", "connection_failed")
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
-            slow = fetch_tool([f"127.0.0.1:{port}"], allow_private=LOOPBACK, timeout_s=0.2)
+            slow = fetch_tool([f"127.0.0.1:{port}"], allow_private=LOOPBACK, timeout_s=0.05)
             assert (await call(slow, url=f"http://127.0.0.1:{port}/")).error_code == "timeout"
 
     asyncio.run(main())
@@ -545,7 +545,7 @@ def test_a_lost_answer_to_a_request_that_writes_is_in_doubt() -> None:
             assert (await call(tool, url="http://127.0.0.1:1/", body="x")).kind == "not_executed"
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
-            slow = http_request_tool([f"127.0.0.1:{port}"], allow_private=LOOPBACK, timeout_s=0.2)
+            slow = http_request_tool([f"127.0.0.1:{port}"], allow_private=LOOPBACK, timeout_s=0.05)
             assert (await call(slow, url=f"http://127.0.0.1:{port}/", body="x")).kind == "in_doubt"
 
     asyncio.run(main())

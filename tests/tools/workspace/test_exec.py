@@ -256,7 +256,7 @@ def test_no_descriptor_and_no_task_is_left(workspace: Workspace) -> None:
     async def scenario() -> None:
         async def all_ways() -> None:
             await execute(workspace, sys.executable, ["-c", "print(1)"], stdin="x")
-            await execute(workspace, sys.executable, ["-c", "import time; time.sleep(60)"], timeout_s=0.2)
+            await execute(workspace, sys.executable, ["-c", "import time; time.sleep(60)"], timeout_s=0.05)
             with pytest.raises(ToolFailed):
                 await execute(workspace, "no-such-program")
 

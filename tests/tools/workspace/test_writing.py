@@ -193,7 +193,7 @@ def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> N
 
 def test_no_append_and_no_replacement_is_lost_between_threads(tmp_path: Path) -> None:
     """The lock also excludes threads of one process: the increments and appends of four of them all arrive."""
-    workspace, each = Workspace(tmp_path, limits=Limits(lock_wait_s=60)), times(50)
+    workspace, each = Workspace(tmp_path, limits=Limits(lock_wait_s=60)), times(25)
     put(workspace, "0", "count")
 
     def work() -> None:

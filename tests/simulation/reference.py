@@ -281,8 +281,6 @@ class Reference:
         kept, state, calls = self.disk.runs[run_id], self.state(run_id), self.calls[run_id]
         taken = calls.taken
         once = len(taken) == len(set(taken)) or next(one for one in taken if taken.count(one) > 1).startswith(("timer:", "expired:"))
-        if self.disk.leases:  # who takes a run over may have read an answer that the zombie records: it is refused, and counts already
-            once = once or all(taken.count(one) == 1 + calls.refused.count(one) for one in taken if taken.count(one) > 1)
         demand(once, "an answer counts once", f"{run_id}: {taken}")
         holder = self.disk.claims.get(run_id)
         demand(holder is None or holder.dead, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")

@@ -56,7 +56,7 @@ class Schedule:
     """See the module. `trace` is what happened, line by line."""
 
     def __init__(self, choices: Choices, *, trace: bool = False, small: bool = False) -> None:
-        """`small`: one run, nobody works by himself, and people say little."""
+        """`small`: one run of two turns, nobody works by himself, and people say little."""
         self.choices, self.trace, self.small = choices, list[str](), small
         self.loop = VirtualLoop(choices)
         self.loop.errors = Violation.raised
@@ -66,7 +66,7 @@ class Schedule:
         self.reference = Reference(self.disk, self.ledger)
         self.reference.tell = self.tell if trace else None
         self._tracing = trace
-        self.tasks = [task_of(choices, number) for number in range(1 + (not small and choices.chance(0.25)))]
+        self.tasks = [task_of(choices, number, small=small) for number in range(1 + (not small and choices.chance(0.25)))]
         self.tenant = not small and choices.chance(0.15)
         self.accounts = {"*": TenantBudget(max_tool_calls=3)} if self.tenant else {}
         if self.tenant:

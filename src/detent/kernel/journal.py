@@ -173,7 +173,9 @@ class Journal:
         """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""
         if isinstance(event, ToolInDoubt):
             return
+        known = self.state.call(event.call)
         outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
+        outcome = replace(outcome, attempt=known.attempt if known is not None else 0)
         for _ in range(10):
             late = copy(self)  # what this one holds is lost, with what passes beside the call may still put into it
             late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()

@@ -19,8 +19,10 @@ from detent.core import events as e
 from detent.core.codec import encode, encode_event
 from detent.core.errors import Divergence
 from detent.core.records import Record
+from detent.core.settle import waits
 from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
+from detent.running.passes import Waits
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
 """Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""
@@ -102,6 +104,8 @@ class Interruptions:
         """
         mine, seen, turns = BRANCH.get(), -1, 0
         while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
+            if seen < 0 and (waiting := self._rests()):
+                raise Waits(waiting)
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK and self._closing():
                 return
@@ -114,6 +118,20 @@ class Interruptions:
         ends = (e.PassFinished, e.ToolInDoubt)
         made = (event for _, event in self._ahead() if _made_by_kernel(event) and not isinstance(event, ends))
         return isinstance(next(made, None), e.RunFinished)
+
+    def _rests(self) -> str:
+        """Return what the pass of this task waits for, where it makes no record any more: the run ends beside it, whatever comes for it by then.
+
+        The log has then the end of the pass that ends the run, those of passes like this one, and the end of the run.
+        """
+        scope = BRANCH.get()
+        waiting = waits(self.state, self.state.passes[scope]) if scope else ""
+        made = [one for one in self._ahead() if _made_by_kernel(one[1])] if waiting else []
+        mine = next((at for at, one in enumerate(made) if one[0] == scope), 0)
+        if not mine or not isinstance(made[mine - 1][1], e.PassFinished):
+            return ""
+        end = next((event for _, event in made[mine:] if not isinstance(event, e.PassFinished)), None)
+        return waiting if isinstance(end, e.RunFinished) and end.reason != "cancelled" else ""
 
     def _goes_on(self, scope: str) -> bool:
         return self.state.passes[scope].status not in CLOSED

@@ -69,6 +69,7 @@ class Journal:
         "_store",
         "_telling",
         "_told",
+        "_under",
         "state",
     )
 
@@ -81,6 +82,7 @@ class Journal:
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
         self._released: tuple[str, ...] | None = ()
+        self._under = False, False  # whether the last append was durable, and an intent
         self._gate, self._telling = Gate(), asyncio.Lock()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
@@ -129,11 +131,13 @@ class Journal:
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended.
 
-        `intent`: a call with an effect begins; also raise `CancelWaits`.
+        `intent`: a call with an effect begins; also raise `CancelWaits`. Where another pass took the records along with a commit of its own that
+        promised less, an append of nothing makes up for that.
         """
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
-            if not self._lines and not self._consumed and self._released == ():
+            as_good = durable <= self._under[0] and intent <= self._under[1]
+            if not self._lines and not self._consumed and self._released == () and as_good:
                 return
             lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
             self._lines, self._consumed, self._released = [], [], ()
@@ -147,7 +151,7 @@ class Journal:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 self._released = _both(released, self._released)
                 raise
-            self._committed, self._charged = state.seq, state.usage
+            self._committed, self._charged, self._under = state.seq, state.usage, (durable, intent)
         finally:
             self._gate.leave()
         if self._sinks and self._told:

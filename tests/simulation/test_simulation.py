@@ -36,6 +36,7 @@ FOUND = {
     3913: "a pass came to a bound of its own, and the replay to one of the run, which another pass had reached by then",
     414: "a power failure took records from which a fork, which was durable, goes on",
     400959: "an outcome came late between two calls of a turn, and the replay began the second one",
+    425940: "a pass that waited was answered while another one ended the run, and the replay went on with it",
     100810: "a reservation lapsed before its time by a clock that jumped (the tenant's bound does not hold then)",
 }
 """Seeds that found something, with what it was."""

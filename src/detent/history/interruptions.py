@@ -19,6 +19,7 @@ from detent.core import events as e
 from detent.core.codec import encode, encode_event
 from detent.core.errors import Divergence
 from detent.core.records import Record
+from detent.core.settle import ENDS_RUN
 from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
 from detent.running.passes import Waits
@@ -28,6 +29,8 @@ GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantB
 
 WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)
 """What a pass does that has not found any cancellation."""
+
+_END_THE_RUN = {*ENDS_RUN, "budget_exhausted", "max_iterations"} - {"cancelled"}
 
 STUCK = 10_000
 """After so many turns of the event loop without a record, passes that run side by side wait for each other for ever."""
@@ -124,7 +127,7 @@ class Interruptions:
         The log has then the end of that one, those of all that rested, in the order of the passes and for the reason of the run, and the run's.
         """
         mine, start = self._own()[0], self.cursor
-        if not isinstance(mine, e.PassFinished) or mine.dimension or mine.reason == "cancelled":
+        if not isinstance(mine, e.PassFinished) or mine.dimension or mine.reason not in _END_THE_RUN:  # a bound of its own has a dimension
             return False
         while start and _ends_as(self.records[start - 1].event, mine):
             start -= 1

@@ -168,6 +168,6 @@ def stopped() -> Log:
     return turn(opened()).add(e.RunFinished(status="stopped", reason="cancelled"))
 
 
-def settled(source: Any, outcome: Any = "happened") -> e.ToolReconciled:
+def settled(source: Any, outcome: Any = "happened", *, attempt: int = 0) -> e.ToolReconciled:
     """Return the settlement of the first call."""
-    return e.ToolReconciled(call="main.1.0", outcome=outcome, source=source, result=raw("r"))
+    return e.ToolReconciled(call="main.1.0", outcome=outcome, source=source, result=raw("r"), attempt=attempt)

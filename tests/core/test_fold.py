@@ -252,6 +252,15 @@ def test_the_word_of_a_late_worker_settles_what_was_in_doubt() -> None:
     assert [(i.ok, i.content) for i in log.main.results] == [(True, "r")]
 
 
+def test_the_word_of_a_late_worker_is_about_its_own_attempt() -> None:
+    """While another one is open it says nothing of that: its effect would be nowhere when its worker dies. One that does not say which closes it."""
+    log = in_doubt().add(settled("retry", "again"), begun(attempt=2))
+    assert log.add(settled("late_worker", attempt=1)).main.calls["main.1.0"].status == "started"
+    assert log.add(settled("late_worker", attempt=2)).main.calls["main.1.0"].status == "finished"
+    older = in_doubt().add(settled("retry", "again"), begun(attempt=2), settled("late_worker"))
+    assert older.main.calls["main.1.0"].status == "finished"
+
+
 @pytest.mark.parametrize(
     "wake",
     [

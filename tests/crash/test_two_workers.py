@@ -178,7 +178,7 @@ def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, strategy: str, tmp
             with pytest.raises(Conflict, match="another worker appended first"):
                 await first
             told = [r.event for r in await place.records("run") if isinstance(r.event, e.ToolReconciled)]
-            assert [(t.source, t.outcome) for t in told] == [("late_worker", "happened")]
+            assert [(t.source, t.outcome, t.attempt) for t in told] == [("late_worker", "happened", 1)]
             result = await early.resume("run")
             assert (result.status, result.output) == ("completed", "acted")
             assert (await early.replay("run")).identical

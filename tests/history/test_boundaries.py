@@ -57,6 +57,24 @@ def test_a_run_is_forked_at_every_record_and_comes_to_the_same_end(kind: str, tm
     run_async(main)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_does_not_survive_what_it_goes_on_from(kind: str, tmp_path: Path) -> None:
+    """In files its beginning is durable in a file of its own: a power failure took the parent's last records, and the fork could never be read."""
+
+    async def main() -> None:
+        place = Place(kind, tmp_path)
+        async with make_engine(place.store(), Tools()) as engine:
+            await engine.run(agent_of(*NAMES), "go", run_id="parent", turns=1)
+            records = (await engine.load("parent")).seq
+            await engine.fork("parent", child_id="child", resume=False)
+            sealed = await engine.store.sealed("parent")
+            assert sealed is not None and sealed[0] == records, "the last durable append of the parent is not the last one"
+            assert (await engine.verify("parent")).ok and (await engine.verify("child")).ok
+        await place.close()
+
+    run_async(main)
+
+
 def test_a_fork_of_a_fork_goes_on_from_both() -> None:
     """At every record of the first fork; its history is that of the grandparent, the parent and its own."""
 

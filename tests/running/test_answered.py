@@ -19,6 +19,7 @@ from detent.running import answering
 from detent.running.advancing import Advancing
 from detent.stores import open_store
 from detent.stores.ram import RamStore
+from detent.testing import ScriptedPlanner
 
 CALL = "main.1.0"
 STORES = ("ram", "file", "sqlite")
@@ -100,6 +101,48 @@ def test_of_an_approval_and_a_denial_at_the_same_moment_one_counts_and_the_other
             decided = [(r.event.by, r.event.decision) for r in await first.records("r") if isinstance(r.event, e.ApprovalResolved)]
             assert decided == ([("ann", "approved")] if approved else [("bob", "denied")])
             assert await first.store.signals(["r"]) == {} and (await first.replay("r")).identical
+
+    asyncio.run(main())
+
+
+class LastMoment(RamStore):
+    """A store in which somebody says something when a claim is about to be released, and leaves it to the holder."""
+
+    says: Any = None
+
+    async def release(self, run_id: str) -> None:
+        """See `EventStore.release`."""
+        if self.says is not None:
+            says, self.says = self.says, None
+            await self.post(run_id, await says())
+        await super().release(run_id)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_who_releases_a_claim_looks_into_the_inbox_once_more(ended: bool) -> None:
+    """What came behind the last look waited for the next command or worker, and its sender was told that somebody has the run.
+
+    An approval counts, and the run goes on; one that comes for a run which has `ended` is refused on the record.
+    """
+
+    async def main() -> None:
+        @tool(side_effect="destructive")
+        async def wipe(what: str) -> str:
+            """Wipe it."""
+            return "wiped"
+
+        async def approves() -> Signal:
+            digest = "none" if ended else (await engine.approvals(run_id="r"))[0].digest
+            return Signal(id="s", kind="approval", by="ann", payload={"call": CALL, "decision": "approved", "digest": digest})
+
+        store, done = LastMoment(), FinalAnswer(content="done")
+        store.says = approves
+        planner = ScriptedPlanner([done] if ended else [ToolCall(tool="wipe", args={"what": "x"}), done])
+        async with Engine(store=store, planner=planner, tools=[wipe], approver="caller") as engine:
+            result = await engine.run(CLERK, "wipe", run_id="r")
+            assert result.status == "completed" and await store.signals(["r"]) == {}
+            assert await refused(engine) == ([("approval", "ann", "approval_not_pending")] if ended else [])
+            assert (await engine.replay("r")).identical
 
     asyncio.run(main())
 

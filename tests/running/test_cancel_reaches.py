@@ -10,10 +10,13 @@ import pytest
 
 from detent import Agent, Budget, Engine, Plan, ToolCall, tool
 from detent.core import events as e
+from detent.core.errors import CancelWaits
+from detent.kernel.journal import Journal
 from detent.ports import EventStore, Signal, ToolContext, View
 from detent.running import answering, watcher
 from detent.stores import open_store
 from detent.stores.ram import RamStore
+from detent.testing.clocks import FakeClock, SequentialIds
 
 AGENT = Agent(name="clerk", tools=["put"])
 
@@ -126,5 +129,32 @@ def test_nobodys_cancellation_keeps_no_call_from_beginning(stores: Stores) -> No
             refused = [r.event.code for r in await engine.records("r") if isinstance(r.event, e.AnswerRefused)]
             assert set(refused) <= {"approver_missing", "run_finished"} and len(refused) == 4
             assert (await engine.replay("r")).identical and await engine.store.signals(["r"]) == {}
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_an_intent_that_another_pass_took_along_is_made_good(stores: Stores) -> None:
+    """Passes share the buffer: an ordinary commit of one took the intent of the other's call along, whose own commit had nothing left to append.
+
+    The effect then began with an intent that power loss takes, and also where a cancellation had been sent before.
+    """
+
+    async def main() -> None:
+        async with Engine(store=stores.store(), planner=Putting(), tools=[], approver="caller") as engine:
+            await engine.run(Agent(name="a"), "put", run_id="r", turns=1)
+            store = stores.store()
+            await store.open()
+            await store.claim("r")
+            journal = Journal(store, await engine.load("r"), clock=FakeClock(), ids=SequentialIds(7))
+            journal.record(e.RunResumed(worker="w"))
+            await journal.commit()
+            await journal.commit(durable=True, intent=True)
+            assert (await store.sealed("r") or (0, ""))[0] == journal.state.seq
+            journal.record(e.RunResumed(worker="w"))
+            await journal.commit()
+            await store.post("r", Signal(id="c", kind="cancel", by="ann"))
+            with pytest.raises(CancelWaits):
+                await journal.commit(durable=True, intent=True)
+            await store.close()
 
     asyncio.run(asyncio.wait_for(main(), 120))

@@ -13,7 +13,7 @@ from detent import Agent, Budget, FinalAnswer, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
-from detent.ports import RunQuery
+from detent.ports import RunQuery, Signal
 from detent.running.working import LONGEST_S, Wakeups
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock
@@ -272,5 +272,30 @@ def test_a_worker_takes_a_run_on_as_soon_as_the_tool_knows() -> None:
             worked = await engine.work(until_idle=True)
             assert worked.came_to == {"completed": 1} and len(bank.asked) == 3
             assert (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+def test_what_was_said_of_an_attempt_does_not_count_for_the_next_one() -> None:
+    """The first `not_happened` has it run again, and that one is in doubt, too: the second, which was about the first attempt, began a third."""
+
+    async def main() -> None:
+        bank, store = Bank(), RamStore()
+
+        async def posted(by: str, **more: Any) -> str:
+            payload = {"call": "main.1.0", "outcome": "not_happened", **more}
+            await store.post("r", Signal(id=by, kind="reconcile", by=by, payload=payload))
+            return (await engine.resume("r")).status
+
+        async with bank.engine(store=store) as engine:
+            assert (await engine.run(AGENT, "go", run_id="r")).status == "waiting_for_reconciliation"
+            assert await posted("ann", attempt=1) == "waiting_for_reconciliation" and bank.paid == [5, 5]
+            assert await posted("bob", attempt=1) == "waiting_for_reconciliation" and bank.paid == [5, 5]
+            refused = [r.event for r in await records_of(store, "r") if isinstance(r.event, e.AnswerRefused)]
+            assert [(event.by, event.code) for event in refused] == [("bob", "attempt_changed")]
+            assert await posted("cid") == "waiting_for_reconciliation" and bank.paid == [5, 5, 5], "0.1.0 did not say which"
+            result = await engine.reconcile("r", "main.1.0", happened=True, result="yes", by="dan")
+            assert result.status == "completed" and (await engine.replay("r")).identical
+            assert [r.event.attempt for r in await records_of(store, "r") if isinstance(r.event, e.ToolReconciled)] == [1, 0, 3]
 
     run_async(main)

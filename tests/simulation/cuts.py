@@ -54,11 +54,19 @@ def applied(name: str) -> Generator[None]:
 def found_by(name: str, *, first: int = 0, most: int = 10_000) -> tuple[int, Outcome | None]:
     """Return the first seed whose schedule finds a fault that the same schedule does not meet without it, and what it says."""
     for seed in range(first, first + most):
-        with applied(name):
-            outcome = run_schedule(seed)
+        outcome = with_fault(name, seed)
         if outcome.promise and not run_schedule(seed).promise:
             return seed, outcome
     return first + most, None
+
+
+def with_fault(name: str, seed: int) -> Outcome:
+    """Run one schedule with a fault; raise `AssertionError` where the fault breaks no promise but Python: it names what is there no more."""
+    with applied(name):
+        outcome = run_schedule(seed)
+    fits = not any(f"{error.__name__}: " in outcome.what for error in (TypeError, AttributeError, NameError))
+    assert fits, f"{name} does not fit the engine any more: {outcome.what}"
+    return outcome
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -80,9 +88,9 @@ def _last_is(self: Journal, kind: bytes) -> bool:
 def an_intent_is_not_committed() -> list[Any]:
     known = Journal.commit
 
-    async def commit(self: Journal, *, durable: bool = False) -> None:
+    async def commit(self: Journal, **options: Any) -> None:
         if not _last_is(self, b"tool_started"):
-            await known(self, durable=durable)
+            await known(self, **options)
 
     return [(Journal, "commit", commit)]
 
@@ -91,8 +99,8 @@ def an_intent_is_not_committed() -> list[Any]:
 def an_intent_is_not_durable() -> list[Any]:
     known = Journal.commit
 
-    async def commit(self: Journal, *, durable: bool = False) -> None:
-        await known(self, durable=durable and not _last_is(self, b"tool_started"))
+    async def commit(self: Journal, *, durable: bool = False, intent: bool = False) -> None:
+        await known(self, durable=durable and not intent, intent=intent)
 
     return [(Journal, "commit", commit)]
 
@@ -101,8 +109,8 @@ def an_intent_is_not_durable() -> list[Any]:
 def an_end_is_not_durable() -> list[Any]:
     known = Journal.commit
 
-    async def commit(self: Journal, *, durable: bool = False) -> None:
-        await known(self, durable=durable and not (_last_is(self, b"run_finished") or _last_is(self, b"run_waiting")))
+    async def commit(self: Journal, *, durable: bool = False, intent: bool = False) -> None:
+        await known(self, durable=durable and not (_last_is(self, b"run_finished") or _last_is(self, b"run_waiting")), intent=intent)
 
     return [(Journal, "commit", commit)]
 
@@ -138,9 +146,9 @@ def an_append_is_not_fenced() -> list[Any]:
 def a_busy_store_counts_as_done() -> list[Any]:
     known = Journal.commit
 
-    async def commit(self: Journal, *, durable: bool = False) -> None:
+    async def commit(self: Journal, **options: Any) -> None:
         with contextlib.suppress(StoreError):
-            await known(self, durable=durable)
+            await known(self, **options)
 
     return [(Journal, "commit", commit)]
 
@@ -452,8 +460,8 @@ def an_artifact_is_kept_after_its_record() -> list[Any]:
     async def put_blob(self: DiskStore, run_id: str, key: str, data: bytes) -> None:
         late.append((self, run_id, key, data))
 
-    async def committed(self: Journal, *, durable: bool = False) -> None:
-        await commit(self, durable=durable)
+    async def committed(self: Journal, **options: Any) -> None:
+        await commit(self, **options)
         while late:
             await known(*late.pop())
 

@@ -93,10 +93,14 @@ class Plans:
         return Plan(actions=given if isinstance(given, tuple) else (given,), usage=usage)
 
 
-class Policy(TieredPolicy):
-    """The tiers; `pair` needs two people, the request for one `wipe` in four expires, and of one kind of look it is denied."""
+class Policy:
+    """Foreign code that goes by the tiers; `pair` needs two people, the request for one `wipe` in four expires, one kind of look is denied.
+
+    It has no `offers`: what foreign code is shown are copies, and that it would be asked about each tool took a quarter of the time.
+    """
 
     version = "simulated-1"
+    _tiers = TieredPolicy()
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict by tool and number."""
@@ -107,11 +111,11 @@ class Policy(TieredPolicy):
             return Verdict(decision="require_approval", rule="soon", reason="decide soon", expires_s=20.0)
         if call.tool.name == "look" and number % 7 == 6:
             return Verdict(decision="deny", rule="six", reason="not this one")
-        return super().decide(call, state)
+        return self._tiers.decide(call, state)
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Whether a call of the tool may wait for people."""
-        return tool.name == "pair" or super().may_ask(tool)
+        return tool.name == "pair" or self._tiers.may_ask(tool)
 
 
 async def in_steps(run: StrategyRun) -> Any:
@@ -148,8 +152,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget
 
 
-def task_of(choices: Choices, number: int) -> Task:
-    """Draw a run."""
+def task_of(choices: Choices, number: int, *, small: bool = False) -> Task:
+    """Draw a run: at most three turns of three calls each; `small`: two of two."""
+    most_turns, most_calls = (2, 2) if small else (3, 3)
 
     def call() -> ToolCall:
         return ToolCall(tool=choices.one_of(NAMES[: 8 + choices.chance(0.1)]), args={"n": choices.below(12)})
@@ -157,10 +162,10 @@ def task_of(choices: Choices, number: int) -> Task:
     def turn() -> Any:
         kind = choices.below(10)
         if kind < 8:
-            return tuple(call() for _ in range(1 + choices.below(3)))
+            return tuple(call() for _ in range(1 + choices.below(most_calls)))
         return AskUser(question="well?") if kind == 8 else choices.one_of([Thought(content="hm"), Schedule(delay_s=7.0)])
 
-    turns = tuple(turn() for _ in range(choices.below(4)))
+    turns = tuple(turn() for _ in range(choices.below(most_turns + 1)))
     usage = choices.one_of([Usage(), Usage(input_tokens=3, model_calls=1)])
     most = choices.one_of([Budget(), Budget(), Budget(max_tool_calls=2), Budget(max_model_calls=2), Budget(max_iterations=2)])
     agent = Agent(

@@ -53,6 +53,7 @@ class Calls:
         self.tool: dict[str, str] = {}
         self.key: dict[str, str] = {}
         self.open: dict[str, bool] = {}
+        self.attempt: dict[str, int] = {}
         self.ended: dict[str, str] = {}
         self.agreed: dict[str, set[str]] = {}
         self.denied: set[str] = set()
@@ -70,7 +71,7 @@ class Calls:
         match record.event:
             case e.ToolStarted(call=call, tool=tool) as started:
                 self._begins(started, what)
-                self.tool[call], self.key[call], self.open[call] = tool, started.key, True
+                self.tool[call], self.key[call], self.open[call], self.attempt[call] = tool, started.key, True, started.attempt
                 self.ended.pop(call, None)
             case e.ToolFinished(call=call, error=error):
                 demand(call not in self.ended, "an outcome at most once", f"{what} is a second outcome of call {call}")
@@ -81,7 +82,8 @@ class Calls:
             case e.ToolReconciled(call=call, outcome=outcome, source=source) as settled:
                 if source == "late_worker":
                     self.late.add(call)
-                    if self.open.pop(call, None) is not None or call not in self.ended:
+                    own = settled.attempt in (0, self.attempt.get(call))  # else it says nothing of the attempt that has begun since
+                    if own and (self.open.pop(call, None) is not None or call not in self.ended):
                         self.ended[call] = "done" if settled.error is None else settled.error.code
                     return
                 doubt = f"{what} settles call {call} of {self.tool.get(call)}, by {source}"
@@ -281,8 +283,6 @@ class Reference:
         kept, state, calls = self.disk.runs[run_id], self.state(run_id), self.calls[run_id]
         taken = calls.taken
         once = len(taken) == len(set(taken)) or next(one for one in taken if taken.count(one) > 1).startswith(("timer:", "expired:"))
-        if self.disk.leases:  # who takes a run over may have read an answer that the zombie records: it is refused, and counts already
-            once = once or all(taken.count(one) == 1 + calls.refused.count(one) for one in taken if taken.count(one) > 1)
         demand(once, "an answer counts once", f"{run_id}: {taken}")
         holder = self.disk.claims.get(run_id)
         demand(holder is None or holder.dead, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")

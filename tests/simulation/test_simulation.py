@@ -6,8 +6,8 @@ import pytest
 
 from amounts import in_check, times
 from simulation.choices import Choices, shrunk
-from simulation.cuts import CUTS, applied, found_by
-from simulation.schedule import KNOWN, run_schedule
+from simulation.cuts import CUTS, applied, found_by, with_fault
+from simulation.schedule import run_schedule
 
 QUICKLY_FOUND = (
     "an_intent_is_left_out",
@@ -27,11 +27,16 @@ def test_no_schedule_breaks_a_promise(shard: int) -> None:
     """
     for seed in range(shard, times(200, soak=20_000), SHARDS):
         outcome = run_schedule(seed)
-        assert outcome.promise in ("", *KNOWN), f"seed {seed}: {outcome.what}"
+        assert not outcome.promise, f"seed {seed}: {outcome.what}"
 
 
 FOUND = {
     203360: "an outcome that came late took along what another pass had buffered, and broke the chain",
+    3108: "an approval was taken up by the pass beside the one that waited for it, and the run waited for ever",
+    3913: "a pass came to a bound of its own, and the replay to one of the run, which another pass had reached by then",
+    414: "a power failure took records from which a fork, which was durable, goes on",
+    400959: "an outcome came late between two calls of a turn, and the replay began the second one",
+    425940: "a pass that waited was answered while another one ended the run, and the replay went on with it",
     100810: "a reservation lapsed before its time by a clock that jumped (the tenant's bound does not hold then)",
 }
 """Seeds that found something, with what it was."""
@@ -64,9 +69,9 @@ def test_a_fault_put_in_on_purpose_is_found(name: str) -> None:
 @in_check
 @pytest.mark.parametrize("name", sorted(set(CUTS) - set(QUICKLY_FOUND)))
 def test_every_fault_put_in_on_purpose_fits(name: str) -> None:
-    """Each of them still names what is there in the engine; the command says whether it is found."""
-    with applied(name):
-        run_schedule(given=())
+    """Each of them still names what is there in the engine, and is called as that is; the command says whether it is found."""
+    for seed in range(3):
+        with_fault(name, seed)
 
 
 def test_a_failing_schedule_is_made_smaller() -> None:

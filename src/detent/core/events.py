@@ -551,7 +551,10 @@ class ToolInDoubt(Event, frozen=True, kw_only=True):
 
 
 class ToolReconciled(Event, frozen=True, kw_only=True):
-    """What became of a call in doubt: `again` (run it again with the same key), `happened` (with a result), `not_happened`, `told`."""
+    """What became of a call in doubt: `again` (run it again with the same key), `happened` (with a result), `not_happened`, `told`.
+
+    `attempt` is which of its attempts that is about (0: not said): the outcome of a worker that had lost the run says nothing of a later one.
+    """
 
     call: str
     outcome: Literal["again", "happened", "not_happened", "told"]
@@ -561,6 +564,7 @@ class ToolReconciled(Event, frozen=True, kw_only=True):
     by: str = ""
     via: str = ""
     signal: str = ""
+    attempt: int = 0
 
 
 class MetaToolAnswered(Event, frozen=True, kw_only=True):

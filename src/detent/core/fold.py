@@ -818,12 +818,11 @@ def _in_order(before: KernelState, calls: dict[str, CallState]) -> tuple[Seq[Ite
 
 
 def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:
-    if event.source == "late_worker" and state.call(event.call) is None:
-        return state  # the turn is over; the log now shows both facts
+    late, known = event.source == "late_worker", state.call(event.call)
+    if late and (known is None or known.status == "finished" or 0 < event.attempt < known.attempt):
+        return state  # the turn is over, what was told before stands, or another attempt has begun; the log now shows both facts
     call = _call_state(state, event.call)
-    if call.status == "finished" or (call.status == "again" and event.source != "late_worker"):
-        if event.source == "late_worker":
-            return state  # what was told before stands; the log now shows both facts
+    if call.status == "finished" or (call.status == "again" and not late):
         raise IllegalEvent(state.run_id, f"call {event.call} is settled already")
     if event.outcome == "again":
         return _wake(_call(state, event.call, status="again"))

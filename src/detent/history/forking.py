@@ -20,7 +20,7 @@ from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import STATE_VERSION, read_record
-from detent.core.errors import ConfigError, NotAllowedNow, RunErased, RunNotFound
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunErased, RunNotFound
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
@@ -158,8 +158,19 @@ async def begin(
             openings=1,
             ancestors=(head.run_id,),
         )
+        await _made_durable(store, run_id, at)
         await _write(parts, forked, bare, reserved)
     return child_id
+
+
+async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
+    """Have the store keep the parent up to record `at` through a power failure, which the fork survives: an append of nothing does that."""
+    while ((sealed := await store.sealed(run_id)) is None or sealed[0] < at) and (head := await store.head(run_id)) is not None:
+        digest = "".join([read_record(line).digest for line in await store.read(run_id, after=head.records - 1, limit=1)])
+        head = msgspec.structs.replace(head, digest=digest)
+        with contextlib.suppress(Conflict):  # who advances it was faster
+            await store.append(run_id, head.records, (), head=head, durable=True)
+            return
 
 
 async def _write(parts: Parts, forked: Forked, bare: RunState, reserved: Sequence[str]) -> None:

@@ -19,14 +19,18 @@ from detent.core import events as e
 from detent.core.codec import encode, encode_event
 from detent.core.errors import Divergence
 from detent.core.records import Record
+from detent.core.settle import ENDS_RUN
 from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
+from detent.running.passes import Waits
 
 GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
 """Model calls are made, and tenants' accounts are read, outside of what is re-executed: their records are taken as they are, wherever they stand."""
 
 WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)
 """What a pass does that has not found any cancellation."""
+
+_END_THE_RUN = {*ENDS_RUN, "budget_exhausted", "max_iterations"} - {"cancelled"}
 
 STUCK = 10_000
 """After so many turns of the event loop without a record, passes that run side by side wait for each other for ever."""
@@ -101,6 +105,8 @@ class Interruptions:
         open where the log ends.
         """
         mine, seen, turns = BRANCH.get(), -1, 0
+        if mine and self._goes_on(mine) and self._rests(mine):
+            raise Waits("waiting_for_operator")  # which weighs least
         while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK and self._closing():
@@ -114,6 +120,28 @@ class Interruptions:
         ends = (e.PassFinished, e.ToolInDoubt)
         made = (event for _, event in self._ahead() if _made_by_kernel(event) and not isinstance(event, ends))
         return isinstance(next(made, None), e.RunFinished)
+
+    def _rests(self, scope: str) -> bool:
+        """Whether a pass makes no record any more: it had come to rest when another one ended the run, whatever came for it by then.
+
+        The log has then the end of that one, those of all that rested, in the order of the passes and for the reason of the run, and the run's.
+        """
+        mine, start = self._own()[0], self.cursor
+        if not isinstance(mine, e.PassFinished) or mine.dimension or mine.reason not in _END_THE_RUN:  # a bound of its own has a dimension
+            return False
+        while start and _ends_as(self.records[start - 1].event, mine):
+            start -= 1
+        ends: list[str] = []
+        for record in self.records[start:]:
+            if isinstance(record.event, e.RunFinished):
+                rested = ends[1:]
+                alike = (record.event.reason, record.event.error) == (mine.reason, mine.error)
+                return alike and scope in rested and rested == [known for known in self.state.passes if known in rested]
+            if _ends_as(record.event, mine):
+                ends.append(record.envelope.scope)
+            elif _made_by_kernel(record.event):
+                ends.clear()
+        return False
 
     def _goes_on(self, scope: str) -> bool:
         return self.state.passes[scope].status not in CLOSED
@@ -162,6 +190,11 @@ class Interruptions:
     def asks(self) -> bool:
         """Whether this is a pass beside others that asks its planner next, whatever happened beside it since it decided to."""
         return bool(BRANCH.get()) and isinstance(self._own()[0], (e.Planned, e.PlanRejected))
+
+
+def _ends_as(event: e.AnyEvent | None, other: e.PassFinished) -> bool:
+    """Whether an event is the end of a pass, for the same reason as another one."""
+    return isinstance(event, e.PassFinished) and (event.reason, event.error) == (other.reason, other.error)
 
 
 def _made_by_kernel(event: e.AnyEvent | None) -> bool:

@@ -43,6 +43,11 @@ class ReplayWorld:
             flag.set("cancelled")
         return flag
 
+    @property
+    def stays(self) -> bool:
+        """Whether the log goes on with that wait."""
+        return isinstance(self._journal.next, e.RunWaiting)
+
     def proceed(self) -> None:
         """Nothing suspends a re-execution."""
 

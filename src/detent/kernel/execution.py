@@ -143,6 +143,8 @@ async def _begin(calls: list[CallState], context: KernelContext, digests: dict[s
     else:
         async with held:
             refused = _started(calls, context, digests, ready)
+        if refused is not None and not ready:  # as it is now: others went on meanwhile, and are on record before it
+            refused = _started(calls, context, digests, ready)
     if len(calls) > 1 and ready:
         await context.run.world.together([(call, partial(_attempts, call, digest, context)) for call, digest in ready], context)
     elif ready:

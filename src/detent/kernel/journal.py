@@ -69,6 +69,7 @@ class Journal:
         "_store",
         "_telling",
         "_told",
+        "_under",
         "state",
     )
 
@@ -81,6 +82,7 @@ class Journal:
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
         self._released: tuple[str, ...] | None = ()
+        self._under = False, False  # whether the last append was durable, and an intent
         self._gate, self._telling = Gate(), asyncio.Lock()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
@@ -129,11 +131,13 @@ class Journal:
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended.
 
-        `intent`: a call with an effect begins; also raise `CancelWaits`.
+        `intent`: a call with an effect begins; also raise `CancelWaits`. Where another pass took the records along with a commit of its own that
+        promised less, an append of nothing makes up for that.
         """
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
-            if not self._lines and not self._consumed and self._released == ():
+            as_good = durable <= self._under[0] and intent <= self._under[1]
+            if not self._lines and not self._consumed and self._released == () and as_good:
                 return
             lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
             self._lines, self._consumed, self._released = [], [], ()
@@ -148,7 +152,7 @@ class Journal:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
                 self._released = _both(released, self._released)
                 raise
-            self._committed, self._charged = state.seq, state.usage
+            self._committed, self._charged, self._under = state.seq, state.usage, (durable, intent)
         finally:
             self._gate.leave()
         if self._sinks and self._told:
@@ -174,7 +178,9 @@ class Journal:
         """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""
         if isinstance(event, ToolInDoubt):
             return
+        known = self.state.call(event.call)
         outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
+        outcome = replace(outcome, attempt=known.attempt if known is not None else 0)
         for _ in range(10):
             late = copy(self)  # what this one holds is lost, with what passes beside the call may still put into it
             late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()

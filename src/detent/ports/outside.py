@@ -115,7 +115,8 @@ class Turns:
 class World(Protocol):
     """What is outside: live, or read from a log.
 
-    `scheduled`: a call alone waits for its turn as well as a group of them. `quiet`: no signal came, and no account is to be read.
+    `scheduled`: a call alone waits for its turn as well as a group of them. `quiet`: no signal came, and no account is to be read. `stays`: the
+    run is on record as waiting here, though a pass of it could go on (as 0.1.0 had it).
     """
 
     @property
@@ -123,6 +124,9 @@ class World(Protocol):
 
     @property
     def quiet(self) -> bool: ...
+
+    @property
+    def stays(self) -> bool: ...
 
     def models(self, context: Any) -> Models | None: ...
 

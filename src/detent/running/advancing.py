@@ -182,7 +182,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_decides", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -198,6 +198,7 @@ class Advancing:
         self.parts, self.run_id = parts, run_id
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
+        self._decides = False
         self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
@@ -280,7 +281,7 @@ class Advancing:
             if outer.get():
                 outer.set("")
         ADVANCED.set(self.run_id)
-        self.control.ready = True  # what came since is in the inbox, which is looked into first
+        self._decides = self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact)).keep)
         try:
@@ -382,6 +383,19 @@ class Advancing:
             return journal.state
         return await self.go(journal, turns=turns)
 
+    async def missed(self, state: RunState) -> bool:
+        """Whether a signal waits for the run, which has come to rest at `state` here: it came when the claim was about to be released.
+
+        Who goes on again does so inline, and begins with what the inbox holds then.
+        """
+        if not self._decides or state.status == "running":
+            return False
+        self._inline, self.control.ready = True, False
+        waiting: Sequence[Signal] = ()
+        with suppress(DetentError):  # else who looks next decides
+            waiting = (await self.parts.store.signals([self.run_id])).get(self.run_id, ())
+        return any(not rules.early(signal, state, self.parts.clock.now()) for signal in waiting)
+
     async def _settled(self, state: RunState, left: Sequence[Signal]) -> list[ToolReconciled]:
         """Ask the tools of calls in doubt what became of them; return what they know now. What a person has said of a call is not asked again."""
         told = [signal.payload.get("call") for signal in left if signal.kind == "reconcile"]
@@ -402,6 +416,7 @@ class Advancing:
 
     async def _stands(self, state: RunState, left: Sequence[Signal]) -> RunState:
         """Leave the run as it is; drop what came for it and does not count, and put that on record."""
+        self._decides = True
         self.control.drop(left)
         if not left:
             return state

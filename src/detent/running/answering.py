@@ -123,9 +123,15 @@ async def reconcile(
     resume: bool = True,
     host: Host | None = None,
 ) -> Result:
-    """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key). `by`: the user of this process."""
+    """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key). `by`: the user of this process.
+
+    It counts for the attempt that is in doubt now. Raises `NotAllowedNow` for a call that is not (`not_in_doubt`), or whose attempt is another
+    by the time it is taken up (`attempt_changed`).
+    """
     state = await runtime.standing(run_id, host)
-    payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result}
+    known = state.call(call_id)
+    attempt = known.attempt if known is not None else 0
+    payload = {"call": call_id, "outcome": "happened" if happened else "not_happened", "result": result, "attempt": attempt}
     return await _send(runtime, state, "reconcile", payload, by=by or me(), resume=resume)
 
 

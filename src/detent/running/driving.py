@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from detent.core import events as e
 from detent.core.errors import Divergence, PassFailed, RunError, StoreError
-from detent.core.settle import Settled
+from detent.core.settle import Settled, waits
+from detent.core.state import CLOSED, RunState
 from detent.kernel.context import Run
 from detent.kernel.kernel import Kernel
 from detent.ports import Passed, Strategy, json_problem
@@ -28,6 +29,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
         await run.journal.commit()
     left = Turns(turns)
     while not run.state.terminal:
+        began = run.state.seq
         try:
             settled = await _settled(run, strategy, StrategyPasses(run, get, left))
         except TurnsUsed:
@@ -37,6 +39,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             settled = end.settled
         except Waits as wait:
             if run.state.cancel is None:
+                if run.state.seq > began and _woken(run.state) and not run.world.stays:
+                    continue
                 if run.state.status != wait.status:
                     run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
                 await run.journal.commit(durable=True)
@@ -48,6 +52,11 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             settled = Settled(reason="cancelled", error=run.state.cancel)  # recorded by one pass before another reached a bound
         _close(run, settled)
         await run.journal.commit(durable=True)
+
+
+def _woken(state: RunState) -> bool:
+    """Whether a pass that waited can go on: what it waited for came while another one, beside it, went on and took it up."""
+    return any(known.status not in CLOSED and not known.ended and not waits(state, known) for known in state.passes.values())
 
 
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:

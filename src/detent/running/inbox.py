@@ -163,9 +163,11 @@ def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
             return e.SubagentJoined(child=child, status=status, output=said.output, signal=of)
         case rules.Settled(call=call, outcome="happened"):
             result = msgspec.Raw(msgspec.json.encode(said.result))
-            return e.ToolReconciled(call=call, outcome="happened", source="person", result=result, by=by, via=via, signal=of)
+            return e.ToolReconciled(
+                call=call, outcome="happened", source="person", result=result, by=by, via=via, signal=of, attempt=said.attempt
+            )
         case rules.Settled(call=call):
             outcome = "not_happened" if state.terminal else "again"
-            return e.ToolReconciled(call=call, outcome=outcome, source="person", by=by, via=via, signal=of)
+            return e.ToolReconciled(call=call, outcome=outcome, source="person", by=by, via=via, signal=of, attempt=said.attempt)
         case _:
             assert_never(said)

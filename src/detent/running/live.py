@@ -74,6 +74,7 @@ class LiveWorld(Calls):
     """What a live run reaches the world through."""
 
     scheduled: bool = False
+    stays: bool = False
 
     __slots__ = (
         "_base_ms",

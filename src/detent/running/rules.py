@@ -40,11 +40,12 @@ class Replied(_Shape, frozen=True, kw_only=True):
 
 
 class Settled(_Shape, frozen=True, kw_only=True):
-    """Of `reconcile`: what became of a call in doubt."""
+    """Of `reconcile`: what became of a call in doubt, in which attempt (0: whichever is in doubt, as 0.1.0 said it)."""
 
     call: str
     outcome: Literal["happened", "not_happened"]
     result: Any = None
+    attempt: int = 0
 
 
 class Cancelled(_Shape, frozen=True, kw_only=True):
@@ -112,6 +113,9 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
             if call not in state.in_doubt:
                 why = f"call {call!r} of run {state.run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})"
                 raise NotAllowedNow(state.run_id, why, reason_code="not_in_doubt")
+            if (known := state.call(call)) is not None and said.attempt not in (0, known.attempt):
+                why = f"what was said of call {call!r} of run {state.run_id!r} is about attempt {said.attempt}; attempt {known.attempt} is in doubt"
+                raise NotAllowedNow(state.run_id, why, reason_code="attempt_changed")
         case Timed(timer_id=timer):
             if timer not in state.timers:
                 raise NotAllowedNow(state.run_id, f"run {state.run_id!r} has no timer {timer!r}", reason_code="unknown_timer")

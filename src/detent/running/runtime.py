@@ -22,7 +22,7 @@ from detent.config.planners import Planners
 from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
-from detent.core.errors import RunBusy, RunNotFound, UnknownName
+from detent.core.errors import DetentError, RunBusy, RunNotFound, UnknownName
 from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
@@ -269,7 +269,8 @@ class Runtime:
                 async with advancing:
                     begun = await begin(advancing)
                     del begin  # it holds what the run was made of
-                    return begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
+                    state = begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
+                return state if turns is not None else await _looked_again(advancing, state)
         finally:
             self._queued.discard(advancing)
 
@@ -385,3 +386,12 @@ class Runtime:
         """Put something around every planner, and other `Parts` in the place of those that are there."""
         self.planners.around = planner or self.planners.around
         self.parts = msgspec.structs.replace(self.parts, **others)
+
+
+async def _looked_again(advancing: Advancing, state: RunState) -> RunState:
+    """Take up what came between the last look into the inbox and the release of the claim: its sender was told that somebody has the run."""
+    with contextlib.suppress(DetentError if state.terminal else RunBusy):  # who has it now, or looks next, decides
+        while await advancing.missed(state):
+            async with advancing:
+                state = await advancing.resume()
+    return state

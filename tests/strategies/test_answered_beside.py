@@ -1,0 +1,117 @@
+"""Passes side by side, and what comes for one while another acts: it wakes, or it rests, and the log comes out again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from detent import Agent, FatalToolError, FinalAnswer, Plan, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.errors import Conflict
+from detent.core.state import RunState
+from detent.kernel.journal import Journal
+from detent.stores.ram import RamStore
+from detent.testing.clocks import FakeClock, SequentialIds
+from detent.testing.faults import Crash, CrashingStore
+from metering.providers import Planning, engine, events_of, of
+from strategies.test_side_by_side import both, put, replays
+
+
+def test_a_pass_whose_approval_was_taken_up_by_the_one_beside_it_goes_on() -> None:
+    """It had come to rest by then: the run waited for an approval that was there, and nothing that anybody did moved it again."""
+
+    async def plan(view: View) -> Any:
+        return FinalAnswer(content=view.scope) if view.results else ToolCall(tool="wipe", args={"of": view.scope})
+
+    async def main() -> None:
+        @tool(side_effect="destructive")
+        async def wipe(of: str) -> str:
+            """Wipe it; while one is at it, the other one is approved."""
+            if of == "a":
+                for _ in range(9):
+                    await asyncio.sleep(0)
+                await made.approve("r", "b.1.0", by="bob", resume=False)
+            return of
+
+        async with engine(Planning(plan), wipe, strategies={"mine": both}, approver="caller") as made:
+            agent = Agent(name="a", strategy="mine", tools=["wipe"])
+            assert (await made.run(agent, "go", run_id="r")).status == "waiting_for_approval"
+            result = await made.approve("r", "a.1.0", by="ann")
+            assert (result.status, result.output) == ("completed", ["a", "b"])
+            assert len(of(await events_of(made.store, "r"), e.RunWaiting)) == 1
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_pass_that_was_answered_while_another_one_ended_the_run_rests_in_the_replay_too() -> None:
+    """It had come to rest before the answer was taken up, and no log says when it looked: it makes no record any more but that of its end."""
+
+    async def plan(view: View) -> Any:
+        return ToolCall(tool="ends", args={}) if view.results else ToolCall(tool="wipe", args={"of": view.scope})
+
+    async def main() -> None:
+        @tool(side_effect="destructive")
+        async def wipe(of: str) -> str:
+            """Wipe it; while one is at it, the other one is approved."""
+            for _ in range(9):
+                await asyncio.sleep(0)
+            await made.approve("r", "b.1.0", by="bob", resume=False)
+            return of
+
+        @tool(side_effect="read")
+        async def ends() -> str:
+            """End the run."""
+            raise FatalToolError("the end")
+
+        async with engine(Planning(plan), wipe, ends, strategies={"mine": both}, approver="caller") as made:
+            agent = Agent(name="a", strategy="mine", tools=["wipe", "ends"])
+            await made.run(agent, "go", run_id="r")
+            assert (await made.approve("r", "a.1.0", by="ann")).reason == "fatal_tool_error"
+            kinds = [type(one) for one in of(await events_of(made.store, "r"), e.ApprovalResolved, e.PassFinished, e.ToolFinished)]
+            assert kinds == [e.ApprovalResolved, e.ToolFinished, e.ApprovalResolved, e.ToolFinished, e.PassFinished, e.PassFinished]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Later(RamStore):
+    """A store in which a worker that had lost the run puts its outcome on the log as soon as somebody else has settled the call."""
+
+    outcome: e.ToolFinished | None = None
+
+    async def append(self, run_id: str, expected_seq: int, records: Any, **options: Any) -> None:
+        """See `EventStore.append`."""
+        await super().append(run_id, expected_seq, records, **options)
+        if self.outcome is not None and any(b'"outcome":"told"' in line for line in records):
+            outcome, self.outcome = self.outcome, None
+            await Journal(self, RunState(run_id=run_id), clock=FakeClock(), ids=SequentialIds()).late_outcome(outcome)
+
+
+def test_an_outcome_that_comes_late_amid_the_calls_of_a_turn_replays() -> None:
+    """It stands where the next call would have begun: the one who has the run could not append that, and began again behind it."""
+
+    async def plan(view: View) -> Any:
+        calls = (ToolCall(tool="put", args={"n": 1}), ToolCall(tool="put", args={"n": 2}))
+        return FinalAnswer(content="done") if view.results else Plan(actions=calls)
+
+    async def main() -> None:
+        inner, agent = Later(), Agent(name="a", tools=["put"], on_unknown="tell")
+        store = CrashingStore(inner, at=3, when="before", operations=("append",))
+        with contextlib.suppress(Crash):
+            await engine(Planning(plan), put, store=store).run(agent, "go", run_id="r")
+        await inner.release("r")
+        inner.outcome = e.ToolFinished(call="main.1.0", result=msgspec.Raw(b"1"))
+        async with engine(Planning(plan), put, store=inner) as made:
+            with pytest.raises(Conflict):
+                await made.resume("r")
+            assert (await made.resume("r")).status == "completed"
+            found = of(await events_of(inner, "r"), e.ToolReconciled, e.RunResumed)
+            assert [getattr(one, "source", "resumed") for one in found] == ["resumed", "agent", "late_worker", "resumed"]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -60,7 +60,7 @@ from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.control import Control
-from detent.running.declarations import held, levels_of, refuse_unfounded, resumption
+from detent.running.declarations import held, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
 from detent.running.healing import heal
@@ -369,7 +369,8 @@ class Advancing:
         if not state.terminal:
             resumed = resumption(state, digests, levels, worker=parts.worker)
             declared = declared_of({name: tool for name, tool in tools.items() if f"tool:{name}" in resumed.changed})
-            journal.record(msgspec.structs.replace(resumed, declared=declared))
+            policy = kept_policy(parts.policy, (*parts.redact, *state.agent.redact)) if "policy" in resumed.changed else {}
+            journal.record(msgspec.structs.replace(resumed, declared=declared, policy=policy))
         for event in settled:
             journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)

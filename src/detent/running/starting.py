@@ -27,7 +27,7 @@ from detent.running import admission
 from detent.running.admission import new_run_id
 from detent.running.advancing import Advancing, declared_of, digests_of, meta_tool_of_some_kernel, tools_of
 from detent.running.answering import refuse_reopening
-from detent.running.declarations import levels_of, one_level
+from detent.running.declarations import kept_policy, levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.people import me, poster
@@ -134,7 +134,8 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        declared = msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable), levels=levels_of(tools))
+        digests, policy = digests_of(tools, runtime.parts, usable), kept_policy(runtime.parts.policy, patterns)
+        declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:
             journal.release(reserved)

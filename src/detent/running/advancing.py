@@ -196,7 +196,7 @@ class Advancing:
         self.parts, self.run_id = parts, run_id
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
-        self.control = Control(grace_s=parts.grace_s)
+        self.control = Control(run_id, grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
@@ -244,7 +244,8 @@ class Advancing:
         try:
             if self.parts.tenants and self._journal is not None:
                 await self.parts.tenants.give_back(self.run_id, self._journal.state.host.tenant, self._journal.unreleased)
-            await give_back(self.parts.store, self.run_id)
+            if self.parts.watcher.holds(self.run_id, self.control):  # it may have been taken on again meanwhile
+                await give_back(self.parts.store, self.run_id)
         finally:
             self.parts.watcher.free(self.run_id, self.control)
 
@@ -261,10 +262,10 @@ class Advancing:
                 journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
                 await journal.commit()
 
-    def journal(self, state: RunState) -> Journal:
-        """Return a journal that goes on after `state`."""
-        sinks = [apart(sink) for sink in self._sinks]
-        if self.parts.hooks is not noop_hooks:
+    def journal(self, state: RunState, *, told: bool = True) -> Journal:
+        """Return a journal that goes on after `state`; where it is not `told`, no observer and no hook hears of its records."""
+        sinks = [apart(sink) for sink in self._sinks] if told else []
+        if told and self.parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(self.parts.hooks).on_record)
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)

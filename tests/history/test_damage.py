@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Callable
@@ -233,6 +234,34 @@ def test_a_cancellation_that_is_not_what_was_posted_ends_no_run(change: Callable
             assert (await engine.resume("r")).status == "waiting_for_user"
             assert (await engine.decided("r", "one")).code == "altered"
             assert (await engine.cancel("r", by="ann")).reason == "cancelled"
+
+    run_async(main)
+
+
+def test_a_cancellation_that_was_meant_for_another_run_interrupts_nothing() -> None:
+    """The process that advances the run sees it at once, and goes on."""
+
+    async def main() -> None:
+        begun, gate, store = asyncio.Event(), asyncio.Event(), RamStore()
+
+        @tool(side_effect="write", timeout_s=None)
+        async def work(context: ToolContext) -> str:
+            """Work until let go."""
+            begun.set()
+            await gate.wait()
+            return "cancelled" if context.cancelled else "done"
+
+        engine = Engine(store=store, planner=Script([call("work"), FinalAnswer(content="done")]), tools=[work])
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
+        await begun.wait()
+        await store.post("r", posted_to("another", Signal(id="one", kind="cancel", by="ann")))
+        control = engine.runtime.parts.watcher.control("r")
+        assert control is not None
+        control.notify((await store.signals(["r"]))["r"])
+        gate.set()
+        result = await running
+        assert (result.status, result.tool_calls[0].content) == ("completed", "done")
+        assert (await engine.decided("r", "one")).code == "altered"
 
     run_async(main)
 

@@ -163,6 +163,22 @@ def test_what_a_policy_that_is_data_decided_is_judged_again_by_it(kind: str, own
     asyncio.run(main())
 
 
+def test_each_opening_is_judged_again_by_the_policy_that_it_had() -> None:
+    """A policy that came with a later opening is kept there; one that did not change is not kept again."""
+    store, one, two = RamStore(), RulePolicy(RULES, name="one"), RulePolicy(RULES, name="two")
+
+    def under(policy: Any) -> Engine:
+        return Engine(store=store, planner=Plans(tool="put"), tools=[put], policy=policy, approver="caller")
+
+    async def main() -> None:
+        await reopened(store, lambda: under(one), lambda: under(two), Agent(name="a", tools=["put"]), budget=Budget(max_failed_turns=9))
+        assert b"".join(await store.read("r")).count(b'"policy":{"kind"') == 2
+        found = await under(None).replay("r")
+        assert (found.identical, found.not_judged, found.judged_by) == (True, (), (one.version, two.version))
+
+    asyncio.run(main())
+
+
 async def _judged(engine: Engine, lines: list[bytes]) -> Replay:
     """Replay records whose bytes were changed, without looking at their digests."""
     return await replay([read_record(line) for line in lines], engine.runtime.parts)

@@ -229,12 +229,17 @@ def test_verify_compares_with_a_head_that_was_kept(desk: Desk) -> None:
 
 
 def test_replay_names_the_record_where_code_and_log_part(desk: Desk) -> None:
-    """A tool that is called something else now is missing: usage. The same code: identical."""
+    """The same code: identical. A tool with another declaration is named; one that refuses what it took is another code."""
     desk.detent("run", "Go")
     same = desk.detent("replay", "last")
     assert same.code == 0
     assert "identical" in same.out
-    desk.write("tools.py", (desk.home / "tools.py").read_text().replace('side_effect="write"', 'side_effect="write", idempotent=True'))
+    text = (desk.home / "tools.py").read_text()
+    desk.write("tools.py", text.replace('side_effect="write"', 'side_effect="write", idempotent=True'))
+    declared = desk.detent("replay", "last")
+    assert (declared.code, "declared otherwise: 1 calls (main.1.0)" in declared.out) == (0, True), declared.out
+    refusing = "from typing import Annotated\nfrom pydantic import AfterValidator\n\n\ndef refuse(text):\n    raise ValueError(text)\n"
+    desk.write("tools.py", refusing + text.replace("note(text: str)", "note(text: Annotated[str, AfterValidator(refuse)])"))
     other = desk.detent("replay", "last")
     assert other.code == 1
     assert "differs at record" in other.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import pytest
 from detent import Agent, AskUser, Engine, FinalAnswer, ToolContext, View, tool
 from detent.core.errors import CorruptLog
 from detent.history import moving
-from detent.ports import Signal
+from detent.ports import Signal, posted_to
+from detent.stores.locks import lock_path
 from detent.stores.ram import RamStore
 from history.test_removing import url_of
 from kernel.runs import Script, call, run_async
@@ -181,6 +183,140 @@ def test_verify_reads_the_inbox(kind: str, tmp_path: Path) -> None:
                 db.close()
             checked = await engine.verify("r")
             assert not checked.ok and "inbox" in checked.problem and "cannot be read" in checked.problem
+
+    run_async(main)
+
+
+def in_inbox(kind: str, directory: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change what waits in the inbox of run `r` behind the store's back."""
+    if kind == "file":
+        path = directory / "logs" / ".inbox" / "r.jsonl"
+        path.write_bytes(change(path.read_bytes()))
+        return
+    with sqlite3.connect(directory / "runs.db") as db:
+        for number, data in db.execute("SELECT rowid, signal FROM inbox WHERE signal IS NOT NULL").fetchall():
+            db.execute("UPDATE inbox SET signal=? WHERE rowid=?", (change(data), number))
+    db.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_an_answer_that_was_altered_in_the_inbox_is_named_and_does_not_count(kind: str, tmp_path: Path) -> None:
+    """One flipped bit of a reply reached the planner as what the user had said; and who said it could be made another."""
+
+    async def main() -> None:
+        async with engine_of(kind, tmp_path, FinalAnswer(content="done")) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+            said = (await engine.reply("r", "yes", by="ann", resume=False)).answered
+            assert said is not None and (await engine.verify("r")).ok
+            in_inbox(kind, tmp_path, lambda data: data.replace(b'"yes"', b'"yds"'))
+            checked = await engine.verify("r")
+            assert not checked.ok and said.signal in checked.problem and "altered" in checked.problem
+            assert (await engine.resume("r")).status == "waiting_for_user"
+            became = await engine.decided("r", said.signal)
+            assert (became.outcome, became.code) == ("refused", "altered")
+            assert (await engine.reply("r", "yes", by="ann")).output == "done"
+            assert (await engine.verify("r")).ok and (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("change", [lambda data: data.replace(b'"ann"', b'"bob"'), lambda data: data], ids=["altered", "of another run"])
+def test_a_cancellation_that_is_not_what_was_posted_ends_no_run(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """Neither one in which another name was written, nor one that was put into the inbox of another run."""
+
+    async def main() -> None:
+        async with engine_of("file", tmp_path, FinalAnswer(content="done")) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+            to = "r" if change(b'"ann"') != b'"ann"' else "another"
+            await engine.store.post("r", posted_to(to, Signal(id="one", kind="cancel", by="ann")))
+            in_inbox("file", tmp_path, change)
+            assert "altered" in (await engine.verify("r")).problem
+            assert (await engine.resume("r")).status == "waiting_for_user"
+            assert (await engine.decided("r", "one")).code == "altered"
+            assert (await engine.cancel("r", by="ann")).reason == "cancelled"
+
+    run_async(main)
+
+
+def test_a_cancellation_that_was_meant_for_another_run_interrupts_nothing() -> None:
+    """The process that advances the run sees it at once, and goes on."""
+
+    async def main() -> None:
+        begun, gate, store = asyncio.Event(), asyncio.Event(), RamStore()
+
+        @tool(side_effect="write", timeout_s=None)
+        async def work(context: ToolContext) -> str:
+            """Work until let go."""
+            begun.set()
+            await gate.wait()
+            return "cancelled" if context.cancelled else "done"
+
+        engine = Engine(store=store, planner=Script([call("work"), FinalAnswer(content="done")]), tools=[work])
+        running = asyncio.create_task(engine.run(Agent(name="w", tools=["work"]), "go", run_id="r"))
+        await begun.wait()
+        await store.post("r", posted_to("another", Signal(id="one", kind="cancel", by="ann")))
+        control = engine.runtime.parts.watcher.control("r")
+        assert control is not None
+        control.notify((await store.signals(["r"]))["r"])
+        gate.set()
+        result = await running
+        assert (result.status, result.tool_calls[0].content) == ("completed", "done")
+        assert (await engine.decided("r", "one")).code == "altered"
+
+    run_async(main)
+
+
+FILED: dict[str, tuple[bytes, bytes | None, str]] = {
+    "nonsense": (b"nobody", None, "cannot be read"),
+    "not text": (b'["\xff","h"]', None, "cannot be read"),
+    "no process": (b'["me","me/b"]', None, "no name of a process"),
+    "another host": (b'["here:7:0123456789ab","there/b"]', None, "host 'there/b'"),
+    "a lease for ever": (b'["there:7:0123456789ab","there/b"]', b"99999999999999999.000\n", "ends at"),
+    "no lease": (b'["there:7:0123456789ab","there/b"]', b"not a number........\n", "cannot be read"),
+}
+ROWS: dict[str, tuple[str, str]] = {
+    "no process": ("UPDATE claims SET holder='me'", "no name of a process"),
+    "no text": ("UPDATE claims SET holder=x'00'", "no name of a process"),
+    "another host": ("UPDATE holders SET host='there/b'", "host 'there/b'"),
+    "a lease for ever": ("UPDATE holders SET expires=1e300", "ends at"),
+    "no lease": ("UPDATE holders SET expires='soon'", "ends at"),
+}
+
+
+@pytest.mark.parametrize("how", FILED)
+def test_verify_reads_the_claim_in_files(how: str, tmp_path: Path) -> None:
+    """A claim that no process can have written keeps everybody from the run, or nobody; `verify` did not look at it."""
+
+    async def main() -> None:
+        async with engine_of("file", tmp_path) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+            await engine.store.claim("r")
+            assert (await engine.verify("r")).ok
+            (claim,) = (tmp_path / "logs").rglob("r.claim")
+            written, lease, said = FILED[how]
+            claim.write_bytes(written)
+            if lease is not None:
+                lock_path(claim.parent, "there:7:0123456789ab", "there/b").write_bytes(lease)
+            checked = await engine.verify("r")
+            assert not checked.ok and checked.sequence is None and said in checked.problem
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("how", ROWS)
+def test_verify_reads_the_claim_in_sqlite(how: str, tmp_path: Path) -> None:
+    """The same of the rows of a database."""
+
+    async def main() -> None:
+        async with engine_of("sqlite", tmp_path) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+            await engine.store.claim("r")
+            assert (await engine.verify("r")).ok
+            with sqlite3.connect(tmp_path / "runs.db") as db:
+                db.execute(ROWS[how][0])
+            db.close()
+            checked = await engine.verify("r")
+            assert not checked.ok and checked.sequence is None and ROWS[how][1] in checked.problem
 
     run_async(main)
 

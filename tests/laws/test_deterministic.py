@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from crash.workload import EXPECTED, RUN, make_tools, plan, work, worker
 from detent import FinalAnswer, NotExecuted, Thought, ToolCall, ToolFailed, View, tool
@@ -164,9 +165,14 @@ async def chatty(state: Any, context: Any) -> Any:
     return transition(context.state, scratchpad={"turn": str(state.iteration)})
 
 
+def refused(n: int) -> int:
+    """Refuse every number."""
+    raise ValueError("no number will do")
+
+
 @pytest.mark.parametrize("change", ["policy", "kernel", "tool"])
 def test_replay_names_the_first_record_that_comes_out_otherwise(change: str, tmp_path: Path) -> None:
-    """With another policy, kernel or tool: not identical, at that sequence, with what the log has and what the code gives."""
+    """With other code in policy, kernel or tool: not identical, at that sequence, with what the log has and what the code gives."""
 
     async def main() -> None:
         place, effects = Place("ram", tmp_path), Effects(tmp_path / "effects")
@@ -180,8 +186,8 @@ def test_replay_names_the_first_record_that_comes_out_otherwise(change: str, tmp
             options["kernel"] = make_kernel((think, chatty, act_phase))
         else:
 
-            async def put(n: str) -> str:
-                """Want something else."""
+            async def put(n: Annotated[int, AfterValidator(refused)]) -> int:
+                """Is declared as it was, and refuses what it took."""
                 return n
 
             tools = [t if t.name != "put" else tool(put, side_effect="write") for t in tools]

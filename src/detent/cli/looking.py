@@ -193,9 +193,15 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
 
     found = session.drive(work)
     session.output.document(found)
-    if found.not_judged:
-        some = ", ".join(found.not_judged[:5]) + (", ..." if len(found.not_judged) > 5 else "")
-        session.output.show(f"not judged again, because another policy had decided: {len(found.not_judged)} calls ({some})")
+    if found.judged_by:
+        session.output.show(f"judged again by what the run was opened with: {', '.join(found.judged_by)}")
+    for calls, what in (
+        (found.not_judged, "not judged again, because another policy had decided"),
+        (found.not_checked, "arguments not checked again, because the tool was declared otherwise"),
+    ):
+        if calls:
+            some = ", ".join(calls[:5]) + (", ..." if len(calls) > 5 else "")
+            session.output.show(f"{what}: {len(calls)} calls ({some})")
     if found.divergence is None:
         session.output.show(f"identical: {found.records} records", "green")
         return 0

@@ -32,6 +32,13 @@ def governing(policy: Policy | None) -> Callable[[AgentSpec], Policy]:
     return governance(policy)
 
 
+def policy_made_of(data: Mapping[str, Any]) -> Policy:
+    """Return a policy that was kept with a run as data; raise `ConfigError` for what cannot be made again."""
+    from detent.policies.kept import made_of
+
+    return made_of(data)
+
+
 def narrowed(policy: Mapping[str, Any], edit: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the policy of a fork to which a tenant brings one: it only tightens that of the agent `name`."""
     from detent.policies.combining import narrowed as tightened

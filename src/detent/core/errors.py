@@ -142,9 +142,10 @@ class RunBusy(RunError):
     code = "run_busy"
     retryable = True
 
-    def __init__(self, run_id: str, holder: str) -> None:
+    def __init__(self, run_id: str, holder: str, *, doing: str = "") -> None:
         self.holder = holder
-        super().__init__(run_id, f"run {run_id!r} is being advanced by {holder}; nothing was done here. Wait for it, or cancel the run")
+        what = f"run {run_id!r} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
+        super().__init__(run_id, what + ("" if doing else ", or cancel the run"))
 
 
 class RunErased(RunError):

@@ -50,6 +50,9 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class RunStarted(Event, frozen=True, kw_only=True):
     """The run was opened; `digests` holds those of tool schemas, policy and kernel at this moment.
 
+    `policy` is what the engine's policy is made of, where it is data and not the plain tiers; a replay judges by it again. It is left out where
+    `redact` matches something in it.
+
     `declared`: by name, what MCP servers declared of the tools that the run was offered, as the fields of a `ToolSpec` that differ from its
     defaults. A re-execution reads it here, and starts no server.
     """
@@ -68,12 +71,13 @@ class RunStarted(Event, frozen=True, kw_only=True):
     digests: dict[str, str] = {}
     declared: dict[str, Any] = {}
     levels: dict[str, SideEffect] = {}
+    policy: dict[str, Any] = {}
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
     """A worker took the run up again; `changed` names what differs in code since it was taken up last, `digests` is what it has now.
 
-    `declared` has those of them that are of MCP servers.
+    `declared` has those of them that are of MCP servers, `policy` the engine's policy as `RunStarted` has it, if it is another one.
 
     Calls of a tool that changed and that have not begun are decided again, and what people approved of them is void. `levels` hold from
     here on: those of new tools, and raised ones. `lowered`: a tool is declared with a lower level now; the stricter one stays until a
@@ -89,6 +93,7 @@ class RunResumed(Event, frozen=True, kw_only=True):
     lowered: dict[str, SideEffect] = {}
     stopped: str = ""
     declared: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
 
 
 class LevelsAccepted(Event, frozen=True, kw_only=True):

@@ -1,16 +1,22 @@
-"""What stands where the policy stands while a log is re-executed: it judges again what it decided itself, and nothing else.
+"""What stands where the policy stands while a log is re-executed: each decision is judged by the policy that made it, or taken from the log.
 
-A run may have been resumed under another policy. What that one decided cannot be judged by this one, so such a decision is taken from the
-log, and named (`taken`). Which version decided is recorded with every decision; a decision of this version must come out again.
+A run may have been resumed under another policy. Which version decided is recorded with every decision. A policy that is data was kept with the
+run when it was opened (`RunStarted.policy`, `RunResumed.policy`): by that one its decisions are judged again (`judged`). One that is a
+function judges again where its version is at hand. Every other decision is taken from the log, and named (`taken`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import msgspec
+
+from detent.config.adapters import governing, policy_made_of
 from detent.core.agent import AgentSpec
-from detent.core.events import ApprovalRequested, PolicyDecided
+from detent.core.errors import ConfigError
+from detent.core.events import AnyEvent, ApprovalRequested, PolicyDecided, RunResumed, RunStarted
 from detent.core.state import RunState
 from detent.history.interruptions import Interruptions
 from detent.ports import Call, Policy, ToolSpec, Verdict
@@ -20,13 +26,24 @@ from detent.ports.governance import shown_to
 class Decided:
     """The decisions of a log, `at` what has been gone through of it; with `judges` false none of them is judged again."""
 
-    def __init__(self, at: Interruptions, policy_of: Callable[[AgentSpec], Policy], *, judges: bool) -> None:
+    def __init__(
+        self, at: Interruptions, policy_of: Callable[[AgentSpec], Policy], above: Iterable[AnyEvent | None] = (), *, judges: bool
+    ) -> None:
+        """`above` are the events of a fork's ancestors."""
         self._at, self._policy_of, self.judges = at, policy_of, judges
+        events = [*above, *(record.event for record in at.records)]
+        said = [event.policy for event in events if isinstance(event, (RunStarted, RunResumed)) and event.policy] if judges else []
+        self._kept = [policy for one in said if (policy := _made(one)) is not None]
         self.taken: dict[str, None] = {}
+        self.judged: dict[str, None] = {}
 
     def of(self, agent: AgentSpec) -> Policy:
         """Return what decides on the calls of an agent."""
-        return Judging(self._policy_of(agent), self)
+        houses = [None, *self._kept] if self.judges else []
+        kept = {policy.version: policy for house in houses for policy in [governing(house)(agent)]}
+        hand, opened = self._policy_of(agent), self._at.state.digests.get("policy", "")
+        now = [governing(house)(agent) for house in self._kept if house.version == opened]
+        return Judging(hand, self, kept, now[-1] if now else hand)
 
     def next(self, call: str) -> tuple[PolicyDecided, ApprovalRequested | None] | None:
         """Return the next decision on a call, and the request for approval that it led to; None where the log has no further one."""
@@ -42,21 +59,31 @@ class Decided:
         return None if found is None else (found, None)
 
 
-class Judging:
-    """The policy of an agent, as it is replayed."""
+def _made(said: Mapping[str, Any]) -> Policy | None:
+    """Return a policy that was kept, None where this version of Detent cannot make it: what it decided is taken from the log then."""
+    with suppress(ConfigError):
+        return policy_made_of(said)
+    return None
 
-    def __init__(self, policy: Policy, decided: Decided) -> None:
-        self._policy, self._decided = policy, decided
-        self.version = policy.version
+
+class Judging:
+    """The policy of an agent, as it is replayed: `hand` is the one that the engine has, `kept` are others by version, `now` held at this opening."""
+
+    def __init__(self, hand: Policy, decided: Decided, kept: Mapping[str, Policy], now: Policy) -> None:
+        self._hand, self._decided, self._kept, self._now = hand, decided, kept, now
+        self.version = hand.version
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return what the policy says where it has decided on the call, else what the log says."""
-        found, own = self._decided.next(call.call_id), self._policy.version
-        if found is None or (self._decided.judges and found[0].policy in ("", own)):
-            self.version = own
-            return self._policy.decide(*shown_to(self._policy, call, state))
+        """Return what the policy says that has decided on the call, where it is here or was kept; else what the log says."""
+        found, hand = self._decided.next(call.call_id), self._hand
+        if found is None or (self._decided.judges and found[0].policy in ("", hand.version)):
+            self.version = hand.version
+            return _placed(hand.decide(*shown_to(hand, call, state)), found)
         event, asked = found
         self.version = event.policy
+        if (policy := self._kept.get(event.policy)) is not None:
+            self._decided.judged[event.policy] = None
+            return _placed(policy.decide(*shown_to(policy, call, state)), found)
         self._decided.taken[call.call_id] = None
         until = asked.expires_at - asked.requested_at if asked is not None and asked.expires_at and asked.requested_at else None
         return Verdict(
@@ -72,12 +99,21 @@ class Judging:
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Return what the policy says: nobody is asked here."""
-        return self._policy.may_ask(tool)
+        return self._now.may_ask(tool)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._policy, name)
+        found = getattr(self._now, name)
 
         def offers(tool: ToolSpec, state: RunState) -> Any:
-            return found(*shown_to(self._policy, tool, state))
+            return found(*shown_to(self._now, tool, state))
 
         return offers if name == "offers" else found
+
+
+def _placed(verdict: Verdict, found: tuple[PolicyDecided, ApprovalRequested | None] | None) -> Verdict:
+    """Return the verdict of a rule with the place that the rule had: a version covers all of a policy but the places in its files."""
+    if found is None or not (found[0].sources and verdict.sources) or found[0].sources == verdict.sources:
+        return verdict
+    same = (found[0].decision, found[0].rule) == (verdict.decision, verdict.rule)
+    reason = found[0].reason if verdict.facts.get("failed") else verdict.reason
+    return msgspec.structs.replace(verdict, sources=found[0].sources, reason=reason) if same else verdict

@@ -11,11 +11,12 @@ import contextlib
 import difflib
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
-from detent.config.adapters import narrowed
+from detent.config.adapters import narrowed, one_of
 from detent.core.actions import ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -24,18 +25,18 @@ from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunErased, 
 from detent.core.events import Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
-from detent.ports import EventStore, Observer, give_back
+from detent.ports import EventStore, Observer
 from detent.ports.options import checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Parts, bounds_after
+from detent.running.advancing import Advancing, bounds_after
 from detent.running.artifacts import refuse_damaged
 from detent.running.branching import checked_edits, edited_agent
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, segments
 from detent.running.results import Result
 from detent.running.runtime import Runtime
-from detent.running.snapshots import SnapshotJournal, load_run
+from detent.running.snapshots import load_run
 from detent.running.states import load_state
 from detent.secrecy.placing import USER, kept_of
 from detent.secrecy.redact import Redactor
@@ -102,11 +103,25 @@ async def fork(
     run_id = await runtime.visible(run_id, host)
     if child_id is not None:
         admission.checked_run_id(child_id, child_id := await runtime.kept_as(child_id, host))
-    child = await begin(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
-    return await runtime.go_on(child, observers=observers) if resume else runtime.result(await load_run(runtime.store, child))
+    made = await _made(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
+    observers = one_of(observers)
+    task = runtime.take_on(made.bare.run_id, partial(_begin, runtime, made=made, resume=resume), observers, slot=resume)
+    try:
+        state = await task
+    finally:
+        runtime.advancing.discard(task)
+    return await runtime.answered(state, observers, turns=None) if resume else runtime.result(state)
 
 
-async def begin(
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork that is not written yet: its first record, the state that says of it what envelope and listing need, and hidden values."""
+
+    forked: Forked
+    bare: RunState
+    secrets: dict[str, bytes]
+
+
+async def _made(
     runtime: Runtime,
     run_id: str,
     *,
@@ -115,8 +130,8 @@ async def begin(
     effects: Effects,
     child_id: str | None,
     host: Host | None,
-) -> str:
-    """Write the first record of a fork and return the fork's id."""
+) -> Made:
+    """Return a fork that may be; raise as `fork`."""
     parts, store = runtime.parts, runtime.store
     if effects not in EFFECTS:
         raise ConfigError(f"effects={effects!r}: choose one of {', '.join(EFFECTS)}")
@@ -146,21 +161,37 @@ async def begin(
     goal = Redactor(patterns, b"").without(plain.get("goal", head.goal))
     child_id = child_id or new_run_id(goal if runtime.goal_words_in_ids else None, parts.clock.now(), parts.ids.token(6))
     forked = Forked(parent=run_id, sequence=at, digest=there.digest, edits=plain, effects=effects, repeats=False)
-    async with parts.tenants.starting(child_id, there.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
-        for name, value in secrets.items():
-            await store.put_blob(child_id, name, value)
-        bare = RunState(
-            run_id=child_id,
-            goal_id=head.goal_id,
-            goal=plain.get("goal", head.goal),
-            agent=edited,
-            host=there.host,
-            openings=1,
-            ancestors=(head.run_id,),
-        )
-        await _made_durable(store, run_id, at)
-        await _write(parts, forked, bare, reserved)
-    return child_id
+    bare = RunState(
+        run_id=child_id,
+        goal_id=head.goal_id,
+        goal=plain.get("goal", head.goal),
+        agent=edited,
+        host=there.host,
+        openings=1,
+        ancestors=(head.run_id,),
+    )
+    await _refuse_existing(store, child_id)
+    return Made(forked=forked, bare=bare, secrets=secrets)
+
+
+async def _begin(runtime: Runtime, advancing: Advancing, *, made: Made, resume: bool) -> RunState:
+    """Write the fork under its claim, and take it on with that where `resume` says so: no worker takes it up in between."""
+    parts, child_id = runtime.parts, made.bare.run_id
+    await _refuse_existing(parts.store, child_id)
+    async with parts.tenants.starting(child_id, made.bare.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
+        for name, value in made.secrets.items():
+            await parts.store.put_blob(child_id, name, value)
+        await _write(advancing, made, reserved)
+    if not resume:
+        return await load_run(parts.store, child_id)
+    await runtime.reach_servers(child_id, news=False)
+    return await advancing.resume()
+
+
+async def _refuse_existing(store: EventStore, child_id: str) -> None:
+    """Raise `NotAllowedNow` where there is a run with the id of the fork."""
+    if await store.head(child_id) is not None:
+        raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
 
 
 async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
@@ -173,22 +204,17 @@ async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
             return
 
 
-async def _write(parts: Parts, forked: Forked, bare: RunState, reserved: Sequence[str]) -> None:
-    """Append the record that makes the fork; the state beside it holds what envelope and listing need, and no more."""
-    store, child_id = parts.store, bare.run_id
-    await store.claim(child_id)
-    try:
-        if await store.head(child_id) is not None:
-            raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
-        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, charges_all=bool(parts.tenants))
-        journal.record(forked)
-        journal.release(reserved)
-        await journal.commit(durable=True)
-        if await store.head(forked.parent) is None:  # removed in the meantime, and this fork was not seen
-            await store.delete(child_id)
-            raise RunNotFound(forked.parent, store.url)
-    finally:
-        await give_back(store, child_id)
+async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> None:
+    """Append the record that makes the fork."""
+    store, child_id = advancing.parts.store, made.bare.run_id
+    journal = advancing.journal(made.bare, told=False)
+    await _made_durable(store, made.forked.parent, made.forked.sequence)
+    journal.record(made.forked)
+    journal.release(reserved)
+    await journal.commit(durable=True)
+    if await store.head(made.forked.parent) is None:  # removed in the meantime, and this fork was not seen
+        await store.delete(child_id)
+        raise RunNotFound(made.forked.parent, store.url)
 
 
 # Where ------------------------------------------------------------------------------------------------------------------------------------

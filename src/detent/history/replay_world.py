@@ -163,6 +163,8 @@ class ReplayWorld:
             await self._journal.until()
         before = self._journal.cursor
         while self._journal.takes(fresh=fresh):
+            if run is not None and isinstance(self._journal.next, e.RunResumed):
+                raise Unwind  # it waited, and who took it up again had code, tools and levels of its own
             self._journal.accept()
         if BRANCH.get():
             await self.cancels("turn")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from detent.config.adapters import recorded_tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedPlan
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.history.decided import Decided
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
+from detent.history.replay_tools import RecordedTools
 from detent.history.replay_world import ReplayWorld
-from detent.ports import Plan, Tool, Toolbox, ToolSpec, View
+from detent.ports import Plan, View
 from detent.ports.outside import BRANCH
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.artifacts import artifact, refuse_damaged
@@ -49,32 +48,6 @@ class Listening(ReplayWorld):
         return plan
 
 
-class RecordedTools:
-    """The tools of an engine, with those of MCP servers in their place as the log has them: no server is asked."""
-
-    def __init__(self, tools: Toolbox, above: Iterable[e.AnyEvent | None]) -> None:
-        """`above` are the events of a fork's ancestors."""
-        self._tools = tools
-        self._declared: dict[str, Any] = {}
-        self._made: dict[str, Tool] = {}
-        self.take_up(above)
-
-    def take_up(self, events: Iterable[e.AnyEvent | None]) -> None:
-        """Declare the tools as these events say, the later before the earlier."""
-        for event in events:
-            for name, said in event.declared.items() if isinstance(event, (e.RunStarted, e.RunResumed)) else ():
-                if self._declared.get(name) != said:
-                    self._declared[name], self._made[name] = said, recorded_tool(msgspec.convert(said, ToolSpec))
-
-    def get(self, name: str) -> Tool:
-        """Return the tool; raise `UnknownName`."""
-        return self._made.get(name) or self._tools.get(name)
-
-    def names(self) -> Sequence[str]:
-        """Return the names of all tools."""
-        return list(dict.fromkeys([*self._tools.names(), *self._made]))
-
-
 async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, Answer]]:
     """Return each view that the run's planner had, with what it answered; raise `Divergence` where the log does not come out again."""
     asked: list[tuple[View, Answer]] = []
@@ -93,7 +66,8 @@ async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, 
 async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld, judges: bool = True) -> Replay:
     """Return whether the log comes out again, record by record, or where it first does not.
 
-    The policy judges again what it has decided itself (`judges` false: nothing); other decisions are taken from the log.
+    What a policy decided that was kept with the run, or is the one at hand, is judged again by that one (`judges` false: nothing is); other
+    decisions are taken from the log. So is what was found of the calls of tools that had another declaration than now.
     Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
     """
     token = BRANCH.set("")  # who asks may be a tool of a pass that goes on beside others of its own run
@@ -108,11 +82,12 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     await refuse_damaged(parts.store, run_id, await parts.store.read(run_id))
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: artifact(parts.store, journal.state, key))
-    above = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
-    recorded = RecordedTools(parts.tools, [record.event for record in above])
-    decided = Decided(journal, parts.policy_of, judges=judges)
+    earlier = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
+    above = [record.event for record in earlier]
+    recorded = RecordedTools(parts.tools, parts.digest, above, journal)
+    decided = Decided(journal, parts.policy_of, above, judges=judges)
     parts = msgspec.structs.replace(parts, tools=recorded, policy_of=decided.of)
-    taken = decided.taken.keys()
+    difference: Difference | None = None
     try:
         while journal.next is not None:
             before = journal.cursor
@@ -126,7 +101,9 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
                 journal.state = parts.alike.shared(journal.state)  # for reading, as in the run
                 tools = tools_of(journal.state, parts)
                 strategy, kernels = ways_of(journal.state, parts)
-                await drive(make_run(journal, world, parts, tools), strategy, kernels)
+                run = make_run(journal, world, parts, tools)
+                run = msgspec.structs.replace(run, heal=recorded.heal) if run.heal is not None else run
+                await drive(run, strategy, kernels)
             except Unwind:
                 journal.accept()
                 continue
@@ -143,9 +120,15 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
                 "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
             ) from error
         difference = Difference(sequence=error.sequence, expected=error.expected, actual=error.actual)
-        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor, not_judged=(*taken,))
     except IllegalEvent as error:
         expected = journal.next
         difference = Difference(sequence=journal.cursor + 1, expected=describe(expected) if expected else "the end", actual=str(error))
-        return Replay(run_id=run_id, identical=False, divergence=difference, records=journal.cursor, not_judged=(*taken,))
-    return Replay(run_id=run_id, identical=True, divergence=None, records=journal.cursor, not_judged=(*taken,))
+    return Replay(
+        run_id=run_id,
+        identical=difference is None,
+        divergence=difference,
+        records=journal.cursor,
+        not_judged=(*decided.taken,),
+        judged_by=(*decided.judged,),
+        not_checked=(*recorded.taken,),
+    )

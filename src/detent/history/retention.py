@@ -94,7 +94,7 @@ async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutin
 
 async def _erase(runtime: Runtime, run_id: str) -> bool:
     """Erase a run in the store, unless somebody has taken it on since it was listed."""
-    async with held(runtime.parts, run_id):
+    async with held(runtime.parts, run_id, "erased"):
         head = await runtime.store.head(run_id)
         if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
             return False
@@ -103,7 +103,7 @@ async def _erase(runtime: Runtime, run_id: str) -> bool:
 
 
 async def _archive(runtime: Runtime, directory: Path, run_id: str) -> bool:
-    async with apart(runtime.parts, run_id):
+    async with apart(runtime.parts, run_id, "archived"):
         await moving.archive(runtime.store, directory, run_id)
         return True
 

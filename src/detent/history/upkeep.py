@@ -17,7 +17,7 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, give_back
+from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
@@ -33,7 +33,8 @@ from detent.secrecy.redact import Redactor
 
 
 async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
-    """Check a log and everything that it refers to: every digest, the artifacts, hidden values, the listing entry and the inbox.
+    """Check a log and everything that it refers to: every digest, the artifacts, hidden values, the listing entry, the inbox
+    and the claim.
 
     `head` is the digest that the log must end with, where one was kept elsewhere.
     """
@@ -73,7 +74,13 @@ async def verified(store: EventStore, run_id: str, *, head: str = "", lists: boo
     found += [(error.sequence, error.why) async for error in damaged(store, run_id, lines)]
     values, missing = await _hidden_values(store, run_id, lines)
     listing = await _listing_problem(store, run_id, said, entry, sound, lists=lists)
-    found += [(None, problem) for problem in (*values, listing, *await _inbox(store, run_id, taken)) if problem]
+    others = [
+        *values,
+        listing,
+        *await _inbox(store, run_id, taken),
+        await _claim(store, run_id),
+    ]
+    found += [(None, problem) for problem in others if problem]
     return Verification(
         run_id=run_id,
         ok=not found,
@@ -121,9 +128,16 @@ async def _inbox(store: EventStore, run_id: str, taken: Mapping[str, int]) -> li
     for signal in (await store.signals([run_id])).get(run_id, []):
         if signal.kind == "unreadable":
             problems.append(f"what the inbox holds as {signal.id!r} cannot be read: an answer may be lost")
+        elif altered(run_id, signal):
+            problems.append(f"what the inbox holds as signal {signal.id!r} is not what was posted: it was altered")
         elif signal.id in taken:
             problems.append(f"the inbox holds signal {signal.id!r}, which record {taken[signal.id]} has taken up")
     return problems
+
+
+async def _claim(store: EventStore, run_id: str) -> str:
+    """Return what is wrong with the claim on the run, "" where nothing is, or its store cannot say it."""
+    return await store.wrong_with_claim(run_id) if isinstance(store, ReadsClaims) else ""
 
 
 async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: RunHead | None, records: int, *, lists: bool) -> str:
@@ -158,21 +172,21 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
     Ids stay. The result names those that hold words of the goal: `Bounds(goal_words_in_ids=False)` makes ids without.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
-    async with _claimed(runtime, run_id, host) as kept:
+    async with _claimed(runtime, run_id, host, "erased") as kept:
         return await erase_held(runtime.parts, await load_run(runtime.store, kept), by=by, why=why)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
     """Remove a run with all that belongs to it; its forks are given what they refer to first."""
-    async with _claimed(runtime, run_id, host) as kept:
+    async with _claimed(runtime, run_id, host, "deleted") as kept:
         await preserve(runtime.store, kept)
         await runtime.store.delete(kept)
 
 
 @contextlib.asynccontextmanager
-async def _claimed(runtime: Runtime, run_id: str, host: Host | None) -> AsyncGenerator[str]:
+async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str) -> AsyncGenerator[str]:
     run_id = await runtime.visible(run_id, host)
-    async with held(runtime.parts, run_id):
+    async with held(runtime.parts, run_id, doing):
         yield run_id
 
 
@@ -194,12 +208,12 @@ async def erase_held(parts: Parts, state: RunState, *, by: str, why: str) -> Era
 
 
 @contextlib.asynccontextmanager
-async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
-    """Hold the run, so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
+async def held(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
+    """Hold the run while it is being `doing` (erased, ...), so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
 
     The claims of a store object are one holder's: it would grant this one a second time, and the first to be done would give it up.
     """
-    async with apart(parts, run_id):
+    async with apart(parts, run_id, doing):
         await parts.store.claim(run_id)
         try:
             yield
@@ -208,9 +222,9 @@ async def held(parts: Parts, run_id: str) -> AsyncGenerator[None]:
 
 
 @contextlib.asynccontextmanager
-async def apart(parts: Parts, run_id: str) -> AsyncGenerator[None]:
+async def apart(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
     """Keep this engine, and others on its store object, from advancing the run; raise `RunBusy` where one does. The claim is not taken."""
-    control = Control()
+    control = Control(run_id, doing=doing)
     parts.watcher.add(run_id, control)
     try:
         yield
@@ -225,7 +239,7 @@ async def collect(parts: Parts) -> int:
     for head in await store.list_runs(RunQuery()):
         with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
             if await artifacts_of(store, head.run_id):
-                async with held(parts, head.run_id):
+                async with held(parts, head.run_id, "collected"):
                     freed += await _drop(store, head.run_id)
     return freed + await store.gc()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,14 @@ class BasicPolicy:
         self._delegation = None if delegation is None else DelegationPolicy(delegation)
         said = [sorted(allowed_tools), sorted(require_approval_for), max_steps, max_failures, msgspec.to_builtins(delegation)]
         self.version = f"basic-{digest_of(said)[:12]}"
+        self.data: dict[str, Any] = {
+            "kind": "basic",
+            "allowed_tools": list(allowed_tools),
+            "require_approval_for": list(require_approval_for),
+            "max_steps": max_steps,
+            "max_failures": max_failures,
+            "delegation": said[-1],
+        }
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict of the first check that has one."""
@@ -115,6 +123,8 @@ class PermissionPolicy(BasicPolicy):
         self._denied, self._always = named_by(denied_tools), named_by(always_ask)
         said = [self.version, mode, sorted(denied_tools), sorted(always_ask), prompt_available, _name(classifier)]
         self.version = f"permission-{mode}-{digest_of(said)[:12]}"
+        own = {"mode": mode, "denied_tools": list(denied_tools), "always_ask": list(always_ask), "prompt_available": prompt_available}
+        self.data = {} if classifier is not None else {**self.data, "kind": "permission", **own}
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict of the first check that has one."""

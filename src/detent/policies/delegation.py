@@ -42,6 +42,7 @@ class DelegationPolicy:
         self.limits = limits
         self._agents, self._tools = named_by(limits.agents), named_by(limits.tools)
         self.version = f"delegation-{digest_of(msgspec.to_builtins(limits))[:12]}"
+        self.data: dict[str, Any] = {"kind": "delegation", "delegation": msgspec.to_builtins(limits)}
 
     def judge(self, call: Call, state: RunState) -> Verdict | None:
         """Return the verdict on a delegation, None for any other call."""

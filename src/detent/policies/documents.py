@@ -98,6 +98,7 @@ class DocumentPolicy(PolicyPipeline):
         super().__init__([*stages, self._rules], default=TieredPolicy() if document.default == "tiers" else None)
         bare = msgspec.structs.replace(document, rules=tuple(msgspec.structs.replace(r, source="") for r in document.rules))
         self.version = f"{document.version or 'policy'}-{digest_of(bare)[:12]}"
+        self.data = {} if trace is not None else {"kind": "document", "document": as_data(document)}
 
     def compile(self) -> DocumentPolicy:
         """Compile every condition now; raise `ConfigError`."""

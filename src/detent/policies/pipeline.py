@@ -9,7 +9,7 @@ from detent.core.errors import ConfigError
 from detent.core.state import RunState
 from detent.policies.verdicts import NO_RULE, judged, strongest
 from detent.ports import Call, Policy, ToolSpec, Verdict, offered
-from detent.ports.governance import shown_to
+from detent.ports.governance import data_of, shown_to
 from detent.ports.options import checked_options
 
 
@@ -27,6 +27,9 @@ class PolicyPipeline:
         self.stages, self.default = tuple(stages), default
         versions = [stage.version for stage in stages]
         self.version = " + ".join(versions) + (f" else {default.version}" if default is not None else "")
+        parts = [data_of(part) for part in (*self.stages, default) if part is not None]
+        said = {"kind": "pipeline", "stages": parts[: len(self.stages)], "default": parts[-1] if default is not None else {}}
+        self.data: dict[str, Any] = said if all(parts) else {}
 
     def judge(self, call: Call, state: RunState) -> Verdict | None:
         """Return the strongest verdict, None where no stage has a say."""

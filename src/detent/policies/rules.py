@@ -77,6 +77,7 @@ class RulePolicy:
         self._ready: dict[str, _Ready] = {}
         self._verdicts = [_verdict(rule) for rule in self.rules]
         self.version = f"{name}-{digest_of([msgspec.structs.replace(rule, source='') for rule in self.rules])[:12]}"
+        self.data: dict[str, Any] = {} if trace is not None else {"kind": "rules", "name": name, "rules": msgspec.to_builtins(self.rules)}
 
     def compile(self) -> RulePolicy:
         """Compile every condition now; raise `ConfigError` naming rule, place and mistake."""

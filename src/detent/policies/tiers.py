@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from detent.core.errors import ConfigError
 from detent.core.events import Decision, SideEffect
@@ -34,6 +35,7 @@ class TieredPolicy:
         self._tools = [(named_by([name]), _named(name, decision)) for name, decision in (tools or {}).items()]
         own = ",".join(f"{k}={v}" for k, v in (*(tiers or {}).items(), *(tools or {}).items()))
         self.version = f"tiers-1({own})" if own else "tiers-1"
+        self.data: dict[str, Any] = {"kind": "tiers", **({"tiers": dict(tiers or {}), "tools": dict(tools or {})} if own else {})}
 
     def decide(self, call: Call, state: RunState) -> Verdict:
         """Return the verdict of the tool's tier."""

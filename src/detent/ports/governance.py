@@ -71,6 +71,11 @@ def shown_to(policy: Any, about: T, state: RunState) -> tuple[T, RunState]:
     return (about, state) if ours(policy) else (copied(about), copied(state))
 
 
+def data_of(policy: Any) -> dict[str, Any]:
+    """Return what a policy is made of where it is nothing but data, {} where a function decides: its decisions cannot be judged again by data."""
+    return getattr(policy, "data", {}) if ours(type(policy)) else {}
+
+
 def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
     """Return whether the planner is shown the tool: not where the policy has a method `offers(tool, state)` and that says no.
 

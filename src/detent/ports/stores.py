@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from detent.core.codec import digest_of
 from detent.core.errors import CancelWaits, CorruptLog, NotAllowedNow, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
@@ -21,7 +22,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal.
 
     `by` is who says it. `via` is what the process that posts it says about itself; `Engine.signal` fills it in. `unreadable` is the kind of
-    what is in an inbox and is no signal: it is refused when it is taken up.
+    what is in an inbox and is no signal: it is refused when it is taken up. `digest` is over all that it says and the id of its run, as it was
+    posted (`posted_to`): one that was altered in its inbox is refused, too. "" is a digest that is not known.
     """
 
     id: str
@@ -29,6 +31,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str = ""
     payload: dict[str, Any] = {}
     via: str = ""
+    digest: str = ""
 
     __post_init__ = check_fields
 
@@ -55,6 +58,20 @@ _CHECKED = re.compile(rb',"check":"([0-9a-f]{16})"}\Z')
 def is_written_signal(data: bytes) -> bool:
     """Whether these bytes are what `written_signal` returned."""
     return _altered(data) is False
+
+
+def posted_to(run_id: str, signal: Signal) -> Signal:
+    """Return the signal as it is posted to a run: with the digest by which the run sees that nobody has altered it."""
+    return msgspec.structs.replace(signal, digest=_digest_of(run_id, signal))
+
+
+def altered(run_id: str, signal: Signal) -> bool:
+    """Whether a signal is not what was posted to the run; one without a digest may be anything."""
+    return bool(signal.digest) and signal.digest != _digest_of(run_id, signal)
+
+
+def _digest_of(run_id: str, signal: Signal) -> str:
+    return digest_of([run_id, signal.id, signal.kind, signal.by, signal.payload, signal.via])
 
 
 def read_signal(data: bytes, kept_as: str = "") -> Signal:
@@ -338,6 +355,18 @@ class Looks(Protocol):
         """Open the store if it is there and return whether it is; nothing is created.
 
         One of an earlier version is read as it is, unless `upgrade`: then it is brought to this version, as by `open`.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsClaims(Protocol):
+    """What a store may have beside the `EventStore`: it can say of a claim that no process can have written it. Without it none is looked at."""
+
+    async def wrong_with_claim(self, run_id: str) -> str:
+        """Return what is wrong with what is kept as the claim on a run, "" where nothing is, or nobody has one.
+
+        A claim whose holder died is in order.
         """
         ...
 

@@ -61,7 +61,7 @@ from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.control import Control
-from detent.running.declarations import held, levels_of, refuse_unfounded, resumption
+from detent.running.declarations import held, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
 from detent.running.healing import heal
@@ -199,7 +199,7 @@ class Advancing:
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
         self._decides = False
-        self.control = Control(grace_s=parts.grace_s)
+        self.control = Control(run_id, grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
@@ -247,7 +247,8 @@ class Advancing:
         try:
             if self.parts.tenants and self._journal is not None:
                 await self.parts.tenants.give_back(self.run_id, self._journal.state.host.tenant, self._journal.unreleased)
-            await give_back(self.parts.store, self.run_id)
+            if self.parts.watcher.holds(self.run_id, self.control):  # it may have been taken on again meanwhile
+                await give_back(self.parts.store, self.run_id)
         finally:
             self.parts.watcher.free(self.run_id, self.control)
 
@@ -264,10 +265,10 @@ class Advancing:
                 journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
                 await journal.commit()
 
-    def journal(self, state: RunState) -> Journal:
-        """Return a journal that goes on after `state`."""
-        sinks = [apart(sink) for sink in self._sinks]
-        if self.parts.hooks is not noop_hooks:
+    def journal(self, state: RunState, *, told: bool = True) -> Journal:
+        """Return a journal that goes on after `state`; where it is not `told`, no observer and no hook hears of its records."""
+        sinks = [apart(sink) for sink in self._sinks] if told else []
+        if told and self.parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(self.parts.hooks).on_record)
         return SnapshotJournal(
             self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
@@ -372,7 +373,8 @@ class Advancing:
         if not state.terminal:
             resumed = resumption(state, digests, levels, worker=parts.worker)
             declared = declared_of({name: tool for name, tool in tools.items() if f"tool:{name}" in resumed.changed})
-            journal.record(msgspec.structs.replace(resumed, declared=declared))
+            policy = kept_policy(parts.policy, (*parts.redact, *state.agent.redact)) if "policy" in resumed.changed else {}
+            journal.record(msgspec.structs.replace(resumed, declared=declared, policy=policy))
         for event in settled:
             journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)

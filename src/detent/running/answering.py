@@ -21,7 +21,7 @@ from detent.core.errors import NotAllowedNow, RunBusy, RunErased
 from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
-from detent.ports import EventStore, RunQuery, Signal, wait_for_news
+from detent.ports import EventStore, RunQuery, Signal, posted_to, wait_for_news
 from detent.ports.options import checked
 from detent.running import admission
 from detent.running.advancing import ADVANCED
@@ -161,7 +161,7 @@ async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | 
     admission.refuse_unstorable(**{"signal.id": signal.id})
     admission.refuse_what_is_not_json(signal=signal)
     try:
-        passing = await _passing(runtime, state, msgspec.structs.replace(signal, via=poster()))
+        passing = await _passing(runtime, state, msgspec.structs.replace(signal, via=poster(), digest=""))
     except NotAllowedNow:
         known = await decision(runtime.store, state.run_id, signal.id)
         if known is None:
@@ -189,7 +189,7 @@ async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
 async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume: bool) -> Result:
     """Post a signal, take the run on unless somebody else does, and say what became of it; raise `NotAllowedNow` where it does not count."""
     run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other
-    await runtime.store.post(run_id, signal)
+    await runtime.store.post(run_id, posted_to(run_id, signal))
     told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)

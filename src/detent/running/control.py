@@ -48,17 +48,20 @@ class Control:
         "_taken",
         "_task",
         "cancelled",
+        "doing",
         "grace_s",
         "late",
         "ready",
+        "run_id",
         "sections",
         "stop",
         "time_left",
         "told",
     )
 
-    def __init__(self, *, grace_s: float = GRACE_S) -> None:
-        self.cancelled = Cancellation()
+    def __init__(self, run_id: str = "", *, grace_s: float = GRACE_S, doing: str = "") -> None:
+        """`doing` says for what a run is held that is not advanced."""
+        self.run_id, self.cancelled, self.doing = run_id, Cancellation(), doing
         self.grace_s = grace_s
         self.stop: str = ""
         self.ready = False
@@ -84,7 +87,7 @@ class Control:
             if signal.id in self._taken:
                 continue
             self._signals.setdefault(signal.id, signal)
-            if not self.cancelled and cancels(signal):
+            if not self.cancelled and cancels(signal, self.run_id):
                 self.cancelled.set(signal.payload.get("why") or "cancelled")
                 for section in self.sections:
                     self._interrupt(section)

@@ -5,7 +5,7 @@ The levels that hold stand in the log (`RunStarted.levels`, `RunResumed.levels`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -13,7 +13,9 @@ import msgspec
 from detent.core.errors import ConfigError, NotAllowedNow
 from detent.core.events import LevelsAccepted, RunResumed, SideEffect
 from detent.core.state import RunState
-from detent.ports import MetaTool, Tool, ToolContext, ToolOutcome, ToolSpec
+from detent.ports import MetaTool, Policy, Tool, ToolContext, ToolOutcome, ToolSpec
+from detent.ports.governance import asks_of, data_of
+from detent.secrecy.redact import hidden
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +23,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     tool: Tool
     spec: ToolSpec
+
+    @property
+    def asks(self) -> Callable[[dict[str, Any]], str] | None:
+        """What says whether a call must be approved whatever the policy allows, as the tool has it."""
+        return asks_of(self.tool)
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments checked by the tool."""
@@ -65,6 +72,12 @@ def resumption(state: RunState, digests: dict[str, str], levels: Mapping[str, Si
         levels=strict,
         lowered=lowered,
     )
+
+
+def kept_policy(policy: Policy, patterns: Sequence[str]) -> dict[str, Any]:
+    """Return what a run keeps of the engine's policy: nothing of the plain tiers, of a function, and of one in which `patterns` match."""
+    said = data_of(policy)
+    return said if len(said) > 1 and not (patterns and hidden(said, patterns) != said) else {}
 
 
 def rank(level: SideEffect | None) -> int:

@@ -228,7 +228,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of re-executing a log: identical, or the first divergence; `records` were gone through.
 
-    `not_judged` are the calls of which another version of the policy had decided: that is taken from the log, and not judged again.
+    `judged_by` are the versions of policies, other than the one at hand, that were kept with the run as data: what they had decided was judged
+    again by them. `not_judged` are the calls on which any other policy had decided, `not_checked` those of tools that had another declaration
+    than now: what was decided, and found of the arguments, is taken from the log and not judged again.
     """
 
     run_id: str
@@ -236,6 +238,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Difference | None
     records: int
     not_judged: tuple[str, ...] = ()
+    judged_by: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):

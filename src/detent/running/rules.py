@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.errors import NotAllowedNow
 from detent.core.state import RunState
-from detent.ports import Signal
+from detent.ports import Signal, altered
 from detent.running.admission import fitting_reply
 from detent.running.people import LONGEST, mixed_scripts, person, strange
 
@@ -97,6 +97,9 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
     `now` is given where it is sent: a request that has expired by then takes no answer. One that was given in time counts also where it is
     taken up later.
     """
+    if altered(state.run_id, signal):
+        why = f"what the inbox of run {state.run_id!r} holds as signal {signal.id!r} is not what was posted: it was altered. Say it again"
+        raise NotAllowedNow(state.run_id, why, reason_code="altered")
     said = told(signal, state.run_id)
     if state.terminal and not isinstance(said, Settled):
         raise _finished(said, state)
@@ -247,9 +250,9 @@ def moot(signal: Signal, state: RunState) -> bool:
             return False
 
 
-def cancels(signal: Signal) -> bool:
-    """Whether a signal is a cancellation that counts, whatever the run's state."""
-    if signal.kind != "cancel":
+def cancels(signal: Signal, run_id: str) -> bool:
+    """Whether a signal is a cancellation of the run that counts, whatever the run's state."""
+    if signal.kind != "cancel" or altered(run_id, signal):
         return False
     try:
         told(signal, "")

@@ -27,7 +27,7 @@ from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
-from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, unstorable
+from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
@@ -223,8 +223,8 @@ class Runtime:
         inline: bool = False,
     ) -> Result:
         """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say; `inline` is explained at `Advancing`."""
-        if self.servers and advance:
-            await self._reach_servers(run_id, news=bool(events))
+        if advance:
+            await self.reach_servers(run_id, news=bool(events))
 
         def begin(advancing: Advancing) -> Coroutine[Any, Any, RunState]:
             return advancing.resume(*events, turns=turns, advance=advance)
@@ -249,8 +249,7 @@ class Runtime:
         inline: bool = False,
     ) -> asyncio.Task[RunState]:
         """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
-        if self.parts.watcher.control(run_id) is not None:
-            raise RunBusy(run_id, "this engine")
+        self.parts.watcher.refuse_held(run_id)
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
         sinks: list[Sink] = [told.on_record] if told else []
         chunk = told.on_chunk if told else None
@@ -299,7 +298,7 @@ class Runtime:
                 continue  # it has approved already: somebody else must, too
             answered = True
             payload = {"call": request.call_id, "decision": "approved" if approved else "denied", "digest": request.digest}
-            await self.store.post(state.run_id, self.signal("approval", payload, by="approver"))
+            await self.store.post(state.run_id, posted_to(state.run_id, self.signal("approval", payload, by="approver")))
         if not answered:
             return self.result(state)
         return await self.go_on(state.run_id, turns=turns, observers=observers, inline=True)
@@ -373,11 +372,13 @@ class Runtime:
             return
         admission.refuse_unpriced(spec, planner or self.planners.of(spec, check=False), self.prices, bounded=bounded)
 
-    async def _reach_servers(self, run_id: str, *, news: bool) -> None:
+    async def reach_servers(self, run_id: str, *, news: bool) -> None:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""
+        if not self.servers:
+            return
         state = await load_run(self.store, run_id)
         left = (await self.store.signals([run_id])).get(run_id, [])
-        if any(map(cancels, left)):
+        if any(cancels(signal, run_id) for signal in left):
             return
         if news or left or state.status == "running" or due(state, self.parts.clock):
             await self.servers.prepare(state.agent.tools, resuming=True)

@@ -17,19 +17,19 @@ from detent.config.agents import Agent
 from detent.config.output_types import OutputT, OutputType
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, Conflict, NotAllowedNow, UnknownName
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.kernel.think import think
-from detent.ports import Observer, SecretSource
+from detent.ports import Observer, SecretSource, wait_for_news
 from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import Advancing, declared_of, digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
-from detent.running.answering import refuse_reopening
-from detent.running.declarations import levels_of, one_level
+from detent.running.advancing import ADVANCED, Advancing, declared_of, digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
+from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
+from detent.running.declarations import kept_policy, levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.people import me, poster
@@ -138,7 +138,8 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        declared = msgspec.structs.replace(started, digests=digests_of(tools, runtime.parts, usable), levels=levels_of(tools))
+        digests, policy = digests_of(tools, runtime.parts, usable), kept_policy(runtime.parts.policy, patterns)
+        declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:
             journal.release(reserved)
@@ -273,16 +274,26 @@ async def reopen(
 ) -> Result:
     """Open a failed, stopped or given up (`waiting_for_operator`) run again.
 
-    Refused while a bound is still exhausted; the message names the option that raises it.
+    Refused while a bound is still exhausted; the message names the option that raises it. A run that has just ended is held until its observers
+    and hooks have heard that: that is waited for, for at most 2 s.
     """
     run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by, why=why)
     check_is(Budget, budget=budget)
-    state = await load_run(runtime.store, run_id)
-    refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
-    admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
-    event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)
-    return await runtime.go_on(run_id, event, advance=resume, observers=observers)
+    loop = asyncio.get_running_loop()
+    until, pause_s = loop.time() + HEARD_S, FIRST_LOOK_S
+    while True:
+        state = await load_run(runtime.store, run_id)
+        refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
+        admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
+        event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)
+        try:
+            return await runtime.go_on(run_id, event, advance=resume, observers=observers)
+        except RunBusy:
+            if ADVANCED.get() == run_id or loop.time() >= until:
+                raise
+        await wait_for_news(runtime.store, pause_s, records=True)
+        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
 
 def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -53,8 +53,7 @@ class Watcher:
 
     def add(self, run_id: str, control: Control) -> None:
         """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
-        if run_id in self._controls:
-            raise RunBusy(run_id, "this engine")
+        self.refuse_held(run_id)
         loop = asyncio.get_running_loop()
         mine = self._mark, ref(control), ref(loop)
         holder = self._held.setdefault(run_id, mine)
@@ -64,6 +63,11 @@ class Watcher:
         self._controls[run_id] = control
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
             self._task = loop.create_task(self._watch())
+
+    def refuse_held(self, run_id: str) -> None:
+        """Raise `RunBusy` for a run that this engine advances, or holds for something else."""
+        if (held := self._controls.get(run_id)) is not None:
+            raise RunBusy(run_id, "this engine", doing=held.doing)
 
     def remove(self, run_id: str) -> None:
         """Stop watching a run; other engines may have it once it is given up with `free`."""

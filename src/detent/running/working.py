@@ -198,7 +198,7 @@ class StoreBacklog:
     async def _cancelled(self, dead: Sequence[RunHead]) -> set[str]:
         """Return the dead letters that are to be cancelled: that is all that can move one, until it is opened again."""
         news = await self._parts.store.signals([head.run_id for head in dead]) if dead else {}
-        return {run_id for run_id, signals in news.items() if any(map(cancels, signals))}
+        return {run_id for run_id, signals in news.items() if any(cancels(signal, run_id) for signal in signals)}
 
     async def look(self, run_id: str) -> Tries:
         """Return how often the run was taken up in vain; raise `RunBusy`, also where this engine has it."""

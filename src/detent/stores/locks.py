@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import socket
 import time
@@ -210,6 +211,22 @@ def _digest(host: str) -> str:
 def lock_paths(directory: Path, host: str) -> list[Path]:
     """Return the lock files of the holders on a host."""
     return sorted(directory.glob(f"{_digest(host)}-*.lock"))
+
+
+LONGEST_LEASE_S = 366 * 86_400.0
+"""No lease lasts longer: until a time that is further off, nobody else could have the run."""
+
+
+def strange(name: object, host: object, expires: object = None, *, now: float = 0.0) -> str:
+    """Return what of a claim (its holder's `name`, `host`, end of its lease) no holder can have written, "" where all may be; None: not known."""
+    parts = name.rsplit(":", 2) if isinstance(name, str) else []
+    if not (len(parts) == 3 and re.fullmatch(r"[1-9][0-9]{0,9}", parts[1]) and re.fullmatch(r"[0-9a-f]{12}", parts[2])):
+        return f"the claim is held by {str(name)[:80]!r}, which is no name of a process"
+    if host is not None and (not isinstance(host, str) or host.partition("/")[0] != parts[0]):
+        return f"the claim is held by {name!r}, and that is said to be on host {str(host)[:80]!r}"
+    if expires is not None and not (isinstance(expires, (int, float)) and 0 <= expires <= now + LONGEST_LEASE_S):
+        return f"the lease of {name!r}, which holds the claim, ends at {str(expires)[:40]!r}, which no process has written"
+    return ""
 
 
 def remove_dead(directory: Path, host: str) -> int:

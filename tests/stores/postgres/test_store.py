@@ -1264,3 +1264,20 @@ def test_whoever_opens_a_store_at_the_same_moment_opens_it_once(postgres_url: st
         return store.begun
 
     assert asyncio.run(test()) == 1
+
+
+def test_a_claim_that_no_process_can_have_written_is_named(postgres_url: str) -> None:
+    """A holder that is said to be another process than its name says, or on another host: `verify` says so."""
+
+    async def main() -> None:
+        store = PostgresStore(postgres_url)
+        await store.open()
+        await store.claim("r")
+        assert (await store.wrong_with_claim("r"), await store.wrong_with_claim("nobody's")) == ("", "")
+        ask(postgres_url, "UPDATE detent.holders SET pid=pid+1")
+        assert "to be process" in await store.wrong_with_claim("r")
+        ask(postgres_url, "UPDATE detent.holders SET pid=pid-1, host='there/b'")
+        assert "host 'there/b'" in await store.wrong_with_claim("r")
+        await store.close()
+
+    asyncio.run(main())

@@ -300,6 +300,11 @@ class GrantsClaimsTwice(BrokenStore):
             return
 
 
+class DoubtsWhatItWrote(BrokenStore):
+    async def wrong_with_claim(self, run_id: str) -> str:
+        return "it is held" if run_id in self._shelf.claims else ""
+
+
 class ReleasesForOthers(BrokenStore):
     async def release(self, run_id: str) -> None:
         self._shelf.claims.pop(run_id, None)
@@ -467,6 +472,7 @@ REJECTED = {
     WritesEntriesWithRecordsOnly: "test_a_listing_entry_is_written_again_without_a_record",
     SeesDamageEverywhere: "test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none",
     SeesNothing: "test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none",
+    DoubtsWhatItWrote: "test_what_a_store_writes_as_a_claim_is_in_order",
     GrantsClaimsTwice: "test_of_claims_at_once_exactly_one_is_granted",
     ReleasesForOthers: "test_a_claim_keeps_other_stores_out_until_it_is_released",
     KeepsClaimsWhenClosed: "test_closing_releases_all_claims",

@@ -15,7 +15,7 @@ import msgspec
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
 from detent.ports.stores import is_written_signal, refuse_behind_cancel, refuse_overfull, written_signal
-from detent.stores.locks import Holder, lock_file, lock_path, unlock
+from detent.stores.locks import Holder, lock_file, lock_path, strange, unlock
 
 TEMPORARY = ".tmp-"
 
@@ -255,6 +255,29 @@ class Claims:
             return _claimant(fd)[0] == self.holder.name
         finally:
             os.close(fd)
+
+    def wrong(self, run_id: str, wait_s: float) -> str:
+        """Return what is wrong with the claim file of a run, "" where nothing is; one that is empty was begun by a process that died."""
+        try:
+            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+        except FileNotFoundError:
+            return ""
+        try:
+            data = os.pread(fd, 4096, 0)
+        finally:
+            unlock(fd)
+        try:
+            name, host = msgspec.json.decode(data, type=tuple[str, str]) if data else ("", "")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "its claim cannot be read: two processes may believe that they have the run"
+        if problem := strange(name, host) if data else "":
+            return problem
+        lease = lock_path(self.holder.directory, name, host)
+        said = lease.read_bytes() if data and lease.exists() else b""
+        try:
+            return strange(name, host, float(said), now=self.holder.now()) if said else ""
+        except ValueError:
+            return f"the lease of {name!r}, which holds the claim, cannot be read"
 
     def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str], bool]) -> int:
         try:

@@ -166,6 +166,11 @@ class FileStore(StoreDirectory):
         holder.runs.difference_update(lost)
         return lost
 
+    async def wrong_with_claim(self, run_id: str) -> str:
+        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        self._file(run_id, "")
+        return await self._do(run_id, functools.partial(self._claims.wrong, run_id))
+
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:

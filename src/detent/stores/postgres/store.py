@@ -17,6 +17,7 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
+from detent.stores.locks import strange
 from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
 from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
@@ -208,6 +209,17 @@ class PostgresStore(PostgresOpening):
         for run_id in lost:
             del holder.runs[run_id]
         return lost
+
+    async def wrong_with_claim(self, run_id: str) -> str:
+        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        now = self._holder.now
+        found = await self._connections.rows(OF_CLAIM, (now, now, run_id))
+        if not found:
+            return ""
+        name, _, host, pid, _, age_s, _ = found[0]
+        if pid is not None and str(pid) not in name.split(":"):
+            return f"the claim is held by {name!r}, and that is said to be process {pid}"
+        return strange(name, host, None if age_s is None else max(0.0, -age_s))
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 

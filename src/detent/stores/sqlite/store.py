@@ -20,7 +20,7 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
-from detent.stores.locks import remove_dead
+from detent.stores.locks import remove_dead, strange
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
 from detent.stores.sqlite.operations import (
@@ -42,6 +42,7 @@ from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, m
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 
+_CLAIM = "SELECT c.holder, h.host, h.expires FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=?"
 _LISTED = (
     f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
     f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
@@ -228,6 +229,11 @@ class SqliteStore(SqliteConnection):
         for run_id in lost:
             self._listed.pop(run_id, None)
         return lost
+
+    async def wrong_with_claim(self, run_id: str) -> str:
+        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        found = await self._rows(run_id, _CLAIM, (run_id,))
+        return strange(*found[0], now=self._holder.now()) if found else ""
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 

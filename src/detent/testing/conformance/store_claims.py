@@ -10,7 +10,7 @@ import signal as signals
 import pytest
 
 from detent.core.errors import RunBusy
-from detent.ports import EventStore, RunQuery
+from detent.ports import EventStore, ReadsClaims, RunQuery
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     LEASE_S,
@@ -158,3 +158,19 @@ class ClaimContract:
             await store.release("run")
 
         run_on(place, body)
+
+    def test_what_a_store_writes_as_a_claim_is_in_order(self, place: Place) -> None:
+        """A store that reads claims (`ReadsClaims`) finds nothing wrong with its own: held, held elsewhere, given back, or of nobody."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 3))
+            await first.claim("run")
+            await second.claim("other")
+            await second.claim("done")
+            await second.release("done")
+            for store in (first, second):
+                if isinstance(store, ReadsClaims):
+                    wrong = [await store.wrong_with_claim(name) for name in ("run", "other", "done", "nobody")]
+                    assert wrong == ["", "", "", ""]
+
+        run_on_several(place, body)

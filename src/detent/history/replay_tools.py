@@ -1,0 +1,143 @@
+"""The tools of a run while its log is re-executed: as they were declared at each opening, whatever the engine has now.
+
+Nothing is executed, so of a tool only its declaration and the check of its arguments count. What attempts record of a declaration is taken from
+there. Arguments are checked by the tool at hand where it is declared as it was (the digest in the log says so). One that has another
+declaration now cannot say what was wrong with a call then: what was found of its calls is taken from the log, and they are named
+(`taken`). So is whether a tool asked for approval: that depends on more than its arguments, such as which paths are protected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.config.adapters import recorded_tool
+from detent.core import events as e
+from detent.core.errors import InvalidArguments
+from detent.core.state import CallState
+from detent.history.interruptions import GATEWAY, Interruptions
+from detent.kernel.context import KernelContext
+from detent.ports import MetaTool, Tool, Toolbox, ToolContext, ToolOutcome, ToolSpec
+from detent.ports.copies import copied, ours
+from detent.ports.governance import ASKED_BY_TOOL
+from detent.running.healing import heal
+
+ATTEMPTS = 1_000_000
+"""How often a replayed call may be tried: the log says when it was not tried again."""
+IN_CHECKS = (("sanitised",), ("parsed from text",))
+"""What a record of healed arguments says of them where their check, and no healing, has changed them."""
+
+
+class RecordedTools:
+    """The tools of an engine, as a log has them; those of MCP servers stand there whole, and no server is asked."""
+
+    def __init__(
+        self, tools: Toolbox, digest: Callable[[ToolSpec], str], above: Iterable[e.AnyEvent | None], at: Interruptions | None = None
+    ) -> None:
+        """`above` are the events of a fork's ancestors, `at` what has been gone through of the log, where tools are to be as they were."""
+        self._tools, self._digest, self._at = tools, digest, at
+        self._declared: dict[str, Any] = {}
+        self._made: dict[str, Tool] = {}
+        self._held: dict[str, Tool] = {}
+        self.taken: dict[str, None] = {}
+        self.take_up(above)
+
+    def take_up(self, events: Iterable[e.AnyEvent | None]) -> None:
+        """Declare the tools as these events say, the later before the earlier; what comes next is an opening of its own."""
+        self._held = {}
+        for event in events:
+            for name, said in event.declared.items() if isinstance(event, (e.RunStarted, e.RunResumed)) else ():
+                if self._declared.get(name) != said:
+                    self._declared[name], self._made[name] = said, recorded_tool(msgspec.convert(said, ToolSpec))
+
+    def get(self, name: str) -> Tool:
+        """Return the tool; raise `UnknownName`."""
+        if name not in self._held:
+            tool = self._made.get(name) or self._tools.get(name)
+            self._held[name] = tool if self._at is None or isinstance(tool, MetaTool) else self._as_held(tool, self._at)
+        return self._held[name]
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tools."""
+        return list(dict.fromkeys([*self._tools.names(), *self._made]))
+
+    def heal(self, call: CallState, context: KernelContext) -> e.CallHealed | None:
+        """Heal a call by the declarations of now, and one of a tool that had another one as the log says that it was healed."""
+        others = [name for name, tool in self._held.items() if isinstance(tool, HeldTool) and tool.taken is not None]
+        event = following(self._at) if others and self._at is not None else None
+        if isinstance(event, e.CallHealed) and event.call == call.call_id and event.tool in others and event.repairs not in IN_CHECKS:
+            self.taken[call.call_id] = None
+            return event
+        return None if call.tool in others else heal(call, context)
+
+    def _as_held(self, tool: Tool, at: Interruptions) -> Tool:
+        spec, then = tool.spec, at.state.digests.get(f"tool:{tool.spec.name}")
+        changed = spec.name not in self._made and then not in (None, self._digest(spec)[:16])
+        fields = {**declared_at(at, spec.name), "retries": ATTEMPTS, **({"scopes": ()} if changed else {})}
+        held = msgspec.structs.replace(spec, **fields)
+        return HeldTool(tool, held, at, self.taken if changed else None)
+
+
+def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
+    """Return what attempts of this tool record of its declaration, until the run is opened again; of calls without a record of an attempt, too."""
+    calls: set[str] = set()
+    for index in range(at.cursor, len(at.records)):
+        match at.records[index].event:
+            case e.RunResumed():
+                break
+            case e.Planned() as plan:
+                scope, iteration = at.records[index].envelope.scope, at.records[index].envelope.iteration
+                wanted = [plan.embedded] if plan.embedded is not None else plan.actions
+                calls |= {f"{scope}.{iteration}.{i}" for i, action in enumerate(wanted) if getattr(action, "tool", "") == name}
+            case e.ToolStarted(tool=tool) as event if tool == name:
+                fields = ("side_effect", "idempotent", "volatile", "ends_turn", "cost_usd", "trust")
+                return {field: getattr(event, field) for field in fields}
+            case e.ToolFinished(call=call, digest=digest, trust=trust) if digest and call in calls:  # it began without a record of its own
+                return {"volatile": False, "ends_turn": False, "cost_usd": None, "trust": trust}
+            case _:
+                pass
+    return {}
+
+
+class HeldTool:
+    """A tool as it was declared; with `taken`, what was found of a call's arguments is in the log, too."""
+
+    def __init__(self, tool: Tool, spec: ToolSpec, at: Interruptions, taken: dict[str, None] | None) -> None:
+        self._tool, self.spec, self._at, self.taken = tool, spec, at, taken
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the check left them then; raise `InvalidArguments` as it did."""
+        if self.taken is None:
+            return self._tool.check(args if ours(self._tool) else copied(args))
+        event = following(self._at)
+        if (call := getattr(event, "call", "")) and isinstance(call, str):
+            self.taken[call] = None
+        match event:
+            case e.CallHealed(args=healed, repairs=repairs) if repairs in IN_CHECKS:
+                return copied(healed)
+            case e.ToolFinished(error=error) if error is not None:
+                raise InvalidArguments(error.message, error_code=error.code, details=error.details)
+            case _:
+                return args
+
+    def asks(self, args: dict[str, Any]) -> str:
+        """Return why the tool wanted the call that is decided next to be approved, "" where it did not."""
+        event = following(self._at)
+        asked = isinstance(event, e.PolicyDecided) and ASKED_BY_TOOL in f"{event.rule} {event.reason}"
+        return event.reason or ASKED_BY_TOOL if isinstance(event, e.PolicyDecided) and asked else ""
+
+    async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Never asked: outcomes are in the log."""
+        return await self._tool.run(args, context)
+
+    async def settle(self, context: ToolContext) -> ToolOutcome | None:
+        """Never asked: what was settled is in the log."""
+        return await self._tool.settle(context)
+
+
+def following(at: Interruptions) -> e.AnyEvent | None:
+    """Return the next event that the kernel makes, None at the end."""
+    later = (at.records[index].event for index in range(at.cursor, len(at.records)))
+    return next((event for event in later if not isinstance(event, GATEWAY) and getattr(event, "phase", 0) != e.ASIDE), None)

@@ -355,7 +355,9 @@ class Schedule:
             lost = any(words in str(verified) for words in ("branched from", "goes on from record"))
             demand(not lost, "a fork has what it goes on from", f"{run_id}: {verified}")
             gone = (erased and self.disk.leases) or run_id.removesuffix("-fork") in self.reference.erased - {run_id}
-            overtaken = gone and "the listing entry says" in str(verified)  # erasing, and rewriting what forks of it are, is fenced by nothing
+            overtaken = gone and "the listing entry says" in str(
+                verified
+            )  # erasing, and rewriting what forks of it are, is fenced by nothing
             demand(overtaken or getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
             if self.flipped or erased or (run_id in self.reference.damaged and self.reference.erased):
                 continue

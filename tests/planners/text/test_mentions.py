@@ -108,7 +108,7 @@ def test_a_call_by_a_name_in_other_letters_or_with_other_separators_is_one(name:
     assert mentioned(f"I write {name} (1) into it") is None and mentioned(f"I write {name}s(1) into it") is None
     ask = Offer(tools={"ask": ToolSpec(name="ask")})
     assert mentioned('So: {"tool": "ASK"}', ask) is not None
-    assert mentioned('So: {"tool": "a\u017fk"}', ask) is None, "letters that only count as the same are of another name"
+    assert mentioned('To ask: {"tool": "a\u017fk"}', ask) is None, "letters that only count as the same are of another name"
 
 
 def test_tools_whose_names_differ_in_separators_are_told_apart() -> None:

@@ -198,6 +198,15 @@ def test_an_answer_that_is_queued_is_no_answer_and_is_told_by_its_name(*, stream
     assert (failed.kind, failed.provider_code) == ("queued", "queued") and "queued" in ran.result.error
 
 
+@pytest.mark.parametrize("word", ["queued", "in_progress", "pause_turn"])
+def test_an_answer_that_comes_later_is_told_by_its_word_alone(word: str) -> None:
+    """A gateway that hands the word on marks nothing else; the half that is there was taken for the answer."""
+    ran = Ran([says("half", finish=word)], chat)
+    assert (ran.result.status, ran.result.reason, len(ran.requests)) == ("failed", "planner_error", 1)
+    (failed,) = ran.of(e.ModelCallFailed)
+    assert (failed.kind, failed.provider_code) == ("queued", word)
+
+
 # A context that is full --------------------------------------------------------------------------------------------------------
 
 

@@ -939,11 +939,12 @@ def test_a_step_towards_the_goal_is_for_the_phases_alone() -> None:
         return await run.kernel("main")
 
     done = ran(
-        [said("1969"), GOOD],
+        [GOOD],
         kernel=make_kernel((think, act, looks)),
         hooks=KernelHooks(before={"answer": hook}),
         agent={"strategy": "mine", "verify": [cites]},
         strategies={"mine": strategy},
     )
-    assert done.result.output == GOOD.content and "1969" in phased
-    assert (cites.seen, hooked) == ([GOOD.content], [GOOD.content])
+    assert done.result.output == GOOD.content and len(phased) > 1
+    assert cites.seen == [GOOD.content]
+    assert hooked == [GOOD.content], "both passes give this answer, and one of them is the run's"

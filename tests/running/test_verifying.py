@@ -921,3 +921,30 @@ def test_a_phase_behind_act_sees_what_a_strategy_answers_in_code(*, of_a_pass: b
             assert (await engine.replay("r")).identical
 
     asyncio.run(main())
+
+
+def test_a_step_towards_the_goal_is_for_the_phases_alone() -> None:
+    """Its answer is held for a phase behind `act`; what checks the answer of the run would refuse each step."""
+    cites, hooked, phased = Cites(), list[Any](), list[Any]()
+
+    async def looks(state: Any, context: Any) -> Any:
+        phased.append(state.output)
+        return context.state
+
+    async def hook(state: Any) -> None:
+        hooked.append(state.output)
+
+    async def strategy(run: Any) -> Any:
+        await run.kernel("step", task="find the year")
+        return await run.kernel("main")
+
+    done = ran(
+        [GOOD],
+        kernel=make_kernel((think, act, looks)),
+        hooks=KernelHooks(before={"answer": hook}),
+        agent={"strategy": "mine", "verify": [cites]},
+        strategies={"mine": strategy},
+    )
+    assert done.result.output == GOOD.content and len(phased) > 1
+    assert cites.seen == [GOOD.content]
+    assert hooked == [GOOD.content], "both passes give this answer, and one of them is the run's"

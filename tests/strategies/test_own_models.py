@@ -221,6 +221,7 @@ def test_a_pass_can_be_planned_by_a_model_that_writes_text(server: ChatServer) -
 
     result, engine = go(mine, {"rules": RULES})
     assert result.output == "by judge" and [p.planner for p in events(engine, e.PassStarted)] == ["on-device"]
+    assert "final_answer" in json.dumps(server.requests[0]["messages"]), "it is told how to write what it wants"
 
     async def nameless(run: StrategyRun) -> Any:
         return await run.ask("judge", "?", planner="on-device")

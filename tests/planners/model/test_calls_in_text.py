@@ -221,22 +221,51 @@ def test_a_call_in_text_of_a_tool_with_dots_is_made_by_either_name(name: str, fo
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["db.look", "db_look"])
-def test_a_tool_with_dots_that_is_called_in_passing_is_no_answer(name: str) -> None:
-    """By neither name."""
+@stacks
+@pytest.mark.parametrize("name", ["db.look", "db_look", "DbLook"])
+def test_a_tool_with_dots_that_is_called_in_passing_is_no_answer(stack: Stack, name: str) -> None:
+    """By no name, whatever the words around the call; the model is told why."""
 
     @tool(side_effect="read", name="db.look")
     async def look(path: str) -> str:
         """Look."""
         raise AssertionError("it is not called")
 
-    async def main() -> None:
-        asked = Asked([f'I would not do it:\n{name}({{"path": "p"}})', "no"])
-        async with Engine(planner=ModelPlanner(asked.model)) as engine:
-            result = await engine.run(Agent(name="a", tools=[look]), "go")
-            assert result.output == "no" and f"the text holds a call of '{name}'" in asked.said()
+    web = Web()
+    web.tools = [look]
+    for text in (
+        f'I would not do it:\n{name}({{"path": "p"}})',
+        f'I would do {name}({{"path": "p"}}) now.',
+        f"Run\n```\n{name}(p)\n```\nthen.",
+    ):
+        result, events, _ = web.go(stack, text, "no")
+        assert result.output == "no"
+        told = [event.problem for event in events if isinstance(event, e.PlanRejected)]
+        told += [
+            said
+            for event in events
+            if isinstance(event, e.Planned)
+            for said in (event.provider_data or {}).get("on_device", {}).get("repairs", ())
+        ]
+        assert len(told) == 1 and f"the text holds a call of {name!r}" in told[0]
 
-    asyncio.run(main())
+
+@stacks
+@pytest.mark.parametrize(
+    "call", ["print(fetch(...))", 'x = fetch(f"{y}")', "x = fetch(y)", "print(tools.fetch(url=y))", "fetch(", "Fetch(y)"]
+)
+@pytest.mark.parametrize(
+    "block", ["To see it:\n```tool_code\n{}\n```", "```tool_code {} ``` would do it.", "Calling fetch:\n~~~\n{}\n~~~\nSo it is."]
+)
+def test_code_with_a_call_within_an_explanation_is_an_answer_after_one_correction(stack: Stack, call: str, block: str) -> None:
+    """Whatever its arguments are; the model is told why it did not run, and then the same text may stand."""
+    web, text = Web(), block.replace("{}", call)
+    result, events, _ = web.go(stack, text, "no")
+    assert (result.output, web.ran) == ("no", []), "one correction turn"
+    if stack == "native":
+        (told,) = [event for event in events if isinstance(event, e.PlanRejected)]
+        assert "it stands in a code block within an explanation" in told.problem
+    assert web.go(stack, text, text, "no")[0].output == text and web.ran == []
 
 
 @stacks

@@ -70,11 +70,13 @@ def sends(*events: Any, stream: bool = True, done: bool = False) -> Answer:
 class Ran:
     """A run, its log and what was sent."""
 
-    def __init__(self, script: list[Entry], model: Any, *, budget: Budget | None = None, **settings: Any) -> None:
+    def __init__(
+        self, script: list[Entry], model: Any, *, budget: Budget | None = None, sensitive: tuple[str, ...] = (), **settings: Any
+    ) -> None:
         self.looked: list[int] = []
 
-        @tool(side_effect="write")
-        def look(x: int) -> int:
+        @tool(side_effect="write", sensitive=sensitive)
+        def look(x: int, key: str = "") -> int:
             """Look at x."""
             self.looked.append(x)
             return x
@@ -120,6 +122,22 @@ def test_a_call_that_groq_refuses_is_a_correction_turn_that_states_the_reason(ge
     assert (failed.kind, failed.provider_code) == ("malformed", "tool_use_failed")
     assert rejected.problem.startswith(f"tool_use_failed: {WHY}") and generation in rejected.problem
     assert WHY in json.dumps(ran.requests[1]["messages"][-1])
+
+
+@both
+@pytest.mark.parametrize(
+    "generation",
+    [
+        '{"name": "look", "arguments": {"x": "5", "key": "hunter2"}}',
+        "<function=look>{key: hunter2}</function>",
+        '{"key": "' + "hunter2" * 80,
+    ],
+)
+def test_what_is_sensitive_in_a_call_that_groq_refuses_stays_out_of_the_log(generation: str, *, stream: bool) -> None:
+    """What is told of it quotes what the model wrote; the model itself is told the same."""
+    ran = Ran([refusing(generation, stream=stream), says("done")], groq, stream=stream, sensitive=("key",))
+    assert ran.result.output == "done" and ran.of(e.ModelCallFailed) and ran.of(e.PlanRejected)
+    assert not [event for event in ran.events if "hunter" in repr(event)]
 
 
 def test_a_refusal_of_groq_that_nobody_could_listen_to_is_one_all_the_same() -> None:
@@ -178,6 +196,15 @@ def test_an_answer_that_is_queued_is_no_answer_and_is_told_by_its_name(*, stream
     assert (ran.result.status, ran.result.reason, len(ran.requests)) == ("failed", "planner_error", 1)
     (failed,) = ran.of(e.ModelCallFailed)
     assert (failed.kind, failed.provider_code) == ("queued", "queued") and "queued" in ran.result.error
+
+
+@pytest.mark.parametrize("word", ["queued", "in_progress", "pause_turn"])
+def test_an_answer_that_comes_later_is_told_by_its_word_alone(word: str) -> None:
+    """A gateway that hands the word on marks nothing else; the half that is there was taken for the answer."""
+    ran = Ran([says("half", finish=word)], chat)
+    assert (ran.result.status, ran.result.reason, len(ran.requests)) == ("failed", "planner_error", 1)
+    (failed,) = ran.of(e.ModelCallFailed)
+    assert (failed.kind, failed.provider_code) == ("queued", word)
 
 
 # A context that is full --------------------------------------------------------------------------------------------------------

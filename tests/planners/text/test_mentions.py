@@ -66,6 +66,60 @@ def test_words_in_parentheses_make_a_name_no_call(words: str) -> None:
     assert mentioned("I use my.read_file(1) and x-read_file(1) and read_file_all(1)") is None
 
 
+@pytest.mark.parametrize("fence", ["```", "````", "~~~", "```tool_code "])
+@pytest.mark.parametrize("words", ["path", "...", "a, b", "*args", "str(1)", 'x("a")', "("])
+def test_in_code_any_words_in_parentheses_make_a_name_a_call(fence: str, words: str) -> None:
+    """Though not where code defines what only has the name, where the name stands apart, or where a fence is closed before it."""
+    marks = fence.removesuffix("tool_code ")
+    call = f"read_file({words})"
+    assert mentioned(f"So\n{fence}\nx = {call} is it\n{marks}\nand so") is not None
+    assert mentioned(f"So\n{fence}\nx = read_file(\n{words}") is not None
+    assert mentioned(f"So\n{fence}\nx = {call} is it\n{marks}\nand so".replace("read_file", "Read-File")) is not None
+    for other in (f"So\n{fence}\nx\n{marks}\n{call} and so", *(f"So\n{fence}\n{word} {call} is it\n{marks}\nand so" for word in DEFINING)):
+        assert mentioned(other) is None, other
+    assert mentioned(f"So\n{fence}\nx = {call.replace('(', ' (', 1)} is it\n{marks}\nand so") is None
+
+
+DEFINING = ("def", "class", "fn", "func", "function", "async  def")
+
+
+@pytest.mark.parametrize("value", ['f"a"', "r'a'", 'Rb"a"', "U'a'", '**{"a": 1}', "**[1]"])
+def test_a_value_may_be_marked_as_python_marks_it(value: str) -> None:
+    """A text with a letter before it, or an object that is unpacked; other letters are words."""
+    assert mentioned(f"I write read_file({value}) into it") == ("read_file", f"read_file({value})")
+    for other in ("x" + value[1:] if value[0] != "*" else value[1:2] + "x", "fff'a'"):
+        assert mentioned(f"I write read_file({other}) into it") is None, other
+
+
+@pytest.mark.parametrize("name", ["readFile", "READ_FILE", "read-file", "read.file", "Read__File", "readfile"])
+def test_a_call_by_a_name_in_other_letters_or_with_other_separators_is_one(name: str) -> None:
+    """Where it is surely a call; the letters of data, and of words before an aside, are their own."""
+    for text in (
+        "I write {}(path=1) into it",
+        'So: {"tool": "{}", "path": 1} is it',
+        "So <function={}>",
+        "So.\naction: {}\nAction Input: x",
+    ):
+        found = mentioned(text.replace("{}", name))
+        assert found is not None and found[0] == name, text
+    for text in ('So: {"name": "{}", "path": 1} is it', 'So: {"{}": {"path": 1}}', "So <{}><path>a</path></{}>", "So {} --path a"):
+        found = mentioned(text.replace("{}", name))
+        assert (found is not None) is (name == name.lower()), text
+    assert mentioned(f"I write {name} (1) into it") is None and mentioned(f"I write {name}s(1) into it") is None
+    ask = Offer(tools={"ask": ToolSpec(name="ask")})
+    assert mentioned('So: {"tool": "ASK"}', ask) is not None
+    assert mentioned('To ask: {"tool": "a\u017fk"}', ask) is None, "letters that only count as the same are of another name"
+
+
+def test_tools_whose_names_differ_in_separators_are_told_apart() -> None:
+    """Each by the name that is its own; arguments are those of the tool that is named."""
+    names = {"a.b": {"x": {}}, "a_b": {"y": {}}, "_": {"z": {}}}
+    offer = Offer(tools={name: ToolSpec(name=name, input_schema={"type": "object", "properties": known}) for name, known in names.items()})
+    for name, known in names.items():
+        for each in ("x", "y", "z"):
+            assert (mentioned(f"So {name} {{{each}: 1}} is it", offer) is not None) is (each in known), (name, each)
+
+
 @pytest.mark.parametrize("lead", ["", "* ", "print ", "print(", "  - ", "`"])
 def test_a_call_alone_on_a_line_or_at_the_end_is_one_without_values(lead: str) -> None:
     """What is in the lines after it does not matter; words on its line do, unless it ends the text."""
@@ -229,20 +283,13 @@ def test_flags_beside_a_name_are_a_call(flag: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["readFile", "READ-FILE", "Read.File", "readfile"])
-def test_a_call_by_another_spelling_of_a_name_is_one_where_a_text_ends_in_it(name: str) -> None:
-    """On a line of its own, or behind a colon; it would be taken for an answer."""
+def test_a_call_by_another_spelling_of_a_name_is_one(name: str) -> None:
+    """On a line of its own, behind a colon, or in a sentence; it would be taken for an answer."""
     for before in ("", "So.\n", "So.\n \t", "So:", "So: ", "So: x\n"):
         for call in (f'{name}({{"path": "a"}})', f"{name}( {{}} )", f"{name}({{\n}}\n)"):
             assert mentioned(f"{before}{call} \n") == (name, call), (before, call)
-    for other in (
-        f"I use {name}({{}})",
-        f"{name}({{}}) is it",
-        f"{name}(1)",
-        f"{name}({{}}",
-        f"{name}(1}})",
-        f"{name}({{1)",
-        f"{name}s({{}})",
-    ):
+    assert mentioned(f"I use {name}({{}})") == (name, f"{name}({{}})")
+    for other in (f"{name}s({{}})", f"my{name}({{}})", f"{name} ({{}})"):
         assert mentioned(other) is None, other
     assert mentioned(f"first({{}})\n{name}({{}})") == (name, f"{name}({{}})")
 

@@ -6,8 +6,10 @@ Rule: what is found here never runs. A tool's name counts with arguments beside 
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from detent.core.state import Item
 from detent.planners.text.offers import CONTROLS, Offer, properties_of
@@ -15,11 +17,14 @@ from detent.planners.text.python_calls import closes_at
 from detent.ports.embedded_calls import IN_A_FENCE
 from detent.ports.lead_ins import NOT_A_LEAD_IN, doubt_about
 
-_FENCED = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ \t]*(?P=fence)|```[^`\n]+```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"`{3,}|~{3,}")
 _ARGUMENTS = r"args|arguments|parameters|params|input|tool_input|action_input|kwargs"
-_NAMED_BY = r"tool|tool_name|function|function_name|action|recipient_name|tool_call|function_call|name|type|command|call"
-_SURE = ("tool", "tool_name", "function", "function_name", "action", "recipient_name", "tool_call", "function_call")
-_VALUE = re.compile(r"""\s*(?:[{\["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))""")
+_SURELY = "tool|tool_name|function|function_name|action|recipient_name|tool_call|function_call"
+_PERHAPS = "name|type|command|call"
+_VALUE = re.compile(
+    r"""\s*(?:(?:\*\*)?[{\["']|[bfruBFRU]{1,2}["']|-?\d|true\b|false\b|null\b|True\b|False\b|None\b|[A-Za-z_][\w.-]*\s*=(?!=))"""
+)
 _BEFORE_NAMES = (
     r"""<[\w:|｜-]*(?:function=|invoke\s+name=)["']?"""  # noqa: RUF001 - as DeepSeek writes it
     r"|\[TOOL_CALLS\]\s*|\bto=|>>>\s*|<tool_call>\s*|✿FUNCTION✿:\s*|<\|(?:recipient|tool_call_begin)\|>\s*"
@@ -27,7 +32,7 @@ _BEFORE_NAMES = (
     r"|Action:[ \t]*(?=[^\n]+\n\s*Action Input:)"
 )
 _LABELS = r"""^[ \t*_`-]*(?P<label>action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
-_CALLED = re.compile(r"(?:^|:)[ \t]*(?P<tool>[A-Za-z][\w.-]{0,63})\(\s*\{", re.MULTILINE)
+_DEFINED = re.compile(r"\b(?:def|class|fn|func|function)[ \t]{1,8}\Z")
 _LONGEST = 4000
 """Characters after a name that are looked through for its arguments."""
 
@@ -51,13 +56,22 @@ def mention_in(text: str, offer: Offer) -> Mention | None:
     """Return the first call of an offered tool that stands in a text, None where there is none."""
     controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
     names = _patterns(tuple(offer.tools), controls)
+    if names.any.search(text) is None:
+        return None
     found = [one for look in (_in_parentheses, _in_objects, _in_forms) for one in [look(text, names, offer)] if one is not None]
-    return min(found, key=lambda one: one.start, default=None) or _spelled_otherwise(text, offer)
+    return min(found, key=lambda one: one.start, default=None)
 
 
 def in_fences(text: str, offer: Offer) -> bool:
     """Whether every call that a text mentions stands in a code fence."""
     return mention_in(_FENCED.sub("\n", text), offer) is None
+
+
+def is_explained(text: str, offer: Offer) -> bool:
+    """Whether there are words after the code fence in which the first call of a text stands."""
+    mention = mention_in(text, offer)
+    closing = _FENCE.search(text, mention.end) if mention is not None and _is_fenced(text, mention.start) else None
+    return closing is not None and re.search(r"\w", text[closing.end() :]) is not None
 
 
 def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
@@ -72,7 +86,7 @@ def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
 def why_not(text: str, mention: Mention) -> str:
     """Return why a call that stands in a text is not made."""
     before, after = text[: mention.start], text[mention.end :]
-    fenced = before.count("```") % 2 == 1
+    fenced = _is_fenced(text, mention.start)
     before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
     if fenced:
         return "it stands in a code block within an explanation" if before or after else ALONE_IN_A_FENCE
@@ -88,48 +102,60 @@ def why_not(text: str, mention: Mention) -> str:
 
 
 class _Names:
-    """How calls of certain tools are found."""
+    """How calls of certain tools are found: by their names, also with other separators, and as calls in other letters too."""
 
     def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
-        one = "|".join(["(?!)", *(re.escape(name) for name in sorted(names, key=len, reverse=True))])
-        name = rf"(?:functions\.|default_api\.)?(?P<tool>{one})"
+        self._own = {spelled: name for name in names for spelled in (_folded(name), name)}
+        one = "|".join(_spelled(name) for name in sorted(names, key=len, reverse=True)) or r"(?!)"
+        api = r"(?:(?:functions|default_api|tools)\.)?"
+        cased, name = rf"{api}(?P<tool>{one})", rf"{api}(?P<tool>(?ai:{one}))"
+        self.any = re.compile("|".join([f"(?ai:{one})", *controls]))
         self.control = re.compile(rf"""["'“]type["'”]\s*:\s*["'“](?P<tool>{"|".join(controls) or "(?!)"})["'”]""")
         self.called = re.compile(rf"(?<![\w.])(?<!\w-){name}(?:\.call)?(?P<space>\s*)\(")
-        self.named = re.compile(rf"""(?P<key>["'“]?\b(?:{_NAMED_BY})["'”]?)\s*[:=]\s*["'“]{name}["'”]""")
-        self.keyed = re.compile(rf"""\{{\s*["'“]?{name}["'”]?\s*:\s*(?=\{{)""")
+        self.named = re.compile(rf"""["'“]?\b(?:{_SURELY})["'”]?\s*[:=]\s*["'“]{name}["'”]""")
+        self.perhaps = re.compile(rf"""["'“]?\b(?:{_PERHAPS})["'”]?\s*[:=]\s*["'“]{cased}["'”]""")
+        self.keyed = re.compile(rf"""\{{\s*["'“]?{cased}["'”]?\s*:\s*\{{""")
         self.form = re.compile(rf"(?:{_BEFORE_NAMES}|{_LABELS}){name}(?![\w.-])", re.MULTILINE | re.IGNORECASE)
-        self.tagged = re.compile(rf"<{name}>(?P<body>.*?)</(?P=tool)>", re.DOTALL)
-        self.beside = re.compile(rf"(?<![\w./-]){name}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
+        self.tagged = re.compile(rf"<{cased}>(?P<body>.*?)</(?P=tool)>", re.DOTALL)
+        self.beside = re.compile(rf"(?<![\w./-]){cased}(?:[`*\"']*:?\s*(?:```\w*\s*)?(?=\{{)|[ \t]+(?=--?\w|[\w.-]+=[^\s=]))")
+
+    def own(self, said: str) -> str:
+        """Return the tool's own name."""
+        return self._own.get(said) or self._own[_folded(said)]
 
 
 _patterns = lru_cache(_Names)
-
-
-def _spelled_otherwise(text: str, offer: Offer) -> Mention | None:
-    """Find `name({...})` at the end of a text, with a tool's name in another case or with other separators."""
-    said = text.rstrip()
-    if not said.endswith(")") or not said[:-1].rstrip().endswith("}"):
-        return None
-    known = {_folded(name) for name in offer.tools}
-    found = next((found for found in _CALLED.finditer(said) if _folded(found["tool"]) in known), None)
-    return None if found is None else Mention(found["tool"], found.start("tool"), len(said))
 
 
 def _folded(name: str) -> str:
     return re.sub(r"[-_.]", "", name).lower()
 
 
+def _spelled(name: str) -> str:
+    """Return a pattern for a name with whatever separators."""
+    return "|".join(filter(None, (re.escape(name), "[-_.]*".join(map(re.escape, re.sub(r"[-_.]", "", name))))))
+
+
+def _is_fenced(text: str, at: int) -> bool:
+    """Whether a place in a text is in a code fence."""
+    return len(_FENCE.findall(text, 0, at)) % 2 == 1
+
+
 def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
-    """Find `name(...)`: with values in it, or alone on a line, or at the end of the text."""
+    """Find `name(...)`: with values in it, or in code, or alone on a line, or at the end of the text."""
+    fences = [fence.start() for fence in _FENCE.finditer(text)]
     for found in names.called.finditer(text):
         opening = found.end() - 1
         end = closes_at(text, opening)
-        after = text[end:]
-        if re.search(r"\w", text[text.rfind("\n", None, found.start()) + 1 : found.start()].replace("print", "")) is None:
-            after = after.partition("\n")[0]
-        last = end and not found["space"] and re.search(r"\w", after) is None
-        if last or _VALUE.match(text, found.end(), opening + _LONGEST):
-            return Mention(found["tool"], found.start(), end or len(text))
+        after = text[end:] if end > 0 else ""
+        if re.search(r"\w", text[text.rfind("\n", 0, found.start()) + 1 : found.start()].replace("print", "")) is None:
+            after = after.split("\n", 1)[0]
+        last = end > 0 and re.search(r"\w", after) is None
+        code = bisect(fences, opening) % 2 == 1 and not _DEFINED.search(text[max(found.start() - 20, 0) : found.start()])
+        valued = _VALUE.match(text, found.end(), end if end > 0 else opening + _LONGEST) is not None
+        if ((last or code) and not found["space"]) or (valued and (not found["space"] or found["tool"] in offer.tools)):
+            closes = _FENCE.search(text, opening) if code else None
+            return Mention(found["tool"], found.start(), end if end > 0 else closes.start() if closes else len(text))
     return None
 
 
@@ -138,20 +164,21 @@ def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
     for found in names.control.finditer(text):
         begin = max(text.rfind("{", None, found.start()), 0)
         return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
-    for found in sorted([*names.named.finditer(text), *names.keyed.finditer(text)], key=lambda one: one.start()):
-        tool = found["tool"]
-        key = found.groupdict().get("key", "tool").strip("\"'“”")
-        begin = max(text.rfind("{", None, found.end()), 0)
-        fields = "|".join([_ARGUMENTS, *(re.escape(name) for name in properties_of(offer.tools[tool]))])
-        near = text[begin : found.start()] + text[found.end() : found.end() + _LONGEST]
-        bare = (
-            not properties_of(offer.tools[tool])
-            and re.fullmatch(r"\{\s*", text[begin : found.start()])
-            and text[found.end() :].lstrip()[:1] == "}"
-        )
-        if key in _SURE or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near):
-            return Mention(tool, begin, max(closes_at(text, begin), found.end()))
+    objects = [*names.named.finditer(text), *names.perhaps.finditer(text), *names.keyed.finditer(text)]
+    for found in sorted(objects, key=lambda one: one.start()):
+        known = _parameters(found, names, offer)
+        begin = max(text.rfind("{", 0, found.start() + 1), 0)
+        fields = "|".join([_ARGUMENTS, *map(re.escape, known)])
+        near = text[begin : found.end() + _LONGEST]
+        bare = not known and re.fullmatch(r"\{\s*", text[begin : found.start()]) and text[found.end() :].lstrip()[:1] == "}"
+        sure = found.re is not names.perhaps
+        if sure or bare or re.search(rf"""(?:["'“]|\b)(?:{fields})["'”]?\s*[:=]""", near.replace(found[0], "", 1)):
+            return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
     return None
+
+
+def _parameters(found: re.Match[str], names: _Names, offer: Offer) -> dict[str, Any]:
+    return properties_of(offer.tools[names.own(found["tool"])])
 
 
 def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
@@ -165,15 +192,17 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
         ):
             return Mention(found["tool"], found.start(), _form_ends(text, found.end()))
     for found in names.tagged.finditer(text):
-        known = properties_of(offer.tools[found["tool"]])
+        known = _parameters(found, names, offer)
         if any(f"<{name}>" in found["body"] for name in known) or not (known or found["body"].strip()):
             return Mention(found["tool"], found.start(), found.end())
     for found in names.beside.finditer(text):
-        known = properties_of(offer.tools[found["tool"]])
-        one = "|".join(map(re.escape, known))
-        beside = rf"""\{{\s*["'“]?(?:{one})["'”]?\s*[:=]|-{{0,2}}(?:{one})[= ]""" if known else r"\{\s*\}"
-        if re.compile(beside).match(text, found.end()):
-            return Mention(found["tool"], found.start(), closes_at(text, found.end()) or len(text))
+        known = _parameters(found, names, offer)
+        end = closes_at(text, found.end())
+        beside = text[found.end() : end if end > 0 else found.end() + _LONGEST]
+        if any(re.match(rf"""\{{\s*["'“]?{re.escape(name)}["'”]?\s*[:=]|-{{0,2}}{re.escape(name)}[= ]""", beside) for name in known):
+            return Mention(found["tool"], found.start(), end if end > 0 else len(text))
+        if not known and re.match(r"\{\s*\}", beside):
+            return Mention(found["tool"], found.start(), end)
     return None
 
 

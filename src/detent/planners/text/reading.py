@@ -21,7 +21,7 @@ from detent.expressions.markup import clean
 from detent.planners.text.actions import action_of, looks_like_action, problem_with, unfolded
 from detent.planners.text.dialects import Written, written
 from detent.planners.text.json_objects import Found, objects_in, plain_json, whole_json
-from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, is_explained, mention_in, why_not
 from detent.planners.text.offers import Offer, Unreadable
 from detent.planners.text.surrogates import whole_text
 from detent.planners.text.think_blocks import split_thinking
@@ -136,7 +136,7 @@ def _asked(said: str, offer: Offer) -> Reading | None:
             if found is not None and (not lead or _announces(lead, rest, offer)):
                 return _read_group(found, offer, lost="\ufffd" in rest)
         except Unreadable as error:
-            if not lead or _announces(lead, rest, offer):
+            if (not lead or _announces(lead, rest, offer)) and not is_explained(said, offer):
                 return Reading(problem=str(error))
     return None
 

@@ -165,11 +165,11 @@ async def begin(
 async def _write(parts: Parts, forked: Forked, bare: RunState, reserved: Sequence[str]) -> None:
     """Append the record that makes the fork; the state beside it holds what envelope and listing need, and no more."""
     store, child_id = parts.store, bare.run_id
-    await store.claim(child_id)
+    claim = await store.claim(child_id)
     try:
         if await store.head(child_id) is not None:
             raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
-        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, charges_all=bool(parts.tenants))
+        journal = SnapshotJournal(store, bare, clock=parts.clock, ids=parts.ids, claim=claim, charges_all=bool(parts.tenants))
         journal.record(forked)
         journal.release(reserved)
         await journal.commit(durable=True)

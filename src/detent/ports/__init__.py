@@ -41,6 +41,7 @@ from detent.ports.stores import (
     read_signal,
     refuse_behind_cancel,
     refuse_overfull,
+    refuse_without_claim,
     wait_for_news,
 )
 from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, strategy
@@ -146,6 +147,7 @@ __all__ = [
     "refuse_behind_cancel",
     "refuse_failed",
     "refuse_overfull",
+    "refuse_without_claim",
     "strategy",
     "unstorable",
     "wait_for_news",

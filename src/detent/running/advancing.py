@@ -180,7 +180,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_claim", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -196,6 +196,7 @@ class Advancing:
         self.parts, self.run_id = parts, run_id
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
+        self._claim: int | None = None
         self.control = Control(grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
 
@@ -208,7 +209,7 @@ class Advancing:
         if self._sinks or self.parts.hooks is not noop_hooks:
             PATIENCE.set(patience_of(self.control))
         try:
-            await self.parts.store.claim(self.run_id)
+            self._claim = await self.parts.store.claim(self.run_id)
         except BaseException as error:
             PATIENCE.set(awaited)
             self.parts.watcher.remove(self.run_id)
@@ -267,7 +268,13 @@ class Advancing:
         if self.parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(self.parts.hooks).on_record)
         return SnapshotJournal(
-            self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
+            self.parts.store,
+            state,
+            clock=self.parts.clock,
+            ids=self.parts.ids,
+            sinks=sinks,
+            claim=self._claim,
+            charges_all=bool(self.parts.tenants),
         )
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:

@@ -28,7 +28,6 @@ from detent.stores.sqlite.operations import (
     DropDead,
     Erase,
     Post,
-    Renew,
     Reserve,
     Statement,
     Vacuum,
@@ -60,8 +59,9 @@ _PUT_SNAPSHOT = (
 class SqliteStore(SqliteConnection):
     """An `EventStore` in the SQLite file `path`, which is created with its directory where it is missing, readable by its owner alone.
 
-    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder
-    lives; `now` the wall clock of leases; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
+    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long others believe that this holder lives,
+    `stuck_s` how long it renews that while its event loop stands still; `now` and `monotonic` the clocks of leases, for other hosts and for this
+    one; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
     """
 
     async def append(
@@ -76,6 +76,7 @@ class SqliteStore(SqliteConnection):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
@@ -93,6 +94,7 @@ class SqliteStore(SqliteConnection):
             released=released,
             listed_at=listed_at,
             intent=intent,
+            claim=claim,
         )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
@@ -175,24 +177,25 @@ class SqliteStore(SqliteConnection):
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def claim(self, run_id: str) -> None:
-        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+    async def claim(self, run_id: str) -> int:
+        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
         db = self._connection()
-        self._take()
+        self._take(self._holder.take)
         owed = self._owed.forget(run_id)
         self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
-            await claimed
+            number = await claimed
         except BaseException as error:
             if (owed or isinstance(error, asyncio.CancelledError)) and run_id not in self._holder.runs and self._db is not None:
                 self._owed.begin(run_id)
             raise
-        self._holder.runs.add(run_id)
+        self._holder.has_taken(run_id, number)
+        return number
 
-    def _take(self) -> None:
+    def _take(self, how: Callable[[], None]) -> None:
         try:
-            self._holder.take()
+            how()
         except OSError as error:
             raise StoreError(
                 f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
@@ -203,19 +206,20 @@ class SqliteStore(SqliteConnection):
         self._connection()
         self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
-            self._holder.runs.discard(run_id)
+            del self._holder.runs[run_id]
             await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""
-        db = self._connection()
-        if not self._holder.runs:
+        self._connection()
+        before = dict(self._holder.runs)
+        if not before:
             return []
-        self._take()
-        held = await self._submit(Renew(self._holder), db)
-        lost = sorted(self._holder.runs - held)
-        self._holder.runs.difference_update(lost)
+        self._take(self._holder.renewed)
+        held = dict(await self._rows("", "SELECT run_id, number FROM claims WHERE holder=?", (self._holder.name,)))
+        lost = sorted(run_id for run_id, one in before.items() if held.get(run_id) != one.number and self._holder.runs.get(run_id) is one)
         for run_id in lost:
+            del self._holder.runs[run_id]
             self._listed.pop(run_id, None)
         return lost
 

@@ -3,7 +3,8 @@
 Theory of operation. The log holds two kinds of records: inputs (`events.INPUTS`: signals, resumptions, reconciliations), which are taken as
 they are, and everything else, which the kernel must produce again. `ReplayJournal.record` compares what the kernel produces with the
 next record; measurements (fields ending in `_ms`) are taken from the log. Where a worker died, the log goes on with `RunResumed` in the
-middle of something: the re-execution is unwound there and starts again from the fold, as the resuming worker did.
+middle of something, and where it lost the run with a late outcome: the re-execution is unwound there and starts again from the fold, as the
+resuming worker did.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ReplayJournal(Interruptions):
         expected = self.next
         if expected is None:
             raise LogEnded
-        if isinstance(expected, e.RunResumed):
+        if stopped_before(expected):
             raise Unwind
         return expected
 
@@ -79,6 +80,11 @@ class ReplayJournal(Interruptions):
 
     async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
         """Nothing to do: a late outcome is an input."""
+
+
+def stopped_before(event: e.AnyEvent) -> bool:
+    """Whether the worker that advanced the run stopped before this record: the run is resumed, or another one put its late outcome on the log."""
+    return isinstance(event, e.RunResumed) or (isinstance(event, e.ToolReconciled) and event.source == "late_worker")
 
 
 def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:

@@ -16,7 +16,7 @@ from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
-from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
+from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, stopped_before
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
@@ -87,7 +87,7 @@ class ReplayWorld:
         if (record := next(made, None)) is None:
             return LogEnded()
         expected = record.event
-        if isinstance(expected, e.RunResumed):
+        if expected is not None and stopped_before(expected):
             return Unwind()
         if isinstance(expected, e.EffectRecorded) and expected.phase != e.STOOD and BRANCH.get() in ("", record.envelope.scope):
             return None  # its own: it went on after the cancellation

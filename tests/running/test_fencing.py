@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from detent import Agent, AskUser, Engine, ToolCall, tool
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
+from detent.core import events as e
+from detent.core.codec import read_log
+from detent.core.errors import ClaimLost
 from detent.history import moving
+from detent.ports import View
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 
@@ -29,6 +35,48 @@ class Noting(RamStore):
 async def act() -> str:
     """Act."""
     return "done"
+
+
+def test_a_late_outcome_is_recorded_and_replayed_where_nobody_has_recorded_anything_since() -> None:
+    """The run was taken over, and the log is still as the former worker knows it: fenced by the sequence alone, its append would count."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @tool(side_effect="write")
+    async def pay() -> str:
+        """Pay."""
+        began.set()
+        await go.wait()
+        return "paid"
+
+    def plan(view: View) -> FinalAnswer | ToolCall:
+        return FinalAnswer(content=view.results[-1].content) if view.results else ToolCall(tool="pay", args={})
+
+    def engine_on(store: RamStore) -> Engine:
+        return Engine(store=store, planner=ScriptedPlanner([plan] * 9), tools=[pay], approver="caller")
+
+    async def main() -> None:
+        store = RamStore()
+        other = store.sibling()
+        first, second = engine_on(store), engine_on(other)
+        running = asyncio.ensure_future(first.run(Agent(name="payer", tools=("pay",)), "Pay", run_id="r"))
+        await began.wait()
+        del store._shelf.claims["r"]  # its lease has run out
+        await other.claim("r")
+        go.set()
+        with pytest.raises(ClaimLost):
+            await running
+        await other.release("r")
+        result = await second.resume("r")
+        assert (result.status, result.output) == ("completed", "paid")
+        events = [record.event for record in read_log("r", await other.read("r"))]
+        late = [event for event in events if isinstance(event, e.ToolReconciled)]
+        assert [event.source for event in late] == ["late_worker"]
+        assert not any(isinstance(event, e.ToolFinished) for event in events)
+        assert (await second.replay("r")).identical
+        for engine in (first, second):
+            await engine.close()
+
+    asyncio.run(main())
 
 
 def test_every_append_names_the_claim_that_it_is_made_under(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_a_stopped_process_loses_its_run_and_what_it_did_is_recorded_as_late(url
                     assert worker.stdout.readline() == "ClaimLost\n"
                 finally:
                     worker.kill()
+            assert (await engine.replay("r")).identical
             return [record.event for record in read_log("r", await engine.store.read("r"))]
 
     events = asyncio.run(main())

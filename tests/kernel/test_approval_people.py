@@ -14,7 +14,7 @@ from detent.cli.standing import waits_for
 from detent.core import events as e
 from detent.core.errors import NotAllowedNow
 from detent.core.state import RunState
-from detent.ports import Call, ToolSpec, Verdict
+from detent.ports import Call, ToolSpec, Verdict, posted_to
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH, FakeClock
 from running.waiting import due, resumed
@@ -222,7 +222,7 @@ def test_an_approval_of_arguments_that_were_edited_meanwhile_is_dropped() -> Non
         await engine.approve("r", CALL, by="ann", args={"amount": 3})
         late = msgspec.structs.replace(left[0], id="late")
         assert await refusal(engine.signal("r", late)) == "approval_changed"
-        await engine.store.post("r", late)
+        await engine.store.post("r", posted_to("r", late))
         result = await engine.resume("r")
         assert (result.status, bank.paid) == ("waiting_for_approval", [])
         refused = [r.event for r in await engine.records("r") if isinstance(r.event, e.AnswerRefused)]

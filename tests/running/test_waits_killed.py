@@ -50,12 +50,12 @@ async def whole(place: Place, effects: Effects, store: Any) -> Any:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1:])  # in memory the simulation tries it
 def test_a_crash_at_any_write_of_a_waiting_run_loses_and_repeats_nothing(kind: str, when: Any, tmp_path: Path) -> None:
     """Also at the write of the answer itself: the person is asked again, or the answer is found. Not every write by default (`amounts`)."""
 
     async def main() -> None:
-        at, step = 0, stride(7) if kind == "ram" else stride(23, many=3)
+        at, step = 0, stride(23, many=3)
         while True:
             at += step
             directory = tmp_path / str(at)

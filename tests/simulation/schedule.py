@@ -82,7 +82,8 @@ class Schedule:
         self.roles: list[Process] = []
         self.started = self.turn = 0
         self.violation: BaseException | None = None
-        self.flipped: dict[str, bytes] = {}
+        self.flipped: dict[str, Callable[[], bool]] = {}
+        """By run, whether what was altered is there yet: power loss may have taken it, or a later write replaced it."""
 
     def tell(self, line: str) -> None:
         """Note what happens."""
@@ -174,20 +175,34 @@ class Schedule:
         self.reference.power_was_lost()
 
     def flip(self) -> None:
-        """One bit of a stored record is another."""
+        """One bit of a stored record is another, or of an artifact that a record names, or of what says how long the log is."""
         names = [name for name, run in self.disk.runs.items() if run.records]
         if not names or self.flipped:
             return
         name = self.choices.one_of(names)
-        run = self.disk.runs[name]
-        at = self.choices.below(len(run.records))
-        line = bytearray(run.records[at])
-        line[self.choices.below(len(line))] ^= 1 << self.choices.below(7)
-        if b"\n" in line:
-            return
-        run.records[at] = bytes(line)
-        self.flipped[name] = run.records[at]
+        run, blobs = self.disk.runs[name], self.disk.blobs.get(name, {})
+        named = [key for key in blobs if any(key.encode() in line for line in run.records)]
+        match self.choices.below(4):
+            case 2 if run.sealed is not None:
+                altered = run.sealed = run.sealed[0], self.altered(run.sealed[1].encode()).decode()
+                self.flipped[name] = lambda: run.sealed is altered
+            case 3 if named:
+                key = self.choices.one_of(named)
+                blobs[key] = data = self.altered(blobs[key])
+                self.flipped[name] = lambda: blobs.get(key) is data and any(key.encode() in line for line in run.records)
+            case _:
+                at = self.choices.below(len(run.records))
+                if b"\n" in (line := self.altered(run.records[at])):
+                    return
+                run.records[at] = line
+                self.flipped[name] = lambda: line in self.disk.runs[name].records
         self.reference.damaged.add(name)
+
+    def altered(self, data: bytes) -> bytes:
+        """Return the bytes with one bit of them another."""
+        found = bytearray(data)
+        found[self.choices.below(len(found))] ^= 1 << self.choices.below(7)
+        return bytes(found)
 
     # People -----------------------------------------------------------------------------------------------------------------------
 
@@ -322,8 +337,8 @@ class Schedule:
         """Check what is left."""
         process = self.roles[0]
         for run_id in self.disk.runs:
-            if (altered := self.flipped.get(run_id)) is not None:
-                if altered not in self.disk.runs[run_id].records:  # power loss has taken it
+            if (there := self.flipped.get(run_id)) is not None:
+                if not there():
                     continue
                 found = await process.ask(lambda engine, r=run_id: engine.verify(r))
                 demand(getattr(found, "ok", None) is False, "an altered byte is found", f"{run_id}: {found}")
@@ -339,7 +354,10 @@ class Schedule:
             verified = await process.ask(lambda engine, r=run_id: engine.verify(r))
             lost = any(words in str(verified) for words in ("branched from", "goes on from record"))
             demand(not lost, "a fork has what it goes on from", f"{run_id}: {verified}")
-            overtaken = erased and "the listing entry says" in str(verified)  # erasing is fenced by nothing
+            gone = erased or run_id.removesuffix("-fork") in self.reference.erased - {run_id}
+            overtaken = gone and "the listing entry says" in str(
+                verified
+            )  # erasing, and rewriting what forks of it are, is fenced by nothing
             demand(overtaken or getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
             if self.flipped or erased or (run_id in self.reference.damaged and self.reference.erased):
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from detent.config.imports import in_import_root
 from detent.core.errors import ConfigError, UnknownName
@@ -109,7 +109,7 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         seam = SEAMS[name]
         if isinstance(value, type):
             raise ConfigError(f"{name} is the class {value.__name__}; give an object of it: {value.__name__}(...)")
-        members: dict[str, Any] = vars(seam)
+        members = cast("dict[str, Any]", vars(cast("type[Any]", seam)))
         methods = [method for method, made in members.items() if not method.startswith("_") and inspect.isfunction(made)]
         missing = [method for method in methods if isinstance(value, dict) or not callable(getattr(value, method, None))]
         if missing:

@@ -65,8 +65,9 @@ class OutputType(Generic[OutputT]):
 
 def _has_struct(kind: Any) -> bool:
     """Whether there is a `Struct` in a type, or a typed dict, which pydantic does not take from `typing` before Python 3.12."""
-    structs = isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_typeddict(kind))
-    return structs or any(map(_has_struct, get_args(kind)))
+    if is_typeddict(kind):
+        return True
+    return (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or any(_has_struct(part) for part in get_args(kind))
 
 
 def _by_msgspec(kind: Any) -> tuple[dict[str, Any], Callable[[bytes], Any]]:

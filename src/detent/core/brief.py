@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 
-def brief(struct: Any) -> str:
+def brief(self: Any) -> str:
     """Return the fields of a struct that are set, each shortened, in at most five lines of 80 columns; structs have it as `__repr__`."""
-    fields = [(field.name, getattr(struct, field.name), field.default) for field in msgspec.structs.fields(type(struct))]
+    fields: list[tuple[str, Any, Any]] = [(field.name, getattr(self, field.name), field.default) for field in msgspec.structs.fields(self)]
     said = (f"{name}={_cut(repr(value), 72)}" for name, value, usual in fields if value is not usual and (value or value == 0))
-    return _cut(f"{type(struct).__name__}({', '.join(said)})", 400)
+    return _cut(f"{type(self).__name__}({', '.join(said)})", 400)
 
 
 def _cut(text: str, most: int) -> str:

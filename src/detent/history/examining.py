@@ -159,7 +159,7 @@ async def mend(runtime: Runtime, faults: Sequence[Fault], *, examined_at: float,
 async def _removed(parts: Parts, fault: Fault) -> str:
     """Remove what is left of a run that is not there, unless it has changed since, or there is one now."""
     store: EventStore = parts.store
-    async with held(parts, fault.run_id, "mended"):
+    async with held(parts, fault.run_id, "repaired"):
         again = await store.examine() if isinstance(store, Examines) else Examined(runs=())
         if fault not in again.faults:
             raise NotAllowedNow(fault.run_id, f"what is left of {fault.run_id!r} stays: it has changed since it was looked at")

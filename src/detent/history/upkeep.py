@@ -274,6 +274,6 @@ async def unnamed(store: EventStore, run_id: str) -> list[str]:
 
 async def relist(parts: Parts, run_id: str) -> None:
     """Write a run's listing entry again, as its log says; no record is added. Raise `RunBusy`, `RunErased`, `CorruptLog`."""
-    async with held(parts, run_id, "mended") as claim:
+    async with held(parts, run_id, "repaired") as claim:
         state = await load_run(parts.store, run_id)
         await parts.store.append(run_id, state.seq, [], head=head_of(state), durable=True, claim=claim)

@@ -81,10 +81,10 @@ def read_signal(data: bytes, kept_as: str = "") -> Signal:
     and refuses it under its own id.
     """
     try:
-        altered = _altered(data)
+        changed = _altered(data)
         signal = msgspec.json.decode(data, type=Signal)
-        if (altered and not signal.digest) or (altered is False and signal.id != (kept_as or signal.id)):
-            raise ValueError("altered")
+        if not signal.digest and (changed or (changed is False and signal.id != (kept_as or signal.id))):
+            raise ValueError("altered")  # with a digest of its own, its run sees that, and its sender is told
     except (ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
         signal = Signal(id=f"unreadable-{sha256(repr(data).encode()).hexdigest()[:32]}", kind="unreadable")
     return signal if signal.id == (kept_as or signal.id) else msgspec.structs.replace(signal, id=kept_as)

@@ -7,10 +7,10 @@ import contextlib
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from types import CoroutineType
+from types import CoroutineType, MappingProxyType
 from typing import Any, Literal, cast
 
 import msgspec
@@ -54,7 +54,7 @@ _NOT_BEGUN = ToolOutcome(
 )
 
 
-_NO_PLANNERS: dict[bytes, Planner] = {}
+_NO_PLANNERS: Mapping[bytes, Planner] = MappingProxyType({})
 """Of all runs whose passes have no models of their own: the dictionary of a run is never changed, but replaced."""
 
 MAKING: ContextVar[str] = ContextVar("detent_making", default="")

@@ -42,6 +42,7 @@ from detent.extend import (
     intact,
     refuse_behind_cancel,
     refuse_overfull,
+    refuse_without_claim,
 )
 from detent.testing import ScriptedPlanner
 
@@ -60,11 +61,13 @@ class Run(msgspec.Struct):
 
 
 class Claim(msgspec.Struct):
-    """Who may advance a run, and when it last said so."""
+    """Who may advance a run, under which number, and when it last said so: by the wall clock, and by the clock that all of its host share."""
 
     holder: str
     host: str
+    number: int
     renewed: float
+    renewed_here: float
 
 
 class Shelf(msgspec.Struct):
@@ -80,8 +83,15 @@ class Shelf(msgspec.Struct):
 class OneFileStore:
     """Keeps all runs in the file `path`. Each instance is a holder of claims, and lives as long as it has its own lock file locked."""
 
-    def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time, host: str | None = None) -> None:
-        self.path, self._now, self._host = Path(path), now, host or socket.gethostname()
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        host: str | None = None,
+    ) -> None:
+        self.path, self._now, self._monotonic, self._host = Path(path), now, monotonic, host or socket.gethostname()
         self.url = f"one-file:{path}"
         self._name = secrets.token_hex(8)
         self._alive: IO[bytes] | None = None
@@ -168,8 +178,10 @@ class OneFileStore:
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         with self._changing(durable=durable) as shelf:
+            refuse_without_claim(run_id, claim, shelf.claims[run_id].number if run_id in shelf.claims else None)
             run = shelf.runs.get(run_id)
             there = len(run.records) if run else 0
             if there != expected_seq:
@@ -248,17 +260,19 @@ class OneFileStore:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
+        except BlockingIOError:  # its process is there; whether it goes on is another matter
+            return self._monotonic() - claim.renewed_here < LEASE_S
         return False
 
-    async def claim(self, run_id: str) -> None:
+    async def claim(self, run_id: str) -> int:
         with self._changing() as shelf:
             known = shelf.claims.get(run_id)
             if known is not None and known.holder != self._name and self._lives(known):
                 raise RunBusy(run_id, known.holder)
-            shelf.claims[run_id] = Claim(holder=self._name, host=self._host, renewed=self._now())
+            number = known.number if known is not None and known.holder == self._name else secrets.randbits(62)
+            shelf.claims[run_id] = Claim(self._name, self._host, number, self._now(), self._monotonic())
         self._held.add(run_id)
+        return number
 
     async def release(self, run_id: str) -> None:
         with self._changing() as shelf:
@@ -270,7 +284,7 @@ class OneFileStore:
         with self._changing() as shelf:
             mine = {run_id for run_id, claim in shelf.claims.items() if claim.holder == self._name}
             for run_id in mine:
-                shelf.claims[run_id].renewed = self._now()
+                shelf.claims[run_id].renewed, shelf.claims[run_id].renewed_here = self._now(), self._monotonic()
         lost, self._held = sorted(self._held - mine), mine
         return lost
 

@@ -10,6 +10,7 @@ from detent import ports
 from detent.core import events
 from detent.core.errors import (
     CancelWaits,
+    ClaimLost,
     ConfigError,
     Conflict,
     CorruptLog,
@@ -38,6 +39,7 @@ from detent.ports import *  # noqa: F403 - every seam, and the data that crosses
 
 __all__ = [
     "CancelWaits",
+    "ClaimLost",
     "ConfigError",
     "Conflict",
     "CorruptLog",

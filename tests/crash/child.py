@@ -22,7 +22,6 @@ from typing import Any
 from crash.workload import Inside, make_tools, plan, work
 from detent import Engine, FinalAnswer, Tool, ToolCall, View, tool
 from detent.core.errors import DetentError, Suspended
-from detent.core.records import RunHead
 from detent.stores.urls import open_store
 from detent.testing.faults import CrashingStore
 from laws.places import Effects, PurePlanner, agent_of, engine_on
@@ -67,17 +66,13 @@ class KillingStore(CrashingStore):
         run_id: str,
         expected_seq: int,
         records: Sequence[bytes],
-        *,
-        head: RunHead,
-        durable: bool = False,
-        consumed: Sequence[str] = (),
-        intent: bool = False,
+        **options: Any,
     ) -> None:
         """Append, and die there."""
         here = any(b'"tool_finished"' in line and self.mark in line for line in records)
         if here and self.where == "unrecorded":
             die()
-        await super().append(run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, intent=intent)
+        await super().append(run_id, expected_seq, records, **options)
         if here and self.where == "recorded":
             die()
 

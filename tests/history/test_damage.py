@@ -17,6 +17,7 @@ from detent.history import moving
 from detent.ports import Signal, posted_to
 from detent.stores.locks import lock_path
 from detent.stores.ram import RamStore
+from detent.stores.sqlite.store import SqliteStore
 from history.test_removing import url_of
 from kernel.runs import Script, call, run_async
 
@@ -269,17 +270,24 @@ def test_a_cancellation_that_was_meant_for_another_run_interrupts_nothing() -> N
 FILED: dict[str, tuple[bytes, bytes | None, str]] = {
     "nonsense": (b"nobody", None, "cannot be read"),
     "not text": (b'["\xff","h"]', None, "cannot be read"),
-    "no process": (b'["me","me/b"]', None, "no name of a process"),
-    "another host": (b'["here:7:0123456789ab","there/b"]', None, "host 'there/b'"),
-    "a lease for ever": (b'["there:7:0123456789ab","there/b"]', b"99999999999999999.000\n", "ends at"),
-    "no lease": (b'["there:7:0123456789ab","there/b"]', b"not a number........\n", "cannot be read"),
+    "no process": (b'["me","me/b",7]', None, "no name of a process"),
+    "no number": (b'["there:7:0123456789ab","there/b",0]', None, "has the number '0'"),
+    "another host": (b'["here:7:0123456789ab","there/b",7]', None, "host 'there/b'"),
+    "a lease for ever": (b'["there:7:0123456789ab","there/b",7]', b"99999999999999999.000 00000000000000001.000\n", "ends at"),
+    "a former lease for ever": (b'["there:7:0123456789ab","there/b"]', b"99999999999999999.000\n", "ends at"),
+    "no lease": (b'["there:7:0123456789ab","there/b",7]', b"not a number........\n", "cannot be read"),
 }
 ROWS: dict[str, tuple[str, str]] = {
+    "no number": ("UPDATE claims SET number='many'", "has the number 'many'"),
     "no process": ("UPDATE claims SET holder='me'", "no name of a process"),
     "no text": ("UPDATE claims SET holder=x'00'", "no name of a process"),
-    "another host": ("UPDATE holders SET host='there/b'", "host 'there/b'"),
-    "a lease for ever": ("UPDATE holders SET expires=1e300", "ends at"),
-    "no lease": ("UPDATE holders SET expires='soon'", "ends at"),
+    "another host": ("UPDATE claims SET host='there/b'", "host 'there/b'"),
+}
+LEASES = {
+    "for ever": (b"00000000000000001.000 99999999999999999.000\n", "ends at"),
+    "for ever elsewhere": (b"99999999999999999.000 00000000000000001.000\n", "ends at"),
+    "at no time": (b"00000000000000001.000 nan\n", "ends at"),
+    "none": (b"soon", "cannot be read"),
 }
 
 
@@ -317,6 +325,48 @@ def test_verify_reads_the_claim_in_sqlite(how: str, tmp_path: Path) -> None:
             db.close()
             checked = await engine.verify("r")
             assert not checked.ok and checked.sequence is None and ROWS[how][1] in checked.problem
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("how", LEASES)
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_verify_reads_the_lease_of_a_claim(kind: str, how: str, tmp_path: Path) -> None:
+    """The lease of who has the run on this host stands in its lock file."""
+
+    async def main() -> None:
+        async with engine_of(kind, tmp_path) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+            await engine.store.claim("r")
+            assert (await engine.verify("r")).ok
+            (lock,) = tmp_path.rglob("*.lock")
+            lock.write_bytes(LEASES[how][0])
+            checked = await engine.verify("r")
+            assert not checked.ok and checked.sequence is None and LEASES[how][1] in checked.problem
+
+    run_async(main)
+
+
+@pytest.mark.parametrize(
+    ("holder", "said"), [("there:7:0123456789ab", ""), ("me", "the claim is held by 'me', which is no name of a process")]
+)
+def test_a_claim_of_an_earlier_version_is_read(holder: str, said: str, tmp_path: Path) -> None:
+    """Who only looks leaves the tables as they are: without numbers, and with the holders in a table of their own."""
+
+    async def main() -> None:
+        async with engine_of("sqlite", tmp_path) as engine:
+            await engine.run(AGENT, "go", run_id="r")
+        with sqlite3.connect(tmp_path / "runs.db") as db:
+            db.execute("ALTER TABLE claims DROP COLUMN host")
+            db.execute("ALTER TABLE claims DROP COLUMN number")
+            db.execute("CREATE TABLE holders (name TEXT PRIMARY KEY, host TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID")
+            db.execute("INSERT INTO claims VALUES ('r', ?)", (holder,))
+            db.execute("PRAGMA user_version=4")
+        db.close()
+        store = SqliteStore(tmp_path / "runs.db")
+        assert await store.look()
+        assert await store.wrong_with_claim("r") == said
+        await store.close()
 
     run_async(main)
 

@@ -187,6 +187,11 @@ def a_claim_is_taken_from_the_living() -> list[Any]:
 
 
 @cut
+def an_append_is_not_fenced_by_its_claim() -> list[Any]:
+    return [(DiskStore, "refuse_without_claim", _nothing)]
+
+
+@cut
 def a_claim_is_never_given_back() -> list[Any]:
     return [(advancing, "give_back", _nothing_async)]
 
@@ -198,6 +203,7 @@ def a_claim_is_given_back_at_once() -> list[Any]:
     async def enter(self: Advancing) -> Advancing:
         entered = await known(self)
         await self.parts.store.release(self.run_id)
+        entered._claim = None  # else each of its appends is refused
         return entered
 
     return [(Advancing, "__aenter__", enter)]

@@ -21,7 +21,7 @@ from typing import Any
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 LEASE_S = 30.0
@@ -46,13 +46,15 @@ class Disk:
 
     every_commit_is_durable = False
     torn_writes = False
-    leases = False
-    """Whether holders are on hosts of their own: then a claim lasts as long as its lease."""
+    hosts = False
+    """Whether holders are on hosts of their own: then a lease is judged by the wall clock, and not by the one that a host shares."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Kept] = {}
         self.blobs: dict[str, dict[str, bytes]] = {}
         self.claims: dict[str, DiskStore] = {}
+        self.numbers: dict[str, int] = {}
+        self.granted = 0
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.undo: dict[str, list[Undo]] = {}
@@ -125,7 +127,7 @@ class PostgresDisk(Disk):
     """A server: holders are on hosts of their own, and every commit is durable."""
 
     every_commit_is_durable = True
-    leases = True
+    hosts = True
 
 
 DISKS: tuple[type[Disk], ...] = (SqliteDisk, FilesDisk, PostgresDisk)
@@ -146,15 +148,23 @@ class Around:
 
 
 class DiskStore:
-    """The store of one process on a disk, and one holder of claims. `host` is where it is, `now` its wall clock."""
+    """The store of one process on a disk, and one holder of claims. `host` is where it is, `now` its wall clock, `monotonic` its host's clock."""
 
     url = "disk:"
 
-    def __init__(self, disk: Disk, *, host: str = "host", now: Callable[[], float] = time.time, around: Around | None = None) -> None:
-        self.disk, self.host, self.now, self.around = disk, host, now, around or Around()
-        self.expires = 0.0
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        host: str = "host",
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        around: Around | None = None,
+    ) -> None:
+        self.disk, self.host, self.now, self.monotonic, self.around = disk, host, now, monotonic, around or Around()
+        self.expires = self.expires_here = 0.0
         self.dead = False
-        self.runs: set[str] = set()
+        self.runs: dict[str, int] = {}
         self.open_now = True
 
     # Life -----------------------------------------------------------------------------------------------------------------------
@@ -206,11 +216,19 @@ class DiskStore:
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         lines = tuple(records)
-        await self._write(
-            "append", lambda: self._append(run_id, expected_seq, lines, head, durable, tuple(consumed), spent, released, intent)
-        )
+
+        def append() -> None:
+            self.refuse_without_claim(run_id, claim)
+            self._append(run_id, expected_seq, lines, head, durable, tuple(consumed), spent, released, intent)
+
+        await self._write("append", append)
+
+    def refuse_without_claim(self, run_id: str, claim: int | None) -> None:
+        """Raise `ClaimLost` where the run's claim has another number."""
+        refuse_without_claim(run_id, claim, self.disk.numbers[run_id] if run_id in self.disk.claims else None)
 
     def _append(
         self, run_id: str, expected: int, lines: Any, head: RunHead, durable: bool, consumed: Any, spent: Any, released: Any, intent: bool
@@ -300,23 +318,32 @@ class DiskStore:
     # Claims ---------------------------------------------------------------------------------------------------------------------
 
     def lives(self, holder: DiskStore) -> bool:
-        """Whether another holder lives: by its lock on this host, by its lease on another."""
-        return not holder.dead if holder.host == self.host else holder.expires > self.now()
+        """Whether another holder lives: its lease has not run out, and on this host it is not known to be dead."""
+        if holder.host != self.host:
+            return holder.expires > self.now()
+        return not holder.dead and holder.expires_here > self.monotonic()
 
-    async def claim(self, run_id: str) -> None:
-        def take() -> None:
+    def sign(self) -> None:
+        """Begin the lease anew."""
+        self.expires, self.expires_here = self.now() + LEASE_S, self.monotonic() + LEASE_S
+
+    async def claim(self, run_id: str) -> int:
+        def take() -> int:
             holder = self.disk.claims.get(run_id)
             if holder is not None and holder is not self and self.lives(holder):
                 raise RunBusy(run_id, "another store of this disk")
             if self.disk.claimed is not None:
                 self.disk.claimed(self, run_id, holder)
-            self.expires = self.now() + LEASE_S
-            self.disk.claims[run_id] = self
-            self.runs.add(run_id)
+            self.sign()
+            if holder is not self:
+                self.disk.granted += 1
+                self.disk.claims[run_id], self.disk.numbers[run_id] = self, self.disk.granted
+            self.runs[run_id] = self.disk.numbers[run_id]
+            return self.runs[run_id]
 
         had = run_id in self.runs
         try:
-            await self._write("claim", take)
+            return await self._write("claim", take)
         except BaseException as error:
             if not isinstance(error, RunBusy) and not had:
                 self._give_up(run_id)
@@ -325,7 +352,7 @@ class DiskStore:
     async def release(self, run_id: str) -> None:
         self._check()
         if run_id in self.runs:
-            self.runs.discard(run_id)
+            del self.runs[run_id]
             await asyncio.shield(asyncio.ensure_future(self._released(run_id)))
 
     async def _released(self, run_id: str) -> None:
@@ -340,15 +367,17 @@ class DiskStore:
             self._give_up(run_id)
 
     def _give_up(self, run_id: str) -> None:
-        self.runs.discard(run_id)
+        self.runs.pop(run_id, None)
         if self.disk.claims.get(run_id) is self:
             del self.disk.claims[run_id]
 
     async def renew(self) -> list[str]:
         def extend() -> list[str]:
-            self.expires = self.now() + LEASE_S
-            lost = sorted(run_id for run_id in self.runs if self.disk.claims.get(run_id) is not self)
-            self.runs.difference_update(lost)
+            self.sign()
+            held = self.disk.claims
+            lost = sorted(run_id for run_id, n in self.runs.items() if held.get(run_id) is not self or self.disk.numbers[run_id] != n)
+            for run_id in lost:
+                del self.runs[run_id]
             return lost
 
         self._check()

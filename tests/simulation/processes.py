@@ -51,8 +51,9 @@ class Process(Machine, Around):
         super().__init__(f"p{number}")
         self.schedule, self.cut_off, self.tearing = schedule, False, False
         self.clock = Clock(schedule.loop)
-        host = f"host-{role}" if schedule.disk.leases else "host"
-        self.store = Store(schedule.disk, host=host, now=lambda: self.clock.now().timestamp(), around=self)
+        host = f"host-{role}" if schedule.disk.hosts else "host"
+        clock = self.clock
+        self.store = Store(schedule.disk, host=host, now=lambda: clock.now().timestamp(), monotonic=clock.monotonic, around=self)
         self.store.accepted = schedule.reference.accept
         self.waiting: dict[asyncio.Future[Any], None] = {}
         self.engine: Any = self._engine(number)

@@ -60,14 +60,12 @@ class Calls:
         self.late: set[str] = set()
         self.cancelled = self.cancels = False
         self.taken: list[str] = []
-        self.refused: list[str] = []
 
     def hear(self, record: Record, run_id: str) -> None:
         """Take a record; raise `Violation`."""
         what = f"record {record.envelope.seq} of {run_id}"
         if signal := getattr(record.event, "signal", ""):
             self.taken.append(signal)
-            self.refused += [signal] if isinstance(record.event, e.AnswerRefused) else []
         match record.event:
             case e.ToolStarted(call=call, tool=tool) as started:
                 self._begins(started, what)
@@ -169,7 +167,7 @@ class Reference:
             raise Violation("what is recorded may follow", f"{run_id}: {error}") from error
         late = all(b'"source":"late_worker"' in line for line in lines)
         holder = self.disk.claims.get(run_id)
-        demand(self.disk.leases or late or holder is store, "one advancing holder", f"{run_id} is advanced by who does not hold it")
+        demand(late or holder is store, "one advancing holder", f"{run_id} is advanced by who does not hold it")
         self._within_bounds(state)
         now, was = state.usage, before
         grown = now.iterations >= was.iterations and now.tool_calls >= was.tool_calls and now.total_tokens >= was.total_tokens
@@ -183,7 +181,9 @@ class Reference:
 
     def claim(self, store: DiskStore, run_id: str, holder: DiskStore | None) -> None:
         """Check that a claim may be taken: nobody has it, or who has it is dead, or its lease has run out."""
-        free = holder is None or holder is store or holder.dead or (self.disk.leases and holder.expires <= store.now())
+        free = holder is None or holder is store or holder.dead
+        if not free and holder is not None:
+            free = holder.expires_here <= store.monotonic() if holder.host == store.host else holder.expires <= store.now()
         demand(free, "one advancing holder", f"the claim of {run_id} is taken from a process that lives")
 
     def _as_given(self, signal: Signal, event: Any) -> None:

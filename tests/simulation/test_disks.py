@@ -23,8 +23,10 @@ class DiskPlace(Place):
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
-        return DiskStore(self._disk, host=host or "host", now=now or time.time)
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
+        return DiskStore(self._disk, host=host or "host", now=now or time.time, monotonic=monotonic or time.monotonic)
 
 
 class TestVirtualDisk(StoreContract):

@@ -31,6 +31,7 @@ def test_no_schedule_breaks_a_promise(shard: int) -> None:
 
 
 FOUND = {
+    1575: "an outcome that came late, before whoever had taken the run over recorded anything, was not found by the replay",
     203360: "an outcome that came late took along what another pass had buffered, and broke the chain",
     3108: "an approval was taken up by the pass beside the one that waited for it, and the run waited for ever",
     3913: "a pass came to a bound of its own, and the replay to one of the run, which another pass had reached by then",

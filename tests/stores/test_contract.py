@@ -22,7 +22,9 @@ class RamPlace(Place):
     def __init__(self) -> None:
         self._first = RamStore()
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
         return self._first.sibling()
 
 
@@ -33,8 +35,10 @@ class UrlPlace(Place):
         self.url = url
         self.child = f"from detent.stores import open_store; store = open_store({url!r})"
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
-        options: dict[str, Any] = {"now": now} if now is not None else {}
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
+        options: dict[str, Any] = {name: clock for name, clock in (("now", now), ("monotonic", monotonic)) if clock is not None}
         return open_store(self.url, **options, host=host)
 
 

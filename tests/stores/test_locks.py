@@ -41,17 +41,17 @@ def test_a_lock_is_free_when_its_holder_drops_it_or_its_file_is_gone(tmp_path: P
     """A holder lives while it has the lock; a missing lock file is a dead holder; a holder takes a lost lock file again."""
     holder, other = Holder(tmp_path), Holder(tmp_path)
     holder.take()
-    assert other.lives(holder.name, holder.host, 0.0)
+    assert other.lives(holder.name, holder.host)
     assert not is_dead(holder.path)
     holder.path.unlink()
-    assert not other.lives(holder.name, holder.host, 0.0)
+    assert not other.lives(holder.name, holder.host)
     holder.take()
-    assert other.lives(holder.name, holder.host, 0.0)
+    assert other.lives(holder.name, holder.host)
     remove_dead(tmp_path, holder.host)
     assert holder.path.exists()
     holder.drop()
     assert not holder.path.exists()
-    assert not other.lives(holder.name, holder.host, 0.0)
+    assert not other.lives(holder.name, holder.host)
 
 
 def test_a_holder_whose_process_cannot_be_seen_lives_while_it_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,9 @@ def test_a_holder_whose_process_cannot_be_seen_lives_while_it_has_the_lock(tmp_p
         raise ProcessLookupError
 
     monkeypatch.setattr(os, "kill", kill)
-    assert other.lives(holder.name, holder.host, 0.0)
+    assert other.lives(holder.name, holder.host)
     holder.drop()
-    assert not other.lives(holder.name, holder.host, 0.0)
+    assert not other.lives(holder.name, holder.host)
 
 
 def test_other_hosts_are_judged_by_their_lease_and_their_files_left_alone(tmp_path: Path) -> None:
@@ -73,8 +73,9 @@ def test_other_hosts_are_judged_by_their_lease_and_their_files_left_alone(tmp_pa
     now = [100.0]
     here, there = Holder(tmp_path, host="a/1", now=lambda: now[0]), Holder(tmp_path, host="b/1", now=lambda: now[0])
     there.take()
-    assert here.lives(there.name, there.host, there.expires())
-    assert not here.lives(there.name, there.host, now[0])
+    assert here.lives(there.name, there.host)
+    now[0] += there.lease_s
+    assert not here.lives(there.name, there.host)
     os.close(lock_file(tmp_path / "0-unlocked.lock"))
     assert remove_dead(tmp_path, "a/1") == 0
     assert len(list(tmp_path.iterdir())) == 2

@@ -30,7 +30,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     `busy_timeout_s` for programs.
     """
     lease_s: float | None = None
-    """After how many seconds without a sign of life a worker on another host counts as dead; default 30."""
+    """After how many seconds without a sign of life a worker loses its runs; default 30."""
+    stuck_s: float | None = None
+    """How long an event loop may stand still before its runs are not kept any more, in seconds; default 300."""
 
     __post_init__ = check_fields
 

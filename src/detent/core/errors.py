@@ -19,6 +19,7 @@ DetentError
 │   └── UnrecordedChange   a phase changed a kernel fact without an event
 ├── StoreError
 │   ├── Conflict           another writer appended first
+│   │   └── ClaimLost      another worker has taken the run over
 │   ├── CancelWaits        a cancellation came before the intent of a call
 │   ├── CorruptLog         stored bytes do not decode or their digest does not match
 │   ├── NewerVersion       written by a newer Detent
@@ -236,6 +237,17 @@ class Conflict(StoreError):
         self.run_id, self.expected, self.actual = run_id, expected, actual
         super().__init__(
             f"run {run_id!r} has {actual} records, not {expected}: another worker appended first; this worker stops, nothing was recorded"
+        )
+
+
+class ClaimLost(Conflict):
+    code = "claim_lost"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        StoreError.__init__(
+            self,
+            f"run {run_id!r} was given to another worker while this one showed no sign of life, or gave it up; this worker stops, nothing was recorded",
         )
 
 

@@ -133,8 +133,8 @@ async def take(store: EventStore, run_id: str) -> Held:
     return Held(head=head, lines=tuple(lines), blobs=blobs, signals=tuple(signals), consumed=consumed, digest=digest)
 
 
-async def put(store: EventStore, held: Held) -> Moved:
-    """Write a run into a store, or what of it is missing there, and check what has arrived.
+async def put(store: EventStore, held: Held, *, claim: int) -> Moved:
+    """Write a run into a store, where it is claimed, or what of it is missing there, and check what has arrived.
 
     Raise `NotAllowedNow` when the store holds another log under this id; nothing was changed then.
     """
@@ -152,7 +152,8 @@ async def put(store: EventStore, held: Held) -> Moved:
     blobs = await _put_blobs(store, held)
     if len(there) < len(held.lines):  # in one append: half a log must never be something that can be resumed
         missing = held.lines[len(there) :]
-        await store.append(run_id, len(there), missing, head=replace(held.head, digest=held.digest), durable=True, consumed=held.consumed)
+        head = replace(held.head, digest=held.digest)
+        await store.append(run_id, len(there), missing, head=head, durable=True, consumed=held.consumed, claim=claim)
     known = set(held.consumed)
     for signal in held.signals:
         if signal.id not in known:
@@ -192,13 +193,14 @@ async def _put_blobs(store: EventStore, held: Held) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[None]:
-    """Hold the run in each store; raise `RunBusy` while somebody advances it."""
+async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[int]:
+    """Hold the run in each store; raise `RunBusy` while somebody advances it. Gives the number of the last claim."""
+    claim = 0
     async with contextlib.AsyncExitStack() as stack:
         for store in stores:
-            await store.claim(run_id)
+            claim = await store.claim(run_id)
             stack.push_async_callback(give_back, store, run_id)
-        yield
+        yield claim
 
 
 # From store to store --------------------------------------------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
     """
     if source is target or (source.url == target.url and source.url != "ram:"):
         raise ConfigError(f"{source.url} cannot be copied to itself; give another store")
-    async with _claimed(run_id, source, target):
+    async with _claimed(run_id, source, target) as claim:
         held = await take(source, run_id)
         if not move and held.head.status not in TERMINAL:
             raise NotAllowedNow(
@@ -220,7 +222,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
                 "Move it (`detent copy --move`), or finish or cancel it first",
                 reason_code="not_finished",
             )
-        moved = await put(target, held)
+        moved = await put(target, held, claim=claim)
         if not move:
             return moved
         await lineage.preserve(source, run_id)
@@ -434,8 +436,8 @@ async def bring_back(store: EventStore, path: Path, *, most_bytes: int | None = 
             "would each have their effects. Nothing was imported; move it from its store (`detent copy --move`)",
             reason_code="not_finished",
         )
-    async with _claimed(held.run_id, store):
-        return await put(store, held)
+    async with _claimed(held.run_id, store) as claim:
+        return await put(store, held, claim=claim)
 
 
 def archives_in(place: Path) -> list[Path]:

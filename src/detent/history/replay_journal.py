@@ -60,7 +60,7 @@ class ReplayJournal(Interruptions):
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce; unwind where the live worker stopped."""
-        while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or self.taken_beside() or _late(self.next):
+        while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or self.taken_beside() or is_late(self.next):
             self.accept()
         expected = self.next
         if expected is None:
@@ -81,7 +81,7 @@ class ReplayJournal(Interruptions):
         """Nothing to do: a late outcome is an input."""
 
 
-def _late(event: e.AnyEvent | None) -> bool:
+def is_late(event: e.AnyEvent | None) -> bool:
     """Whether a worker that had lost the run recorded this: it stands wherever that one came by, and who has the run begins again behind it."""
     return isinstance(event, e.ToolReconciled) and event.source == "late_worker"
 

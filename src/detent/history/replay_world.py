@@ -16,7 +16,7 @@ from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
-from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
+from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
@@ -88,7 +88,9 @@ class ReplayWorld:
         if hold.inside:
             return None
         later = self._journal.records[self._journal.cursor :]
-        made = (one for one in later if not isinstance(one.event, GATEWAY) and getattr(one.event, "phase", 0) != e.ASIDE)
+        made = (
+            one for one in later if not (isinstance(one.event, GATEWAY) or getattr(one.event, "phase", 0) == e.ASIDE or is_late(one.event))
+        )
         if (record := next(made, None)) is None:
             return LogEnded()
         expected = record.event

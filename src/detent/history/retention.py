@@ -94,11 +94,11 @@ async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutin
 
 async def _erase(runtime: Runtime, run_id: str) -> bool:
     """Erase a run in the store, unless somebody has taken it on since it was listed."""
-    async with held(runtime.parts, run_id, "erased"):
+    async with held(runtime.parts, run_id, "erased") as claim:
         head = await runtime.store.head(run_id)
         if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
             return False
-        await erase_held(runtime.parts, await load_run(runtime.store, run_id), by=BY, why=WHY)
+        await erase_held(runtime.parts, await load_run(runtime.store, run_id), by=BY, why=WHY, claim=claim)
         return True
 
 

@@ -172,31 +172,31 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
     Ids stay. The result names those that hold words of the goal: `Bounds(goal_words_in_ids=False)` makes ids without.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
-    async with _claimed(runtime, run_id, host, "erased") as kept:
-        return await erase_held(runtime.parts, await load_run(runtime.store, kept), by=by, why=why)
+    async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
+        return await erase_held(runtime.parts, await load_run(runtime.store, kept), by=by, why=why, claim=claim)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
     """Remove a run with all that belongs to it; its forks are given what they refer to first."""
-    async with _claimed(runtime, run_id, host, "deleted") as kept:
+    async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
         await preserve(runtime.store, kept)
         await runtime.store.delete(kept)
 
 
 @contextlib.asynccontextmanager
-async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str) -> AsyncGenerator[str]:
+async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str) -> AsyncGenerator[tuple[str, int]]:
     run_id = await runtime.visible(run_id, host)
-    async with held(runtime.parts, run_id, doing):
-        yield run_id
+    async with held(runtime.parts, run_id, doing) as claim:
+        yield run_id, claim
 
 
-async def erase_held(parts: Parts, state: RunState, *, by: str, why: str) -> Erasure:
+async def erase_held(parts: Parts, state: RunState, *, by: str, why: str, claim: int) -> Erasure:
     """Erase a run that is held: tombstones for its records, and nothing of what goes with them, also in forks. Raise `NotAllowedNow` while it runs."""
     if state.status == "running":
         raise NotAllowedNow(
             state.run_id, f"run {state.run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
         )
-    journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids)
+    journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids, claim=claim)
     journal.record(Erased(by=by, why=why))
     await journal.commit(durable=True)
     await parts.store.erase(
@@ -208,15 +208,16 @@ async def erase_held(parts: Parts, state: RunState, *, by: str, why: str) -> Era
 
 
 @contextlib.asynccontextmanager
-async def held(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
-    """Hold the run while it is being `doing` (erased, ...), so that nobody advances it, this engine neither; raise `RunBusy` where somebody does.
+async def held(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[int]:
+    """Hold the run by a claim while it is being `doing` (erased, ...), so that nobody advances it, this engine neither; give the claim's number.
 
-    The claims of a store object are one holder's: it would grant this one a second time, and the first to be done would give it up.
+    Raise `RunBusy` where somebody advances it. The claims of a store object are one holder's: it would grant this one a second time, and the first
+    to be done would give it up.
     """
     async with apart(parts, run_id, doing):
-        await parts.store.claim(run_id)
+        claim = await parts.store.claim(run_id)
         try:
-            yield
+            yield claim
         finally:
             await give_back(parts.store, run_id)
 
@@ -273,6 +274,6 @@ async def unnamed(store: EventStore, run_id: str) -> list[str]:
 
 async def relist(parts: Parts, run_id: str) -> None:
     """Write a run's listing entry again, as its log says; no record is added. Raise `RunBusy`, `RunErased`, `CorruptLog`."""
-    async with held(parts, run_id, "repaired"):
+    async with held(parts, run_id, "repaired") as claim:
         state = await load_run(parts.store, run_id)
-        await parts.store.append(run_id, state.seq, [], head=head_of(state), durable=True)
+        await parts.store.append(run_id, state.seq, [], head=head_of(state), durable=True, claim=claim)

@@ -53,7 +53,7 @@ _NOBODY = Fan()
 
 
 class Journal:
-    """The log of one run while it is being advanced here. `state` is the fold of everything recorded, committed or not."""
+    """The log of one run while it is being advanced here, under `claim`. `state` is the fold of everything recorded, committed or not."""
 
     __slots__ = (
         "_charged",
@@ -61,6 +61,7 @@ class Journal:
         "_committed",
         "_consumed",
         "_fan",
+        "_fence",
         "_gate",
         "_ids",
         "_lines",
@@ -73,9 +74,11 @@ class Journal:
         "state",
     )
 
-    def __init__(self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = (), claim: int | None = None
+    ) -> None:
         self.state = state
-        self._store, self._clock, self._ids = store, clock, ids
+        self._store, self._clock, self._ids, self._fence = store, clock, ids, {} if claim is None else {"claim": claim}
         self._fan, self._sinks = Fan() if sinks else _NOBODY, tuple(Listener(sink, patient=False) for sink in sinks)
         self._committed, self._charged = state.seq, state.usage
         self._lines: list[bytes] = []
@@ -145,8 +148,7 @@ class Journal:
             head = head_of(state)
             try:
                 more: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
-                if intent:
-                    more["intent"] = True
+                more |= self._fence | {"intent": True} if intent else self._fence
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
@@ -156,15 +158,12 @@ class Journal:
         finally:
             self._gate.leave()
         if self._sinks and self._told:
-            await self._tell()
+            async with self._telling:
+                await self._tell_in_order()
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
         """Return what the run's tenant is to be charged with `lines`, which lead to `state`; `charged` was used before."""
         return None
-
-    async def _tell(self) -> None:
-        async with self._telling:
-            await self._tell_in_order()
 
     async def _tell_in_order(self) -> None:
         told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
@@ -184,7 +183,7 @@ class Journal:
         for _ in range(10):
             late = copy(self)  # what this one holds is lost, with what passes beside the call may still put into it
             late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()
-            late._committed, late._charged = late.state.seq, late.state.usage
+            late._committed, late._charged, late._fence = late.state.seq, late.state.usage, {}
             late.record(outcome, scope=event.call.rsplit(".", 2)[0])
             with suppress(Conflict):
                 await late.commit(durable=True)

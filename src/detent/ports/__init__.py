@@ -46,6 +46,7 @@ from detent.ports.stores import (
     read_signal,
     refuse_behind_cancel,
     refuse_overfull,
+    refuse_without_claim,
     wait_for_news,
     written_signal,
 )
@@ -160,6 +161,7 @@ __all__ = [
     "refuse_behind_cancel",
     "refuse_failed",
     "refuse_overfull",
+    "refuse_without_claim",
     "strategy",
     "unstorable",
     "wait_for_news",

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from detent.core.codec import digest_of
-from detent.core.errors import CancelWaits, CorruptLog, NotAllowedNow, StoreError
+from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, NotAllowedNow, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
 
@@ -77,7 +77,8 @@ def _digest_of(run_id: str, signal: Signal) -> str:
 def read_signal(data: bytes, kept_as: str = "") -> Signal:
     """Return the signal that a store has kept, under the id that it was `kept_as`; what is none, or was altered, is one of kind `unreadable`.
 
-    No inbox is blocked by what somebody has put into it.
+    No inbox is blocked by what somebody has put into it. One that was altered and has a digest is returned: its run sees it by that (`altered`),
+    and refuses it under its own id.
     """
     try:
         changed = _altered(data)
@@ -107,6 +108,12 @@ def refuse_behind_cancel(run_id: str, waiting: Iterable[Signal], consumed: Seque
     """Raise `CancelWaits` where one of these signals is a cancellation that is not consumed; for stores to call."""
     if any(signal.kind == "cancel" and signal.id not in consumed for signal in waiting):
         raise CancelWaits(run_id)
+
+
+def refuse_without_claim(run_id: str, claim: int | None, there: int | None) -> None:
+    """Raise `ClaimLost` for an append with the number `claim` where the claim that is there has another, or there is none; for stores to call."""
+    if claim is not None and claim != there:
+        raise ClaimLost(run_id)
 
 
 def no_room(run_id: str) -> NotAllowedNow:
@@ -233,6 +240,7 @@ class EventStore(Protocol):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
@@ -241,7 +249,8 @@ class EventStore(Protocol):
         `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
         (0 creates it). `intent`: the records say that a call with an effect begins; raise `CancelWaits` where a cancellation waits in the
         inbox that is not among `consumed`. Such an append and the posting of a cancellation exclude each other: once `post` has returned,
-        none happens.
+        none happens. `claim` is the number of the claim under which the run is advanced; raise `ClaimLost` where the run's claim has another
+        number now, or it has none: once a claim was taken over, nothing is appended under the former one. None: whoever has the claim.
         """
         ...
 
@@ -273,10 +282,11 @@ class EventStore(Protocol):
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
 
-    async def claim(self, run_id: str) -> None:
-        """Take the right to advance the run for this store instance; raise `RunBusy` while another living holder has it.
+    async def claim(self, run_id: str) -> int:
+        """Take the right to advance the run for this store instance, and return the claim's number; raise `RunBusy` while another holder has it.
 
-        It is free when the former holder released it, is dead (same host), or its lease expired (other hosts). Idempotent for the holder.
+        No two claims of a run have the same number. It is free when the former holder released it, is dead (same host, at once), or its lease
+        expired: on the same host by the monotonic clock, on others by a clock that they share. Idempotent for the holder, which keeps its number.
         The run need not exist yet.
         """
         ...
@@ -289,7 +299,11 @@ class EventStore(Protocol):
         ...
 
     async def renew(self) -> list[str]:
-        """Extend the leases of all claims held here; return the runs whose claim was lost."""
+        """Extend the leases of all claims held here; return the runs whose claim was lost.
+
+        It is called from time to time while the event loop turns. A blocked loop must not lose its runs, so a store also renews in a thread
+        (see `heartbeats`), unless nobody else can take its claims.
+        """
         ...
 
     async def post(self, run_id: str, signal: Signal) -> None:

@@ -61,7 +61,7 @@ from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
 from detent.running.control import Control
-from detent.running.declarations import held, kept_policy, levels_of, refuse_unfounded, resumption
+from detent.running.declarations import declared_of, held, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
 from detent.running.healing import heal
@@ -160,17 +160,6 @@ def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
 
 
-def declared_of(tools: dict[str, Tool]) -> dict[str, Any]:
-    """Return what MCP servers declare of these tools, as it is recorded."""
-    return {name: {**_beside_defaults(tool.spec), "name": name} for name, tool in tools.items() if tool.spec.server}
-
-
-def _beside_defaults(spec: ToolSpec) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(spec)
-    usual: dict[str, Any] = msgspec.to_builtins(ToolSpec(name=""))
-    return {name: value for name, value in plain.items() if value != usual[name]}
-
-
 async def load(store: EventStore, run_id: str) -> list[Record]:
     """Return the verified records of a run; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
     lines = await store.read(run_id)
@@ -182,7 +171,7 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_decides", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = ("_chunk", "_claim", "_decides", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
 
     def __init__(
         self,
@@ -198,6 +187,7 @@ class Advancing:
         self.parts, self.run_id = parts, run_id
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
+        self._claim: int | None = None
         self._decides = False
         self.control = Control(run_id, grace_s=parts.grace_s)
         self._sinks, self._chunk = sinks, chunk
@@ -211,7 +201,7 @@ class Advancing:
         if self._sinks or self.parts.hooks is not noop_hooks:
             PATIENCE.set(patience_of(self.control))
         try:
-            await self.parts.store.claim(self.run_id)
+            self._claim = await self.parts.store.claim(self.run_id)
         except BaseException as error:
             PATIENCE.set(awaited)
             self.parts.watcher.remove(self.run_id)
@@ -267,11 +257,11 @@ class Advancing:
 
     def journal(self, state: RunState, *, told: bool = True) -> Journal:
         """Return a journal that goes on after `state`; where it is not `told`, no observer and no hook hears of its records."""
-        sinks = [apart(sink) for sink in self._sinks] if told else []
-        if told and self.parts.hooks is not noop_hooks:
-            sinks.append(LifecycleHooks(self.parts.hooks).on_record)
+        parts, sinks = self.parts, [apart(sink) for sink in self._sinks] if told else []
+        if told and parts.hooks is not noop_hooks:
+            sinks.append(LifecycleHooks(parts.hooks).on_record)
         return SnapshotJournal(
-            self.parts.store, state, clock=self.parts.clock, ids=self.parts.ids, sinks=sinks, charges_all=bool(self.parts.tenants)
+            parts.store, state, clock=parts.clock, ids=parts.ids, sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants)
         )
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:

@@ -57,6 +57,17 @@ def levels_of(tools: Mapping[str, Tool]) -> dict[str, SideEffect]:
     return {name: tool.spec.side_effect for name, tool in tools.items()}
 
 
+def declared_of(tools: dict[str, Tool]) -> dict[str, Any]:
+    """Return what MCP servers declare of these tools, as it is recorded."""
+    return {name: {**_beside_defaults(tool.spec), "name": name} for name, tool in tools.items() if tool.spec.server}
+
+
+def _beside_defaults(spec: ToolSpec) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
+    usual: dict[str, Any] = msgspec.to_builtins(ToolSpec(name=""))
+    return {name: value for name, value in plain.items() if value != usual[name]}
+
+
 def resumption(state: RunState, digests: dict[str, str], levels: Mapping[str, SideEffect], *, worker: str) -> RunResumed:
     """Return the record of taking the run up with code of these digests and levels: what differs from what holds in the run."""
     changed = tuple(sorted(k for k in {*digests, *state.digests} if digests.get(k) != state.digests.get(k)))

@@ -227,9 +227,17 @@ class SnapshotJournal(Journal):
     __slots__ = ("_charges_all", "_due")
 
     def __init__(
-        self, store: EventStore, state: RunState, *, clock: Clock, ids: Ids, sinks: Sequence[Sink] = (), charges_all: bool = False
+        self,
+        store: EventStore,
+        state: RunState,
+        *,
+        clock: Clock,
+        ids: Ids,
+        sinks: Sequence[Sink] = (),
+        claim: int | None = None,
+        charges_all: bool = False,
     ) -> None:
-        super().__init__(store, state, clock=clock, ids=ids, sinks=sinks)
+        super().__init__(store, state, clock=clock, ids=ids, sinks=sinks, claim=claim)
         self._due, self._charges_all = state.seq + EVERY, charges_all
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:

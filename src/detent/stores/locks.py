@@ -2,7 +2,8 @@
 
 A store instance is one holder. Its name goes into the store beside the claims; its life shows in a lock file that it keeps flocked from its
 first claim until it closes. The kernel drops such a lock the moment the process ends, however it ends, so another process of the same host
-sees at once that a holder is dead. From other hosts a lock cannot be seen: there a holder lives until its lease has run out.
+sees at once that a holder is dead. That a process is there does not say that it goes on: in the lock file stands until when a holder may be
+believed to live, by the monotonic clock for those of this host, and by the wall clock for others, who cannot see its lock.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from detent.core.errors import ConfigError, StoreBusy
+from detent.core.errors import StoreBusy
 from detent.ports.processes import renew_in_children
-
-LEASE_S = 30.0
-"""How long a holder on another host is believed to live after its last sign of life."""
+from detent.stores.heartbeat import HEARTBEAT, LEASE_S, STUCK_S, Leased
 
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for a lock that another process has."""
@@ -104,18 +105,26 @@ def is_dead(path: str | Path) -> bool:
     return True
 
 
-class Holder:
+class Holder(Leased):
     """One store instance as a holder of claims.
 
     `name` is `host:pid:token`; `host` is compared with other holders' to know whether their locks can be seen. The lock file is
     `<directory>/<host digest>-<pid>-<token>.lock`. After a fork the child is another holder, with nothing claimed.
     """
 
-    def __init__(self, directory: Path, *, host: str | None = None, lease_s: float = LEASE_S, now: Callable[[], float] = time.time) -> None:
-        if not lease_s > 0:
-            raise ConfigError(f"lease_s is {lease_s!r}; a lease lasts some seconds (above 0)")
-        self.directory, self.host, self.lease_s, self.now = directory, host or host_identity(), lease_s, now
-        self.runs: set[str] = set()
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        host: str | None = None,
+        lease_s: float = LEASE_S,
+        stuck_s: float = STUCK_S,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(lease_s=lease_s, stuck_s=stuck_s, monotonic=monotonic, beats=now is time.time and monotonic is time.monotonic)
+        self.directory, self.host, self.now = directory, host or host_identity(), now
+        self._signing = threading.Lock()
         self._fd: int | None = None
         self._rename()
         renew_in_children(self)
@@ -133,12 +142,32 @@ class Holder:
         """Whether the lock file is held."""
         return self._fd is not None
 
-    def expires(self) -> float:
-        """Return until when, in seconds of the wall clock, other hosts shall believe that this holder lives."""
-        return self.now() + self.lease_s
-
     def take(self) -> None:
-        """Hold the lock file; again when someone removed it. Raise `StoreBusy` if it cannot be had."""
+        """Hold the lock file, again when someone removed it, and renew the lease. Raise `StoreBusy` if it cannot be had."""
+        with self._signing:
+            self._take()
+            self._write()
+
+    def sign(self) -> None:
+        """Renew the lease, if something is claimed yet."""
+        with self._signing:
+            if self._fd is not None and self.runs:
+                self._take()
+                self._write()
+
+    def renewed(self) -> None:
+        """Renew the lease where the thread does not."""
+        if not self.beats or self.due:
+            self.take()
+
+    def _write(self) -> None:
+        """Say in the lock file until when this holder lives; always as long, so that nobody reads a part of it."""
+        if self._fd is not None:
+            now = self.monotonic()
+            os.pwrite(self._fd, b"%020.3f %020.3f\n" % (self.now() + self.lease_s, now + self.lease_s), 0)
+            self.signed = now
+
+    def _take(self) -> None:
         if self._fd is not None:
             if still_named(self._fd, self.path):
                 return
@@ -150,30 +179,55 @@ class Holder:
         except BlockingIOError:
             raise StoreBusy(f"lock file {str(self.path)!r} is locked by another process; remove it if that is none of Detent's") from None
 
-    def write(self, content: bytes) -> None:
-        """Write into the lock file that is held, for other hosts to read; always the same length."""
-        if self._fd is not None:
-            os.pwrite(self._fd, content, 0)
-
     def drop(self) -> None:
         """Give the lock file up and remove it."""
-        if self._fd is not None:
-            self.path.unlink(missing_ok=True)
-            unlock(self._fd)
-            self._fd = None
-        self.runs.clear()
+        HEARTBEAT.leave(self)
+        with self._signing:
+            if self._fd is not None:
+                self.path.unlink(missing_ok=True)
+                unlock(self._fd)
+                self._fd = None
+            self.runs.clear()
 
-    def lives(self, name: str, host: str, expires: float) -> bool:
-        """Whether another holder still lives: by its lock on this host, by its lease on another."""
-        if host != self.host:
-            return expires > self.now()
+    def lives(self, name: str, host: str) -> bool:
+        """Whether another holder still lives: its lease has not run out, and on this host its lock is held.
+
+        One that has not said how long it lives, because it is just beginning to, has its lock alone.
+        """
         path = lock_path(self.directory, name, host)
-        return not is_dead(path) and (_exists(int(name.rsplit(":", 2)[1])) or not _dies_soon(path))
+        until, until_here = _signed(path)
+        if host != self.host:
+            return until is not None and until > self.now()
+        if is_dead(path) or not (_exists(int(name.rsplit(":", 2)[1])) or not _dies_soon(path)):
+            return False
+        return until_here is None or until_here > self.monotonic()
+
+    def strange(self, name: object, host: object, number: object) -> str:
+        """Return what of a claim, or of the lease in its holder's lock file, no holder can have written; see the function."""
+        said = b""
+        if isinstance(name, str) and isinstance(host, str):
+            with suppress(FileNotFoundError):
+                said = lock_path(self.directory, name, host).read_bytes()
+        try:
+            ends = [float(word) for word in said.split()]
+        except ValueError:
+            return strange(name, host, number) or f"the lease of {name!r}, which holds the claim, cannot be read"
+        nows = (self.now(), self.monotonic()) if host == self.host else (self.now(),)
+        return strange(name, host, number, tuple(zip(ends, nows, strict=False)))
 
     def forked(self) -> None:
         """Become another holder, in a forked child: the parent's lock stays the parent's."""
-        self._fd, self.runs = None, set()
+        self._fd, self.runs, self._signing = None, {}, threading.Lock()
         self._rename()
+
+
+def _signed(path: Path) -> tuple[float | None, float | None]:
+    """Return until when a lock file says that its holder lives: by the wall clock, and by the monotonic clock of its host."""
+    try:
+        said = [float(word) for word in path.read_bytes().split()]
+    except (OSError, ValueError):
+        return None, None
+    return said[0] if said else None, said[1] if len(said) > 1 else None
 
 
 def _exists(pid: int) -> bool:
@@ -217,15 +271,21 @@ LONGEST_LEASE_S = 366 * 86_400.0
 """No lease lasts longer: until a time that is further off, nobody else could have the run."""
 
 
-def strange(name: object, host: object, expires: object = None, *, now: float = 0.0) -> str:
-    """Return what of a claim (its holder's `name`, `host`, end of its lease) no holder can have written, "" where all may be; None: not known."""
+def strange(name: object, host: object, number: object = 1, ends: Sequence[tuple[object, float]] = ()) -> str:
+    """Return what of a claim no holder can have written, "" where all may be; a `host` that is None is not known.
+
+    `name` and `host` are its holder's, `number` is the claim's own, and `ends` says by each clock until when its lease lasts, and what time it is.
+    """
     parts = name.rsplit(":", 2) if isinstance(name, str) else []
     if not (len(parts) == 3 and re.fullmatch(r"[1-9][0-9]{0,9}", parts[1]) and re.fullmatch(r"[0-9a-f]{12}", parts[2])):
         return f"the claim is held by {str(name)[:80]!r}, which is no name of a process"
     if host is not None and (not isinstance(host, str) or host.partition("/")[0] != parts[0]):
         return f"the claim is held by {name!r}, and that is said to be on host {str(host)[:80]!r}"
-    if expires is not None and not (isinstance(expires, (int, float)) and 0 <= expires <= now + LONGEST_LEASE_S):
-        return f"the lease of {name!r}, which holds the claim, ends at {str(expires)[:40]!r}, which no process has written"
+    if not isinstance(number, int) or number < 1:
+        return f"the claim of {name!r} has the number {str(number)[:40]!r}, which no process has written"
+    for until, now in ends:
+        if not (isinstance(until, (int, float)) and 0 <= until <= now + LONGEST_LEASE_S):
+            return f"the lease of {name!r}, which holds the claim, ends at {str(until)[:40]!r}, which no process has written"
     return ""
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.processes import renew_in_children
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
@@ -23,6 +25,10 @@ FOLLOW_S = 0.25
 def _done(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
+
+
+_FREE: tuple[int, Callable[[], Any]] = 0, lambda: None
+"""The claim of a run that nobody has."""
 
 
 class _Run:
@@ -40,12 +46,13 @@ class _Run:
 
 
 class _Shelf:
-    """What sibling stores share; a claim is a weak reference to the store that holds it."""
+    """What sibling stores share; a claim is its number, and a weak reference to the store that holds it."""
 
     def __init__(self) -> None:
         self.runs: dict[str, _Run] = {}
         self.blobs: dict[str, dict[str, bytes]] = {}
-        self.claims: dict[str, weakref.ref[RamStore]] = {}
+        self.claims: dict[str, tuple[int, weakref.ref[RamStore]]] = {}
+        self.numbers = itertools.count(1)
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
@@ -113,7 +120,7 @@ class RamStore:
     async def close(self) -> None:
         """Release all claims; the runs stay, for siblings and for `open`."""
         self._runs = None
-        for run_id in [run_id for run_id, holder in self._shelf.claims.items() if holder() is self]:
+        for run_id in [run_id for run_id, (_, holder) in self._shelf.claims.items() if holder() is self]:
             del self._shelf.claims[run_id]
 
     async def append(
@@ -128,11 +135,14 @@ class RamStore:
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
         runs = self._runs
         if runs is None:
             runs = self._open_runs()
+        if claim is not None and claim != self._shelf.claims.get(run_id, _FREE)[0]:
+            refuse_without_claim(run_id, claim, None)
         run = runs.get(run_id)
         count = 0 if run is None else len(run.records)
         if count != expected_seq:
@@ -197,23 +207,26 @@ class RamStore:
         last = runs.get(query.after) if query.after is not None else None
         return select((unsealed(run.head) for run in runs.values()), query, after=last.head if last else None)
 
-    async def claim(self, run_id: str) -> None:
-        """Take the run for this store instance; raise `RunBusy` while a sibling has it."""
+    async def claim(self, run_id: str) -> int:
+        """Take the run for this store instance and return the claim's number; raise `RunBusy` while a sibling has it."""
         self._open_runs()
-        current = self._shelf.claims.get(run_id)
-        holder = current() if current is not None else None
-        if holder is not None and holder is not self:
+        number, current = self._shelf.claims.get(run_id, _FREE)
+        holder = current()
+        if holder is self:
+            return number
+        if holder is not None:
             raise RunBusy(run_id, f"another store object of this process ({id(holder):#x})")
-        self._shelf.claims[run_id] = weakref.ref(self)
+        number = next(self._shelf.numbers)
+        self._shelf.claims[run_id] = number, weakref.ref(self)
+        return number
 
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
-        current = self._shelf.claims.get(run_id)
-        if current is not None and current() is self:
+        if self._shelf.claims.get(run_id, _FREE)[1]() is self:
             del self._shelf.claims[run_id]
 
     async def renew(self) -> list[str]:
-        """Return nothing: claims in one process have no lease to lose."""
+        """Return nothing: claims in one process have no lease to lose; what stops the process stops all that could take them."""
         self._open_runs()
         return []
 

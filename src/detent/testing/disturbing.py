@@ -177,6 +177,7 @@ class DisturbedStore(CrashingStore):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """See `EventStore.append`."""
         shared = self._disturbance
@@ -186,6 +187,7 @@ class DisturbedStore(CrashingStore):
             if shared.strikes("store_conflict", len(shared.appends), 1):
                 await shared.intrude(self.inner)
         given: dict[str, Any] = {"durable": durable, "consumed": consumed, "spent": spent, "released": released, "intent": intent}
+        given |= {"claim": claim}
         await super().append(run_id, expected_seq, records, head=head, **given)
 
 

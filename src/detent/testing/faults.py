@@ -10,7 +10,7 @@ await Engine(store=open_store("sqlite:///runs.db"), ...).resume(run_id)
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from detent.core.records import RunHead
 from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
@@ -99,8 +99,10 @@ class CrashingStore:
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """See `EventStore.append`."""
+        more: dict[str, Any] = ({"intent": True} if intent else {}) | ({} if claim is None else {"claim": claim})
 
         def append() -> Awaitable[None]:
             return self.inner.append(
@@ -112,7 +114,7 @@ class CrashingStore:
                 consumed=consumed,
                 spent=spent,
                 released=released,
-                **({"intent": True} if intent else {}),
+                **more,
             )
 
         await self._do("append", append)
@@ -141,9 +143,9 @@ class CrashingStore:
         """See `EventStore.list_runs`."""
         return await self._do("list_runs", lambda: self.inner.list_runs(query))
 
-    async def claim(self, run_id: str) -> None:
+    async def claim(self, run_id: str) -> int:
         """See `EventStore.claim`."""
-        await self._do("claim", lambda: self.inner.claim(run_id))
+        return await self._do("claim", lambda: self.inner.claim(run_id))
 
     async def release(self, run_id: str) -> None:
         """See `EventStore.release`."""

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy
+from detent.core.errors import ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
 from detent.stores.files.store import FileStore
-from detent.stores.locks import lock_file
+from detent.stores.locks import lock_file, unlock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -385,3 +385,28 @@ def test_gc_removes_what_dead_processes_left(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(test())
+
+
+def test_a_run_is_not_taken_over_amid_an_append(tmp_path: Path) -> None:
+    """A holder that stands still inside of an append may have looked who has the claim: it would write after the new one has read the log."""
+    here = [0.0]
+
+    async def main() -> None:
+        zombie, other = (FileStore(tmp_path, busy_timeout_s=0.05, monotonic=lambda: here[0]) for _ in range(2))
+        for store in (zombie, other):
+            await store.open()
+        number = await zombie.claim("run")
+        await zombie.append("run", 0, [line(1)], head=head_of("run", 1), claim=number)
+        with pytest.raises(ClaimLost):
+            await zombie.append("other", 0, [line(1)], head=head_of("other", 1), claim=number)
+        assert not (tmp_path / "other.jsonl").exists(), "nothing was recorded, and a log was begun"
+        here[0] += 31
+        amid = lock_file(tmp_path / "run.jsonl")
+        with pytest.raises(StoreBusy):
+            await other.claim("run")
+        await zombie.close()
+        unlock(amid)
+        assert await other.claim("run") != number
+        await other.close()
+
+    asyncio.run(main())

@@ -21,8 +21,10 @@ class PostgresPlace(Place):
         self.server = server or None
         self.child = f"from detent.stores import open_store; store = open_store({url!r})"
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
-        options: dict[str, Any] = {"now": now} if now is not None else {}
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
+        options: dict[str, Any] = {name: clock for name, clock in (("now", now), ("monotonic", monotonic)) if clock is not None}
         return open_store(self.url, **options, host=host)
 
     def through(self, host: str, port: int) -> EventStore:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import psycopg
 import pytest
 
 import virtual_time
-from detent.core.errors import CancelWaits, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
+from detent.core.errors import CancelWaits, ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.stores import open_store
 from detent.stores.passwords import without_password
@@ -393,7 +394,7 @@ def test_a_run_of_a_dead_holder_is_taken_by_one_of_many(postgres_url: str) -> No
         for n in range(5):
             ask(postgres_url, "INSERT INTO detent.claims VALUES (%s, 'gone')", (f"run-{n}",))
             took = await asyncio.gather(*(store.claim(f"run-{n}") for store in stores), return_exceptions=True)
-            assert sorted(type(one).__name__ for one in took) == ["NoneType", *["RunBusy"] * 5]
+            assert sorted(type(one).__name__ for one in took) == [*["RunBusy"] * 5, "int"]
         for store in stores:
             await store.close()
 
@@ -528,8 +529,12 @@ def test_gc_forgets_holders_that_are_dead_with_their_claims_and_no_others(postgr
     on(postgres_url, body)
 
 
-def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lock(postgres_url: str) -> None:
-    """A worker that was stopped for an hour and not killed keeps its runs; without its connection its lease counts; a reused number does not."""
+def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lease(postgres_url: str) -> None:
+    """A worker that stood still for longer than its lease has lost its runs, its connection may be there or not; a reused number does not count.
+
+    Its age is that of the clock of the host: what the server's clock says of it, which runs on while the host is suspended, is not asked. A server
+    that has just started gives everybody time to renew.
+    """
 
     async def main() -> None:
         mine, other = PostgresStore(postgres_url), PostgresStore(postgres_url)
@@ -539,13 +544,70 @@ def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lock(postgre
         with pytest.raises(RunBusy):
             await other.claim("run")
         old = other._holder
-        seen = Seen("x", 1, old.host, os.getpid(), process_began(os.getpid()), age_s=3600.0, locked=True)
+        now, began = time.monotonic(), process_began(os.getpid())
+        seen = Seen("x", 1, old.host, os.getpid(), began, monotonic=now - 1, up_s=9999.0, age_s=3600.0, locked=True)
         assert old.lives(seen)
-        assert not old.lives(msgspec.structs.replace(seen, locked=False))
-        assert old.lives(msgspec.structs.replace(seen, locked=False, age_s=1.0))
+        assert old.lives(msgspec.structs.replace(seen, locked=False))
         assert not old.lives(msgspec.structs.replace(seen, started="long ago"))
+        frozen = msgspec.structs.replace(seen, monotonic=now - 31, age_s=0.0)
+        assert not old.lives(frozen)
+        assert old.lives(msgspec.structs.replace(frozen, up_s=29.0))
+        assert not old.lives(msgspec.structs.replace(seen, monotonic=None)), "one of a version that did not say its own time"
         for store in (mine, other):
             await store.close()
+
+    asyncio.run(main())
+
+
+def test_an_append_and_a_takeover_exclude_each_other(postgres_url: str) -> None:
+    """An append that began before the run was taken over, and is committed after it, would be on a log that the new holder has read without it."""
+
+    async def body(store: PostgresStore) -> None:
+        number = await store.claim("run")
+        for first in (1, 2):
+            async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+                await other.execute("UPDATE detent.claims SET number = 5")
+                late = asyncio.ensure_future(write(store, "run", range(first, first + 1), claim=number))
+                while not ask(postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type='Lock' AND query LIKE 'WITH given%'"):
+                    assert not late.done(), "it waits for nobody"
+                    await asyncio.sleep(0.01)  # polls the server's list of who waits
+                await other.commit()
+                with pytest.raises(ClaimLost):
+                    await late
+                await other.execute("UPDATE detent.claims SET number = %s", (number,))
+            await write(store, "run", range(first, first + 1), claim=number)
+
+    on(postgres_url, body)
+
+
+def test_a_blocked_event_loop_keeps_its_runs(postgres_url: str) -> None:
+    """The thread renews over a connection of its own, which is there for as long as something is claimed, and no longer."""
+
+    async def main() -> None:
+        mine, other = PostgresStore(postgres_url, lease_s=0.3), PostgresStore(postgres_url, lease_s=0.3)
+        for store in (mine, other):
+            await store.open()
+        await mine.claim("run")
+        first, deadline = mine._holder.signed, time.monotonic() + 20
+        while mine._holder.signed < first + 0.3:
+            assert time.monotonic() < deadline, "nobody renews"
+            threading.Event().wait(0.01)  # the event loop does not turn
+        with pytest.raises(RunBusy):
+            await other.claim("run")
+        assert await mine.renew() == []
+        assert mine._holder._db is not None
+        await mine.release("run")
+        while mine._holder._db is not None:
+            assert time.monotonic() < deadline, "its connection stays for nothing"
+            await asyncio.sleep(0.01)
+        await mine.claim("run")
+        while mine._holder._db is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        await mine.close()
+        assert mine._holder._db is None
+        await other.claim("run")
+        await other.close()
 
     asyncio.run(main())
 

@@ -24,8 +24,8 @@ from detent.testing.conformance.store_places import write
         ("UPDATE runs SET head=5", CorruptLog, lambda store: store.head("run")),
         ("UPDATE runs SET head=5", CorruptLog, lambda store: store.list_runs(RunQuery())),
         ("UPDATE runs SET head=5", CorruptLog, lambda store: store.sealed("run")),
-        ("UPDATE holders SET expires='x', host='elsewhere'", StoreError, lambda store: store.claim("run")),
-        ("UPDATE holders SET expires='x', host='elsewhere'", StoreError, lambda store: store.gc()),
+        ("UPDATE claims SET holder=x'ff'", StoreError, lambda store: store.claim("run")),
+        ("UPDATE claims SET holder=x'ff'", StoreError, lambda store: store.gc()),
     ],
 )
 def test_a_row_that_was_never_written_is_damage(

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import Reservation, RunQuery, Spent
+from detent.stores.locks import Holder
 from detent.stores.sqlite.operations import Operation
 from detent.stores.sqlite.schema import SCHEMA_VERSION, microseconds
 from detent.stores.sqlite.store import SqliteStore
@@ -320,16 +321,27 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         await store.open()
         await write(store, "run", range(1, 4))
         await store.close()
+        living = Holder(store._holder.directory)
+        living.take()
+        living.path.write_bytes(b"")  # the first version wrote nothing into it
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("DROP TABLE spent")
             db.execute("DROP TABLE reserved")
             db.execute("INSERT INTO blobs VALUES ('_tenant-00ff', 'reserved', x'00'), ('_tenant-00ff', 'mine', x'00')")
-            for column in ("iterations", "updated"):
-                db.execute(f"ALTER TABLE records DROP COLUMN {column}")
+            for table, column in (("records", "iterations"), ("records", "updated"), ("claims", "host"), ("claims", "number")):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+            db.execute("CREATE TABLE holders (name TEXT PRIMARY KEY, host TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID")
+            db.execute("INSERT INTO claims VALUES ('held', ?), ('left', 'gone:1:aa')", (living.name,))
+            db.execute("INSERT INTO holders VALUES (?, ?, 0), ('gone:1:aa', ?, 0)", (living.name, living.host, living.host))
             db.execute("PRAGMA user_version=1")
         one, two = SqliteStore(path), SqliteStore(path)
         await asyncio.gather(one.open(), two.open())
         assert await two.read("run") == [line(n) for n in range(1, 4)]
+        with pytest.raises(RunBusy):
+            await one.claim("held")  # whoever took it with the first version is at it
+        living.drop()
+        for run_id in ("held", "left"):
+            await one.claim(run_id)
         spent = Spent(tenant="acme", day="2026-03-01", tool_calls=2)
         await one.append("run", 3, [line(4)], head=head_of("run", 4), spent=spent)
         assert (await two.spent("acme", "2026-03-01")).tool_calls == 2

@@ -196,7 +196,9 @@ class RemotePlace(Place):
         self.server = server.address
         self._kind = kind
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
         return RemoteStore(*self.server)  # type: ignore[misc,return-value]
 
     def through(self, host: str, port: int) -> EventStore:

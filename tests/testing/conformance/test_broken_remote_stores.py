@@ -309,7 +309,9 @@ class WakingPlace(Place):
         self._first = kind()
         self.patience_s = 0.5
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
         return self._first.sibling()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent.core.errors import Conflict, DetentError, RunBusy
+from detent.core.errors import ClaimLost, Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
 from detent.ports.examining import Examined, Fault
-from detent.ports.stores import no_room, refuse_behind_cancel
+from detent.ports.stores import no_room, refuse_behind_cancel, refuse_without_claim
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
+from simulation.disks import DiskStore, SqliteDisk
 
 
 class BrokenStore(RamStore):
@@ -317,6 +319,31 @@ class KeepsClaimsWhenClosed(BrokenStore):
         self._shelf.claims.update(claims)
 
 
+class AppendsUnderAnyClaim(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, claim: int | None = None, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class AppendsUnderAClaimThatWas(BrokenStore):
+    """Keeps the number of a claim that was given up."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, claim: int | None = None, **options: Any) -> None:
+        known = claim if run_id in self._shelf.claims else None
+        await super().append(run_id, expected_seq, records, claim=known, **options)
+
+
+class CountsHolders(BrokenStore):
+    """The number tells holders apart, and not their claims."""
+
+    async def claim(self, run_id: str) -> int:
+        await super().claim(run_id)
+        return 1
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, claim: int | None = None, **options: Any) -> None:
+        refuse_without_claim(run_id, claim, 1 if run_id in self._shelf.claims else None)
+        await super().append(run_id, expected_seq, records, **options)
+
+
 class TakesSignalsTwice(BrokenStore):
     async def post(self, run_id: str, signal: Signal) -> None:
         self._run(run_id).consumed.discard(signal.id)
@@ -438,7 +465,9 @@ class BrokenPlace(Place):
     def __init__(self, kind: type[BrokenStore]) -> None:
         self._first = kind()
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
         return self._first.sibling()
 
 
@@ -475,6 +504,9 @@ REJECTED = {
     DoubtsWhatItWrote: "test_what_a_store_writes_as_a_claim_is_in_order",
     GrantsClaimsTwice: "test_of_claims_at_once_exactly_one_is_granted",
     ReleasesForOthers: "test_a_claim_keeps_other_stores_out_until_it_is_released",
+    AppendsUnderAnyClaim: "test_an_append_names_the_claim_that_its_run_has",
+    AppendsUnderAClaimThatWas: "test_an_append_names_the_claim_that_its_run_has",
+    CountsHolders: "test_an_append_names_the_claim_that_its_run_has",
     KeepsClaimsWhenClosed: "test_closing_releases_all_claims",
     TakesSignalsTwice: "test_posting_an_id_again_is_one_signal_even_after_it_was_consumed",
     TakesAnyNumberOfSignals: "test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation",
@@ -524,6 +556,82 @@ def test_the_suite_rejects_a_store_that_is_broken(kind: type[BrokenStore], test:
 def test_the_same_test_accepts_a_store_that_is_sound(test: str) -> None:
     """What rejects the broken stores is what was broken in them."""
     getattr(StoreContract(), test)(BrokenPlace(BrokenStore))
+
+
+class KeepsWhatStandsStill(DiskStore):
+    """Takes a process that is there for one that goes on."""
+
+    def lives(self, holder: DiskStore) -> bool:
+        return not holder.dead
+
+
+class AgesByTheWallClock(DiskStore):
+    def lives(self, holder: DiskStore) -> bool:
+        return not holder.dead and holder.expires > self.now()
+
+
+class NeverRenews(DiskStore):
+    async def renew(self) -> list[str]:
+        signed = self.expires, self.expires_here
+        lost = await super().renew()
+        self.expires, self.expires_here = signed
+        return lost
+
+
+class AppendsAsAZombie(DiskStore):
+    """Fences by the sequence alone."""
+
+    def refuse_without_claim(self, run_id: str, claim: int | None) -> None:
+        return
+
+
+class FencesWhatIsLate(DiskStore):
+    """Refuses also the append that names no claim."""
+
+    def refuse_without_claim(self, run_id: str, claim: int | None) -> None:
+        if self.disk.claims.get(run_id, self) is not self:
+            raise ClaimLost(run_id)
+        super().refuse_without_claim(run_id, claim)
+
+
+class RenewsItsNumber(DiskStore):
+    """Gives its own claim another number when it is claimed again."""
+
+    async def claim(self, run_id: str) -> int:
+        await super().claim(run_id)
+        self.disk.granted += 1
+        self.disk.numbers[run_id] = self.runs[run_id] = self.disk.granted
+        return self.disk.granted
+
+
+class LeasedPlace(Place):
+    persistent, leased = False, True
+
+    def __init__(self, kind: type[DiskStore]) -> None:
+        self._kind, self._disk = kind, SqliteDisk()
+
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
+        return self._kind(self._disk, host=host or "host", now=now or time.time, monotonic=monotonic or time.monotonic)
+
+
+LEASED = {
+    KeepsWhatStandsStill: "test_a_holder_on_the_same_host_lives_as_long_as_its_lease",
+    AgesByTheWallClock: "test_a_holder_on_the_same_host_lives_as_long_as_its_lease",
+    NeverRenews: "test_a_holder_on_the_same_host_lives_as_long_as_its_lease",
+    AppendsAsAZombie: "test_no_append_is_made_under_a_claim_that_was_taken_over",
+    FencesWhatIsLate: "test_no_append_is_made_under_a_claim_that_was_taken_over",
+    RenewsItsNumber: "test_no_append_is_made_under_a_claim_that_was_taken_over",
+}
+
+
+@pytest.mark.parametrize(("kind", "test"), LEASED.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_the_suite_rejects_a_store_whose_leases_are_broken(kind: type[DiskStore], test: str) -> None:
+    """The test that is about the broken promise fails, and accepts the store that is sound."""
+    with pytest.raises((AssertionError, DetentError)):
+        getattr(StoreContract(), test)(LeasedPlace(kind))
+    getattr(StoreContract(), test)(LeasedPlace(DiskStore))
 
 
 def test_the_suite_rejects_a_store_whose_forked_child_is_its_parent(tmp_path: Path) -> None:

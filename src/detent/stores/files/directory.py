@@ -20,7 +20,8 @@ from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import Claims, Inboxes, sync_directory
 from detent.stores.files.reserved import Reserved
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
+from detent.stores.heartbeat import LEASE_S, STUCK_S
+from detent.stores.locks import BUSY_TIMEOUT_S, Holder
 from detent.stores.unreleased import Owed
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,199}")
@@ -37,13 +38,15 @@ class StoreDirectory:
         *,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         lease_s: float = LEASE_S,
+        stuck_s: float = STUCK_S,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         host: str | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         self.url = f"file:{path}"
         self._busy_timeout_s = busy_timeout_s
-        self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, now=now))
+        self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic))
         self._logs = Logs(self.path)
         self._reserved = Reserved(self.path / ".reserved", now=now)
         self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk)

@@ -116,15 +116,20 @@ class Logs:
         consumed: Sequence[str],
         wait_s: float,
         spent: Spent | None = None,
+        held: Callable[[], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Add records and their commit line in one write; raise `Conflict`, and what `check` raises, which is called under the log's lock.
+        """Add records and their commit line in one write; raise `Conflict`, before it what `held` raises, and after it what `check` does.
 
-        On any failure the log is as it was.
+        Both are called under the log's lock. On any failure the log is as it was.
         """
+        if held is not None and expected == 0:
+            held()  # before there is a file
         with self.locked(run_id, wait_s, create=expected == 0) as entry:
             tail = entry.tail if entry is not None else None
             count = tail.seq if tail is not None else 0
+            if held is not None:
+                held()
             if entry is None or count != expected:
                 raise Conflict(run_id, expected, count)
             if tail is None:
@@ -172,10 +177,17 @@ class Logs:
         if (seal := self.seals.read(run_id)) is not None:
             raise CorruptLog(run_id, 0, f"its log is empty or gone, and had {seal[0]} durable records")
 
-    def settle(self, run_id: str, wait_s: float) -> None:
-        """Wait for an append that is going on: it is on disk then, or has not happened."""
+    @contextmanager
+    def still(self, run_id: str, wait_s: float) -> Generator[None]:
+        """Keep every process from appending; what was going on is on disk, or has not happened."""
+        fd = None
         with suppress(FileNotFoundError):
-            unlock(lock_file(self.path(run_id), wait_s=wait_s, create=False))
+            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+        try:
+            yield
+        finally:
+            if fd is not None:
+                unlock(fd)
 
     def _sync(self, entry: _Log, end: int) -> None:
         """Make what was written after `end` survive power loss, or take it back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -14,8 +14,9 @@ import msgspec
 
 from detent.core.errors import ConfigError, RunBusy
 from detent.ports import Signal, read_signal
-from detent.ports.stores import is_written_signal, refuse_behind_cancel, refuse_overfull, written_signal
-from detent.stores.locks import Holder, lock_file, lock_path, strange, unlock
+from detent.ports.stores import is_written_signal, refuse_behind_cancel, refuse_overfull, refuse_without_claim, written_signal
+from detent.stores.heartbeat import new_number
+from detent.stores.locks import Holder, lock_file, unlock
 
 TEMPORARY = ".tmp-"
 
@@ -184,41 +185,55 @@ def _signals(fd: int) -> tuple[list[Signal], int]:
 
 
 class Claims:
-    """One file a claimed run, naming the holder. The holder's lock file says until when other hosts may believe that it lives."""
+    """One file a claimed run, with the holder and the number of the claim. The holder's lock file says until when it may be believed to live."""
 
     def __init__(self, holder: Holder) -> None:
-        self.holder = holder
+        self.holder, self._place = holder, str(holder.directory)
 
     def path(self, run_id: str) -> Path:
         """The claim of a run."""
         return self.holder.directory / f"{run_id}.claim"
 
-    def sign(self) -> None:
-        """Show that this holder lives."""
-        self.holder.take()
-        self.holder.write(b"%020.3f\n" % self.holder.expires())
+    def take(self, run_id: str, wait_s: float, log_lock: Callable[[], AbstractContextManager[Any]]) -> int:
+        """Claim a run and return the claim's number; raise `RunBusy` while another living holder has it.
 
-    def take(self, run_id: str, wait_s: float) -> None:
-        """Claim a run; raise `RunBusy` while another living holder has it."""
-        self.sign()
-        fd = lock_file(self.path(run_id), wait_s=wait_s)
-        try:
-            name, host = _claimant(fd)
-            if name not in ("", self.holder.name) and self._lives(name, host):
-                raise RunBusy(run_id, name)
-            entry = msgspec.json.encode((self.holder.name, self.holder.host))
-            write_all(fd, entry, 0)
-            os.ftruncate(fd, len(entry))
-        finally:
-            unlock(fd)
+        A run is taken over under `log_lock`, under which appends look who has the claim: none of the former holder is under way then.
+        """
+        self.holder.take()
+        with ExitStack() as stack:
+            if self.number(run_id) and not self.held(run_id):
+                self._refuse_taken(run_id, *self._read(run_id)[:2])
+                stack.enter_context(log_lock())
+            fd = lock_file(self.path(run_id), wait_s=wait_s)
+            stack.callback(unlock, fd)
+            name, host, number = _claimant(fd)
+            self._refuse_taken(run_id, name, host)
+            if name != self.holder.name or not number:
+                number = new_number()
+                entry = msgspec.json.encode((self.holder.name, self.holder.host, number))
+                write_all(fd, entry, 0)
+                os.ftruncate(fd, len(entry))
+            return number
+
+    def _refuse_taken(self, run_id: str, name: str, host: str) -> None:
+        if name not in ("", self.holder.name) and self.holder.lives(name, host):
+            raise RunBusy(run_id, name)
+
+    def refuse_without(self, run_id: str, number: int) -> None:
+        """Raise `ClaimLost` where the claim of a run has another number; called under the log's lock."""
+        refuse_without_claim(run_id, number, self.number(run_id))
+
+    def number(self, run_id: str) -> int:
+        """Return the number of the claim of a run, 0 where it has none."""
+        return self._read(run_id)[2]
 
     def release(self, run_id: str, wait_s: float) -> None:
         """Give a claim up, if it is held here."""
-        self._remove(run_id, wait_s, lambda name, _host: name == self.holder.name)
+        self._remove(run_id, wait_s, lambda name, _host, _number: name == self.holder.name)
 
     def remove(self, run_id: str, wait_s: float) -> None:
         """Remove whatever claim there is on a run."""
-        self._remove(run_id, wait_s, lambda _name, _host: True)
+        self._remove(run_id, wait_s, lambda _name, _host, _number: True)
 
     def dead(self) -> list[Path]:
         """Return the claims of dead holders."""
@@ -227,10 +242,10 @@ class Claims:
             with suppress(FileNotFoundError):
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    name, host = _claimant(fd)
+                    name, host, _ = _claimant(fd)
                 finally:
                     os.close(fd)
-                found += [] if name == self.holder.name or self._lives(name, host) else [path]
+                found += [] if name == self.holder.name or self.holder.lives(name, host) else [path]
         return found
 
     def remove_dead(self) -> int:
@@ -239,7 +254,9 @@ class Claims:
         for path in self.holder.directory.glob("*.claim"):
             try:
                 freed += self._remove(
-                    path.name[: -len(".claim")], 0.0, lambda name, host: name != self.holder.name and not self._lives(name, host)
+                    path.name[: -len(".claim")],
+                    0.0,
+                    lambda name, host, _number: name != self.holder.name and not self.holder.lives(name, host),
                 )
             except BlockingIOError:
                 continue
@@ -247,12 +264,17 @@ class Claims:
 
     def held(self, run_id: str) -> bool:
         """Whether the claim file names this holder."""
+        return self._read(run_id)[0] == self.holder.name
+
+    def _read(self, run_id: str) -> tuple[str, str, int]:
         try:
-            fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(
+                f"{self._place}/{run_id}.claim", os.O_RDONLY | os.O_CLOEXEC
+            )  # a Path costs as much as the rest: on the path of every append
         except FileNotFoundError:
-            return False
+            return _NOBODY
         try:
-            return _claimant(fd)[0] == self.holder.name
+            return _claimant(fd)
         finally:
             os.close(fd)
 
@@ -266,20 +288,15 @@ class Claims:
             data = os.pread(fd, 4096, 0)
         finally:
             unlock(fd)
+        if not data:
+            return ""
         try:
-            name, host = msgspec.json.decode(data, type=tuple[str, str]) if data else ("", "")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return "its claim cannot be read: two processes may believe that they have the run"
-        if problem := strange(name, host) if data else "":
-            return problem
-        lease = lock_path(self.holder.directory, name, host)
-        said = lease.read_bytes() if data and lease.exists() else b""
-        try:
-            return strange(name, host, float(said), now=self.holder.now()) if said else ""
+            name, host, number = _decoded(data)
         except ValueError:
-            return f"the lease of {name!r}, which holds the claim, cannot be read"
+            return "its claim cannot be read: two processes may believe that they have the run"
+        return self.holder.strange(name, host, number)
 
-    def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str], bool]) -> int:
+    def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str, int], bool]) -> int:
         try:
             fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
         except FileNotFoundError:
@@ -292,20 +309,28 @@ class Claims:
         finally:
             unlock(fd)
 
-    def _lives(self, name: str, host: str) -> bool:
-        expires = 0.0
-        if host != self.holder.host:
-            try:
-                expires = float(lock_path(self.holder.directory, name, host).read_bytes())
-            except (OSError, ValueError):
-                return False
-        return self.holder.lives(name, host, expires)
+
+_NOBODY = "", "", 0
+_FORMER = 1
+"""Stands for the number of a claim that was taken by a version without numbers."""
 
 
-def _claimant(fd: int) -> tuple[str, str]:
-    """Return name and host of the holder in a claim file; empty when it says none, as after a crash while it was written."""
+def _claimant(fd: int) -> tuple[str, str, int]:
+    """Return name and host of the holder in a claim file, and the claim's number; none where it says none, as after a crash while it was written."""
+    data = os.pread(fd, 4096, 0)
     try:
-        found: Any = msgspec.json.decode(os.pread(fd, 4096, 0), type=tuple[str, str])
-    except ValueError:  # msgspec's errors are ValueErrors
-        return "", ""
-    return found
+        return _decoded(data)
+    except ValueError:
+        return _NOBODY
+
+
+def _decoded(data: bytes) -> tuple[str, str, int]:
+    """Return what a claim file says; raise `ValueError` where it says nothing that can be read."""
+    try:
+        return _decode_claim(data)
+    except msgspec.ValidationError:
+        return *_decode_former(data), _FORMER
+
+
+_decode_claim = msgspec.json.Decoder(tuple[str, str, int]).decode
+_decode_former = msgspec.json.Decoder(tuple[str, str]).decode

@@ -30,8 +30,9 @@ log = logging.getLogger("detent.stores.files.store")
 class FileStore(StoreDirectory):
     """An `EventStore` in the directory `path`, which is created where it is missing; files are readable by their owner alone.
 
-    `busy_timeout_s` is how long to wait for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder lives;
-    `now` the wall clock of leases; `host` the identity of this machine. Run ids are letters, digits, `_`, `-` and `.`, at most 200.
+    `busy_timeout_s` is how long to wait for another process before `StoreBusy`; `lease_s` how long others believe that this holder lives, `stuck_s`
+    how long it renews that while its event loop stands still; `now` and `monotonic` the clocks of leases, for other hosts and for this one;
+    `host` the identity of this machine. Run ids are letters, digits, `_`, `-` and `.`, at most 200.
     """
 
     # Opening and closing ----------------------------------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class FileStore(StoreDirectory):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         self._file(run_id, ".jsonl")
@@ -78,9 +80,17 @@ class FileStore(StoreDirectory):
 
         def action(wait_s: float) -> None:
             with self._reserved.giving_back(run_id, released, wait_s):
-                check = functools.partial(self._inboxes.refuse_behind_cancel, run_id, consumed) if intent else None
                 self._logs.append(
-                    run_id, expected_seq, records, head=head, durable=durable, consumed=consumed, wait_s=wait_s, spent=spent, check=check
+                    run_id,
+                    expected_seq,
+                    records,
+                    head=head,
+                    durable=durable,
+                    consumed=consumed,
+                    wait_s=wait_s,
+                    spent=spent,
+                    held=functools.partial(self._claims.refuse_without, run_id, claim) if claim is not None else None,
+                    check=functools.partial(self._inboxes.refuse_behind_cancel, run_id, consumed) if intent else None,
                 )
 
         await self._do(run_id, action, threaded=durable)
@@ -134,24 +144,27 @@ class FileStore(StoreDirectory):
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def claim(self, run_id: str) -> None:
-        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+    async def claim(self, run_id: str) -> int:
+        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
         self._file(run_id, "")
         had = run_id in self._claims.holder.runs
         owed = self._owed.forget(run_id)
         try:
-            await self._do(run_id, functools.partial(self._claims.take, run_id))
+            number: int = await self._do(
+                run_id, lambda wait_s: self._claims.take(run_id, wait_s, functools.partial(self._logs.still, run_id, wait_s))
+            )
         except BaseException as error:
             if (owed or isinstance(error, asyncio.CancelledError)) and not had and self._open:
                 self._owed.begin(run_id)
             raise
-        self._claims.holder.runs.add(run_id)
+        self._claims.holder.has_taken(run_id, number)
+        return number
 
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
         self._file(run_id, "")
         if run_id in self._claims.holder.runs:
-            self._claims.holder.runs.discard(run_id)
+            del self._claims.holder.runs[run_id]
             await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
@@ -161,9 +174,10 @@ class FileStore(StoreDirectory):
         if not holder.runs:
             return []
         with self._errors():
-            self._claims.sign()
-            lost = sorted(run_id for run_id in holder.runs if not self._claims.held(run_id))
-        holder.runs.difference_update(lost)
+            holder.renewed()
+            lost = sorted(run_id for run_id, taken in holder.runs.items() if self._claims.number(run_id) != taken.number)
+        for run_id in lost:
+            del holder.runs[run_id]
         return lost
 
     async def wrong_with_claim(self, run_id: str) -> str:
@@ -181,7 +195,8 @@ class FileStore(StoreDirectory):
                 raise RunNotFound(run_id, self.url)
             self._inboxes.post(run_id, signal, wait_s)
             if signal.kind == "cancel":
-                self._logs.settle(run_id, wait_s)  # an append that has not seen it is over then
+                with self._logs.still(run_id, wait_s):
+                    pass  # an append that has not seen it is over
             self._bell.ring()
 
         self._file(run_id, "")

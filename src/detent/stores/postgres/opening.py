@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from detent.core.errors import ConfigError, StoreError
-from detent.ports.processes import renew_in_children
+from detent.ports.processes import keep, renew_in_children
 from detent.stores.daemon_threads import Opening
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S
+from detent.stores.heartbeat import LEASE_S, STUCK_S
+from detent.stores.locks import BUSY_TIMEOUT_S
 from detent.stores.postgres.connections import Connections, given_until, target_of
 from detent.stores.postgres.errors import is_lost, translate
 from detent.stores.postgres.operations import Release
 from detent.stores.postgres.schema import Connection, prepare
-from detent.stores.postgres.session import Holder, Session
+from detent.stores.postgres.session import Holder, Lease, Session
 from detent.stores.postgres.writer import Writer
 from detent.stores.unreleased import Owed
 
@@ -32,7 +35,9 @@ class PostgresOpening:
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         refused_s: float | None = None,
         lease_s: float = LEASE_S,
+        stuck_s: float = STUCK_S,
         now: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
         host: str | None = None,
     ) -> None:
         self._refused_s = busy_timeout_s if refused_s is None else refused_s
@@ -41,14 +46,16 @@ class PostgresOpening:
             ("busy_timeout_s", busy_timeout_s),
             ("refused_s", self._refused_s),
             ("lease_s", lease_s),
+            ("stuck_s", stuck_s),
         ):
             if not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be above 0")
         self._target = target_of(url)
         self.url = self._target.shown
         self._connections = Connections(self._target, most=connections, patience_s=busy_timeout_s)
-        self._lease = (host, lease_s, now)
-        self._holder = Holder(host=host, lease_s=lease_s, now=now)
+        lease = Lease(lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic)
+        self._new_holder = partial(Holder, self._connections, host=host, lease=lease)
+        self._holder = self._new_holder()
         self._channels = (f"{self._target.schema[:40]}:signals", f"{self._target.schema[:40]}:records")
         self._opening = Opening()
         self._writer: Writer | None = None
@@ -63,8 +70,8 @@ class PostgresOpening:
         """Be closed: in a forked child, whose parent goes on with what is open."""
         self._connections.forget()
         self._opening, self._writer, self._tell = Opening(), None, None
-        host, lease_s, now = self._lease
-        self._holder = Holder(host=host, lease_s=lease_s, now=now)
+        keep(self._holder)  # with what its thread has opened
+        self._holder = self._new_holder()
         self._owed.forked()
 
     async def open(self) -> None:
@@ -84,8 +91,7 @@ class PostgresOpening:
                 writer = await self._begin(create=create, upgrade=upgrade)
                 if writer is None:
                     return False
-                host, lease_s, now = self._lease
-                self._holder = Holder(host=host, lease_s=lease_s, now=now)
+                self._holder = self._new_holder()
                 self._session = Session(self._connections, self._channels[0], lock_key=self._holder.lock_key)
                 self._follower = Session(self._connections, self._channels[1])
                 await self._connections.open()
@@ -124,6 +130,7 @@ class PostgresOpening:
             await self._leave()
             return
         writer, self._writer = self._writer, None
+        await self._holder.forget()
         await self._owed.close()
         if self._tell is not None:
             self._tell.cancel()
@@ -135,6 +142,7 @@ class PostgresOpening:
 
     async def _leave(self) -> None:
         """Close what was opened in another event loop, which stands still: over a connection of its own."""
+        await self._holder.forget()
         self._connections.forget(close=True)
         self._writer = self._tell = None
         self._owed.forked()

@@ -19,10 +19,11 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from detent.core.errors import CancelWaits, Conflict, RunNotFound
+from detent.core.errors import CancelWaits, ClaimLost, Conflict, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Signal, Spent
 from detent.ports.stores import UNCOUNTED, no_room, written_signal
+from detent.stores.heartbeat import new_number
 from detent.stores.postgres.schema import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -150,14 +151,17 @@ _CANCELLED: LiteralString = f"""SELECT r.run_id FROM unnest(%b::text[]) AS u(run
     WHERE i.signal IS NOT NULL AND {_KIND}='cancel'
     AND NOT EXISTS (SELECT FROM unnest(%b::text[], %b::text[]) AS c(run_id, id) WHERE c.run_id=r.run_id AND c.id=i.id)"""
 _GIVEN: LiteralString = """WITH given AS (SELECT * FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[],
-    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])
-    AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent)),
+    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bigint[])
+    AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent, claim)),
+held AS (SELECT c.run_id FROM claims c JOIN given g ON c.run_id=g.run_id AND c.number=g.claim ORDER BY c.run_id FOR SHARE OF c),
+allowed AS (SELECT * FROM given WHERE claim IS NULL OR run_id IN (SELECT run_id FROM held)),
 moved AS (UPDATE runs r SET seq=g.seq, tip=coalesce(g.tip, r.tip), head=g.head, created=g.created, status=g.status, tenant=g.tenant,
         goal_id=g.goal_id, agent=g.agent
-    FROM given g WHERE r.run_id=g.run_id AND r.seq=g.expected AND (g.before IS NULL OR r.tip IS NULL OR r.tip=g.before)
+    FROM allowed g WHERE r.run_id=g.run_id AND r.seq=g.expected AND (g.before IS NULL OR r.tip IS NULL OR r.tip=g.before)
     RETURNING r.id, r.run_id)"""
+_HELD: LiteralString = "SELECT 1 FROM claims WHERE run_id=%s AND number=%s"
 _BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, status, tenant, goal_id, agent)
-    SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent FROM given WHERE expected=0
+    SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent FROM allowed WHERE expected=0
     ON CONFLICT (run_id) DO NOTHING RETURNING id, run_id)"""
 _ADDED = """, added AS (INSERT INTO records (run, seq, data)
     SELECT d.id, l.seq, l.data FROM done d JOIN unnest(%b::text[], %b::bigint[], %b::bytea[]) AS l(run_id, seq, data) USING (run_id))"""
@@ -180,14 +184,17 @@ _GIVEN_BACK = """, given_back AS (DELETE FROM reserved r USING done d, unnest(%b
 def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: bool, intends: bool) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
     more = (_CONSUMED if consumes else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
-    given = _GIVEN.replace("FROM given g WHERE", f"FROM given g WHERE r.run_id NOT IN ({_CANCELLED}) AND") if intends else _GIVEN
+    given = _GIVEN.replace("FROM allowed g WHERE", f"FROM allowed g WHERE r.run_id NOT IN ({_CANCELLED}) AND") if intends else _GIVEN
     return given + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there and, where it is known, by the last of them (`before`)."""
+    """Add records to a run, fenced by the number of those that are there, where it is known by the last of them (`before`), and by that of the claim.
 
-    __slots__ = ("before", "consumed", "exclusive", "expected", "head", "records", "released", "spent", "tip")
+    The claim's row is locked, so that the run is taken over before the append or after it.
+    """
+
+    __slots__ = ("before", "claim", "consumed", "exclusive", "expected", "head", "records", "released", "spent", "tip")
     alone = True
 
     def __init__(
@@ -201,9 +208,10 @@ class Append(Operation):
         spent: Spent | None,
         released: Sequence[str] | None,
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         super().__init__(run_id)
-        self.exclusive = intent
+        self.exclusive, self.claim = intent, claim
         self.spent, self.released = spent, ("",) if released is None else released  # no name is empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
@@ -232,6 +240,7 @@ class Append(Operation):
             Texts(head.tenant for head in heads),
             Texts(head.goal_id for head in heads),
             Texts(head.agent for head in heads),
+            Numbers(o.claim for o in operations),
         ]
         intents = [o for o in operations if o.exclusive]
         if intents:
@@ -266,6 +275,9 @@ class Append(Operation):
         found = await (await db.execute("SELECT id, seq FROM runs WHERE run_id=%s", (self.run_id,))).fetchone()
         run, seq = found if found is not None else (0, 0)
         if self.uncertain and self.records and await self._is_there(db, run):
+            return
+        if self.claim is not None and not await (await db.execute(_HELD, (self.run_id, self.claim))).fetchone():
+            self.error = ClaimLost(self.run_id)
             return
         if (
             self.exclusive
@@ -313,13 +325,14 @@ def microseconds(at: datetime) -> int:
 
 # Claims and signals -------------------------------------------------------------------------------------------------------------------
 
-_CLAIM = """WITH me AS (INSERT INTO holders (name, lock_key, host, pid, started, renewed)
-        VALUES (%s, %s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8))
-        ON CONFLICT (name) DO UPDATE SET renewed=excluded.renewed),
-    taken AS (INSERT INTO claims (run_id, holder) SELECT u, %s::text FROM unnest(%b::text[]) u
-        ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id)
-    SELECT run_id, NULL FROM taken UNION ALL
-    SELECT run_id, holder FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
+RENEW: LiteralString = """INSERT INTO holders (name, lock_key, host, pid, started, monotonic, renewed)
+    VALUES (%s, %s, %s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8))
+    ON CONFLICT (name) DO UPDATE SET renewed=excluded.renewed, monotonic=excluded.monotonic"""
+_CLAIM: LiteralString = f"""WITH me AS ({RENEW}),
+    taken AS (INSERT INTO claims (run_id, holder, number) SELECT u.run_id, %s::text, u.number FROM unnest(%b::text[], %b::bigint[]) u(run_id, number)
+        ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id, number)
+    SELECT run_id, NULL, number FROM taken UNION ALL
+    SELECT run_id, holder, number FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
 _POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
         WITH ORDINALITY AS u(run_id, id, signal, most, n) JOIN runs r USING (run_id) ORDER BY u.n),
     said AS (SELECT run, run_id, id, signal, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
@@ -334,7 +347,7 @@ LOCK = "SELECT 1 FROM runs WHERE run_id=ANY(%b::text[]) ORDER BY run_id FOR NO K
 class Claim(Operation):
     """Renew the lease of the holder (`renewal`: its row) and take a run that nobody has.
 
-    The outcome is None, or the name of the holder that has it, dead or alive.
+    The outcome is the number of the claim, or None where another holder has it, dead or alive.
     """
 
     __slots__ = ("renewal",)
@@ -348,14 +361,14 @@ class Claim(Operation):
     def statement(cls, operations: Sequence[Claim]) -> Statement:
         """See `Operation.statement`."""
         runs = Texts(sorted({o.run_id for o in operations}))
-        return _CLAIM, (*operations[-1].renewal, operations[-1].renewal[0], runs, runs)
+        return _CLAIM, (*operations[-1].renewal, operations[-1].renewal[0], runs, Numbers(new_number() for _ in runs), runs)
 
     @classmethod
     async def conclude(cls, operations: Sequence[Claim], rows: Sequence[Any], db: Connection) -> None:
         """See `Operation.conclude`; a run in no row was taken by somebody in this very moment."""
-        found = dict(rows)
+        mine = {run_id: number for run_id, other, number in rows if other is None}
         for operation in operations:
-            operation.outcome = found.get(operation.run_id, "another worker")
+            operation.outcome = mine.get(operation.run_id)
 
 
 class Release(Operation):

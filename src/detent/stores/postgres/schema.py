@@ -66,7 +66,13 @@ VERSION_4: Sequence[LiteralString] = (
 )
 """What runs have reserved in the accounts of tenants has a table; before, it was kept in blobs."""
 
-MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
+VERSION_5: Sequence[LiteralString] = (
+    "ALTER TABLE claims ADD COLUMN number bigint NOT NULL DEFAULT 1",
+    "ALTER TABLE holders ADD COLUMN monotonic double precision",
+)
+"""Claims have numbers, which appends are fenced by; holders of one host are compared by the clock that they share."""
+
+MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 _LOCK = 0x44544E54 << 32

@@ -7,10 +7,11 @@ process, when the process began) and when it last renewed, by the server's clock
 A holder is dead when
 - its process was on this host and is gone: at once after SIGKILL,
 - it is elsewhere, its lock is free, and it has not renewed for `ORPHAN_S`: its connection ended and it did not come back,
-- it has not renewed for the length of its lease: a network that was cut does not end connections. On this host, where one can see that the
-  process lives, this counts only when its lock is free, too.
+- it has not renewed for the length of its lease: its process stands still, or the network was cut, which does not end connections.
 
-A server that restarts drops all locks while the holders live on, so no lease runs while the server is down: ages count from its start.
+How long ago that was is said by the server's clock, and between processes of one host by the monotonic clock that they share: while the host was
+suspended none of them has aged. A server that restarts drops all locks while the holders live on, so no lease runs while the server is down: ages
+count from its start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,8 +32,10 @@ import psycopg
 from psycopg import sql
 
 from detent.core.errors import DetentError, StoreError
+from detent.stores.heartbeat import HEARTBEAT, Leased
 from detent.stores.locks import host_identity
-from detent.stores.postgres.connections import Connections, break_off
+from detent.stores.postgres.connections import Connections, break_off, given_until
+from detent.stores.postgres.operations import RENEW
 from detent.stores.postgres.schema import Connection
 
 log = logging.getLogger("detent.stores.postgres.store")
@@ -39,39 +43,55 @@ log = logging.getLogger("detent.stores.postgres.store")
 ORPHAN_S = 10.0
 """How long a holder whose connection ended may take to come back; it renews twice as often."""
 
-_AGES = """SELECT c.holder, h.lock_key, h.host, h.pid, h.started,
+_AGES = """SELECT c.holder, c.number, h.host, h.pid, h.started, h.monotonic,
+    CASE WHEN %s::float8 IS NULL THEN extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 END,
     coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
         - CASE WHEN %s::float8 IS NULL THEN greatest(h.renewed, extract(epoch FROM pg_postmaster_start_time())::float8) ELSE h.renewed END,
     EXISTS (SELECT 1 FROM pg_locks l WHERE l.locktype='advisory' AND l.granted AND l.objsubid=1
         AND l.database=(SELECT oid FROM pg_database WHERE datname=current_database())
         AND l.classid=((h.lock_key >> 32) & 4294967295)::bigint::oid AND l.objid=(h.lock_key & 4294967295)::bigint::oid)"""
 OF_CLAIM = _AGES + " FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"
-OF_ALL = _AGES.replace("c.holder", "h.name") + " FROM holders h"
-RENEW = """INSERT INTO holders (name, lock_key, host, pid, started, renewed)
-    VALUES (%s, %s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8))
-    ON CONFLICT (name) DO UPDATE SET renewed=excluded.renewed"""
+OF_ALL = _AGES.replace("c.holder, c.number", "h.name, 0::bigint") + " FROM holders h"
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the holder of a claim; all but the name is None where nobody knows it any more. `age_s` is since its last renewal."""
+    """What is known of the holder of a claim: all but its name and the claim's number is None where nobody knows it any more.
+
+    `age_s` is since its last renewal, `monotonic` the time of its host then, `up_s` how long the server has been up where that counts.
+    """
 
     name: str
-    lock_key: int | None
+    number: int
     host: str | None
     pid: int | None
     started: str | None
+    monotonic: float | None
+    up_s: float | None
     age_s: float | None
     locked: bool
 
 
-class Holder:
-    """This store instance as a holder of claims."""
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a holder is believed to live, and by which clocks; `now` is None for the server's."""
 
-    def __init__(self, *, host: str | None, lease_s: float, now: Callable[[], float] | None) -> None:
-        self.host, self.lease_s, self._now = host or _own_host(), lease_s, now
+    lease_s: float
+    stuck_s: float
+    now: Callable[[], float] | None
+    monotonic: Callable[[], float]
+
+
+class Holder(Leased):
+    """This store instance as a holder of claims. The thread renews over a connection of its own, `connections` makes it when it is needed."""
+
+    def __init__(self, connections: Connections, *, host: str | None, lease: Lease) -> None:
+        beats = lease.now is None and lease.monotonic is time.monotonic
+        super().__init__(lease_s=lease.lease_s, stuck_s=lease.stuck_s, monotonic=lease.monotonic, beats=beats)
+        self.host, self._now, self._connections = host or _own_host(), lease.now, connections
+        self._runner: asyncio.Runner | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._db: Connection | None = None
         self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
         self.lock_key = secrets.randbits(62)
-        self.runs: dict[str, object] = {}  # each with what is another once it was given up and taken again
         self.tips: dict[str, tuple[int, int]] = {}
         """Of runs that are held here: how many records they have, and the hash of the last."""
 
@@ -82,7 +102,48 @@ class Holder:
 
     def renewal(self) -> tuple[Any, ...]:
         """Return this holder's row; the time is None for the server's."""
-        return self.name, self.lock_key, self.host, os.getpid(), process_began(os.getpid()) or "", self.now
+        return self.name, self.lock_key, self.host, os.getpid(), process_began(os.getpid()) or "", self.monotonic(), self.now
+
+    def renewed(self, renewal: tuple[Any, ...]) -> None:
+        """Remember that this row was written."""
+        self.signed = renewal[5]
+
+    def sign(self) -> None:
+        """Renew the lease, from the thread; raise where that takes longer than until the next time."""
+        if self.runs:
+            self._runner = self._runner or asyncio.Runner()
+            self._runner.run(self._sign())
+
+    async def _sign(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self.every_s
+        if self._db is None or self._db.closed:
+            self._db = await self._connections.connect(deadline)
+        renewal = self.renewal()
+        try:
+            with given_until(self._db, deadline):
+                await self._db.execute(RENEW, renewal)
+        except BaseException:
+            await self._db.close()
+            raise
+        self.renewed(renewal)
+
+    def rest(self) -> None:
+        """Close the thread's connection."""
+        if self._runner is not None:
+            with self._runner as runner:
+                if self._db is not None:
+                    runner.run(self._db.close())
+            self._runner = self._db = None
+        if (gone := self._gone) is not None:
+            gone.get_loop().call_soon_threadsafe(gone.set_result, None)
+
+    async def forget(self) -> None:
+        """Hold nothing, and wait for the thread to be done with its connection."""
+        gone = self._gone = asyncio.get_running_loop().create_future()
+        HEARTBEAT.leave(self)
+        self.runs.clear()
+        if self._runner is not None:
+            await gone
 
     def lives(self, other: Seen) -> bool:
         """Whether another holder may still be at work."""
@@ -91,7 +152,8 @@ class Holder:
         if other.host == self.host:
             if not process_lives(other.pid, other.started or ""):
                 return False
-            return other.locked or other.age_s < self.lease_s
+            age_s = other.age_s if other.monotonic is None else self.monotonic() - other.monotonic
+            return (age_s if other.up_s is None or not self.beats else min(age_s, other.up_s)) < self.lease_s
         return other.age_s < (self.lease_s if other.locked else min(self.lease_s, ORPHAN_S))
 
 

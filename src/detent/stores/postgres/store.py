@@ -16,15 +16,16 @@ from detent.core.errors import CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
+from detent.stores.heartbeat import new_number
 from detent.stores.listing import check_query, unsealed
 from detent.stores.locks import strange
 from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
-from detent.stores.postgres.operations import Append, Claim, Post, Tell, microseconds, tip_of
+from detent.stores.postgres.operations import RENEW, Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
 from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
 from detent.stores.postgres.schema import Connection
-from detent.stores.postgres.session import OF_ALL, OF_CLAIM, RENEW, Seen
+from detent.stores.postgres.session import OF_ALL, OF_CLAIM, Seen
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 
@@ -39,16 +40,21 @@ _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, %s, %b FROM runs WHERE run_id=%s"
     " ON CONFLICT (run) DO UPDATE SET seq=excluded.seq, data=excluded.data WHERE excluded.seq >= snapshots.seq"
 )
+_WRITTEN = """SELECT c.holder, (to_jsonb(c)->>'number')::bigint, h.host, h.pid,
+    h.renewed - coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
+    FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"""
+"""What is kept of a claim, and how far ahead its holder has renewed; also in tables of an earlier version, whose claims have no number."""
 _TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved")
 
 
 class PostgresStore(PostgresOpening):
     """An `EventStore` in the database that `url` names, whose tables are created where they are missing.
 
-    `connections` is how many connections reads may use beside the two of each store (commits; claims and notifications); `busy_timeout_s` how
-    long anything waits for the server before `StoreBusy`; `refused_s` how long opening tries an address where no server listens (None: as
-    long); `lease_s` how long a holder elsewhere is believed to live that does not renew; `now` a clock for leases instead of the server's;
-    `host` the identity of this machine.
+    `connections` is how many connections reads may use beside the three of each store (commits; claims and notifications; renewing what is claimed);
+    `busy_timeout_s` how long anything waits for the server before `StoreBusy`; `refused_s` how long opening tries an address where no server
+    listens (None: as long); `lease_s` how long a holder is believed to live that does not renew, `stuck_s` how long this one renews while its
+    event loop stands still; `now` a clock for leases instead of the server's, `monotonic` the one between processes of this host; `host` the
+    identity of this machine.
     """
 
     async def append(
@@ -63,10 +69,13 @@ class PostgresStore(PostgresOpening):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, intent=intent)
+        operation = Append(
+            run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, intent=intent, claim=claim
+        )
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)
@@ -155,39 +164,42 @@ class PostgresStore(PostgresOpening):
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def claim(self, run_id: str) -> None:
-        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+    async def claim(self, run_id: str) -> int:
+        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
         self._open_writer()
         holder = self._holder
         self._owed.forget(run_id)
         try:
             await self._session.start()
-            other = await self._open_writer().submit(Claim(run_id, holder.renewal()))
-            if other is not None:
-                await self._take_over(run_id)
+            renewal = holder.renewal()
+            number: int | None = await self._open_writer().submit(Claim(run_id, renewal))
+            holder.renewed(renewal)
+            if number is None:
+                number = await self._take_over(run_id)
         except RunBusy:
             raise
         except BaseException:
             if run_id not in holder.runs and self._writer is not None:  # it may have been taken, or was still owed
                 self._owed.begin(run_id)
             raise
-        holder.runs.setdefault(run_id, object())
+        holder.has_taken(run_id, number)
+        return number
 
-    async def _take_over(self, run_id: str) -> None:
-        """Take a claim whose holder is dead; raise `RunBusy` where it lives."""
-        holder, now = self._holder, self._holder.now
+    async def _take_over(self, run_id: str) -> int:
+        """Take a claim whose holder is dead, and return its new number; raise `RunBusy` where it lives."""
+        holder, now, number = self._holder, self._holder.now, new_number()
         while True:
-            found = await self._connections.rows(OF_CLAIM, (now, now, run_id))
+            found = await self._connections.rows(OF_CLAIM, (now, now, now, run_id))
             other = Seen(*found[0]) if found else None
-            if other is not None and other.name != holder.name and holder.lives(other):
+            if other is not None and other.name == holder.name:
+                return other.number
+            if other is not None and holder.lives(other):
                 raise RunBusy(run_id, other.name)
-            taken = await self._connections.rows(
-                "INSERT INTO claims (run_id, holder) VALUES (%s, %s) ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder"
-                " WHERE claims.holder IN (excluded.holder, %s) RETURNING run_id",
-                (run_id, holder.name, other.name if other is not None else ""),
+            await self._connections.rows(
+                "INSERT INTO claims (run_id, holder, number) VALUES (%s, %s, %s)"
+                " ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder, number=excluded.number WHERE claims.number=%s",
+                (run_id, holder.name, number, other.number if other is not None else 0),
             )
-            if taken:
-                return
 
     async def release(self, run_id: str) -> None:
         """Give the claim up, if it is held."""
@@ -203,9 +215,12 @@ class PostgresStore(PostgresOpening):
         if not holder.runs:
             return []
         before = dict(holder.runs)
-        await self._connections.rows(RENEW, holder.renewal())
-        held = {run_id for (run_id,) in await self._connections.rows("SELECT run_id FROM claims WHERE holder=%s", (holder.name,))}
-        lost = sorted(run_id for run_id, taken in before.items() if run_id not in held and holder.runs.get(run_id) is taken)
+        if not holder.beats or holder.due:
+            renewal = holder.renewal()
+            await self._connections.rows(RENEW, renewal)
+            holder.renewed(renewal)
+        held = dict(await self._connections.rows("SELECT run_id, number FROM claims WHERE holder=%s", (holder.name,)))
+        lost = sorted(run_id for run_id, taken in before.items() if held.get(run_id) != taken.number and holder.runs.get(run_id) is taken)
         for run_id in lost:
             del holder.runs[run_id]
         return lost
@@ -213,13 +228,13 @@ class PostgresStore(PostgresOpening):
     async def wrong_with_claim(self, run_id: str) -> str:
         """Return what is wrong with the claim on a run; see `ReadsClaims`."""
         now = self._holder.now
-        found = await self._connections.rows(OF_CLAIM, (now, now, run_id))
+        found = await self._connections.rows(_WRITTEN, (now, run_id))
         if not found:
             return ""
-        name, _, host, pid, _, age_s, _ = found[0]
+        name, number, host, pid, ahead_s = found[0]
         if pid is not None and str(pid) not in name.split(":"):
             return f"the claim is held by {name!r}, and that is said to be process {pid}"
-        return strange(name, host, None if age_s is None else max(0.0, -age_s))
+        return strange(name, host, 1 if number is None else number, [] if ahead_s is None else [(max(0.0, ahead_s), 0.0)])
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
@@ -292,7 +307,7 @@ class PostgresStore(PostgresOpening):
         now, holder = self._holder.now, self._holder
         dead = [
             other.name
-            for other in (Seen(*row) for row in await self._connections.rows(OF_ALL, (now, now)))
+            for other in (Seen(*row) for row in await self._connections.rows(OF_ALL, (now, now, now)))
             if other.name != holder.name and not holder.lives(other)
         ]
         await self._connections.rows("DELETE FROM holders WHERE name=ANY(%s)", (dead,))

@@ -15,7 +15,8 @@ from detent.ports import store_files
 from detent.ports.processes import renew_in_children
 from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Opening
-from detent.stores.locks import BUSY_TIMEOUT_S, LEASE_S, Holder
+from detent.stores.heartbeat import LEASE_S, STUCK_S
+from detent.stores.locks import BUSY_TIMEOUT_S, Holder
 from detent.stores.sqlite.operations import (
     Append,
     Operation,
@@ -38,7 +39,9 @@ class SqliteConnection:
         *,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         lease_s: float = LEASE_S,
+        stuck_s: float = STUCK_S,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         host: str | None = None,
         wal_limit_bytes: int = 8 << 20,
     ) -> None:
@@ -49,7 +52,8 @@ class SqliteConnection:
         self.path = Path(path).absolute()
         self.url = f"sqlite:///{path}"
         self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
-        self._holder = Holder(Path(f"{self.path}-claims"), host=host, lease_s=lease_s, now=now)
+        claims = Path(f"{self.path}-claims")
+        self._holder = Holder(claims, host=host, lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic)
         self._bell = Bell(self._holder.directory)
         self._opening = Opening()
         self._db: Db | None = None

@@ -83,13 +83,10 @@ def _rows(db: Db) -> Iterator[Fault]:
 def _left(db: Db, holder: Holder) -> Iterator[Fault]:
     """Yield what dead processes left."""
     with suppress(*RAISED, TypeError, AttributeError, ValueError):
-        dead = [
-            name for name, host, expires in db.execute("SELECT name, host, expires FROM holders") if not holder.lives(name, host, expires)
-        ]
-        known = {name for (name,) in db.execute("SELECT name FROM holders")}.difference(dead)
-        claims = [run_id for run_id, name in db.execute("SELECT run_id, holder FROM claims") if name not in known]
+        rows = db.execute("SELECT run_id, holder, host FROM claims").fetchall()
+        claims = [run_id for run_id, name, host in rows if name != holder.name and not holder.lives(str(name), str(host))]
         locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
-        if dead or claims or locks:
+        if claims or locks:
             what = f"claims ({len(claims)}) and lock files ({len(locks)}) of processes that are gone"
             yield Fault(what=what, damage=False, mend="gc")
 

@@ -15,19 +15,29 @@ import msgspec
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull, written_signal
+from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim, written_signal
+from detent.stores.heartbeat import new_number
 from detent.stores.locks import Holder
 from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
 encode_head = msgspec.json.Encoder().encode
 
+FENCE = "ifnull(ifnull((SELECT number FROM claims WHERE claims.run_id={run_id}), 0)={number}, 1)"
+"""Whether the claim of a run has this number; where none is asked for (NULL) it has."""
+OF_RUN = FENCE.format(run_id="runs.run_id", number="?")
 CREATE = (
-    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT DO NOTHING RETURNING id"
+    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8"
+    f" WHERE {FENCE.format(run_id='?1', number='?9')} ON CONFLICT DO NOTHING RETURNING id"
 )
-ADVANCE = f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=? RETURNING id"
-REPLACE = f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? RETURNING id"
-FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+ADVANCE = (
+    f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+    " RETURNING id"
+)
+REPLACE = (
+    f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? AND {OF_RUN} RETURNING id"
+)
+FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+NUMBER = "SELECT number FROM claims WHERE run_id=?"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
@@ -81,13 +91,13 @@ class Operation:
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there.
+    """Add records to a run, fenced by the number of those that are there and by that of the claim.
 
     `listed_at`: the entry is the one that was written with that record, but for its counts, and need not be written where it is still there;
     0, also afterwards: it was written.
     """
 
-    __slots__ = ("consumed", "expected", "head", "intent", "listed_at", "records", "released", "spent")
+    __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "records", "released", "spent")
 
     def __init__(
         self,
@@ -102,18 +112,21 @@ class Append(Operation):
         released: Sequence[str] | None = (),
         listed_at: int = 0,
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
-        self.released, self.listed_at, self.intent = released, listed_at, intent
+        self.released, self.listed_at, self.intent, self.claim = released, listed_at, intent, claim
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
         columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent)
-        found = db.execute(FIND, (self.run_id, self.expected, self.listed_at, *columns)).fetchall() if self.listed_at else None
+        found = db.execute(FIND, (self.run_id, self.expected, self.claim, self.listed_at, *columns)).fetchall() if self.listed_at else None
         if not found:
             self.listed_at, found = 0, self._listed(db, columns)
         if not found:
+            there = db.execute(NUMBER, (self.run_id,)).fetchall()
+            refuse_without_claim(self.run_id, self.claim, there[0][0] if there else None)
             raise Conflict(self.run_id, self.expected, stored_seq(db, self.run_id))
         run: int = found[0][0]
         if self.intent and (waiting := db.execute(WAITING, (run,)).fetchall()):
@@ -138,10 +151,10 @@ class Append(Operation):
         """Write the listing entry; return the row of the run, none where the log is at another sequence."""
         run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
         seq = expected + len(self.records)
-        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry)).fetchall()):
+        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry, self.claim)).fetchall()):
             return made
-        values = (seq, entry, run_id, expected, *columns)
-        return db.execute(ADVANCE, values).fetchall() or db.execute(REPLACE, (seq, entry, *columns, run_id, expected)).fetchall()
+        at = (run_id, expected, self.claim)
+        return db.execute(ADVANCE, (seq, entry, *at, *columns)).fetchall() or db.execute(REPLACE, (seq, entry, *columns, *at)).fetchall()
 
 
 class Reserve(Operation):
@@ -167,7 +180,7 @@ class Reserve(Operation):
 
 
 class Claim(Operation):
-    """Take the right to advance a run."""
+    """Take the right to advance a run; the outcome is the claim's number."""
 
     __slots__ = ("holder",)
 
@@ -175,16 +188,17 @@ class Claim(Operation):
         super().__init__(run_id)
         self.holder = holder
 
-    def apply(self, db: Db) -> None:
-        me = self.holder
-        found = db.execute(
-            "SELECT c.holder, h.host, h.expires FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=?", (self.run_id,)
-        ).fetchall()
-        for name, host, expires in found:
-            if name != me.name and host is not None and me.lives(name, host, expires):
+    def apply(self, db: Db) -> int:
+        me, number = self.holder, new_number()
+        for name, host, known in db.execute("SELECT holder, host, number FROM claims WHERE run_id=?", (self.run_id,)).fetchall():
+            if name == me.name:
+                return known
+            if me.lives(name, host):
                 raise RunBusy(self.run_id, name)
-        register(db, me)
-        db.execute("INSERT OR REPLACE INTO claims (run_id, holder) VALUES (?, ?)", (self.run_id, me.name))
+        db.execute(
+            "INSERT OR REPLACE INTO claims (run_id, holder, host, number) VALUES (?, ?, ?, ?)", (self.run_id, me.name, me.host, number)
+        )
+        return number
 
 
 class Release(Operation):
@@ -201,21 +215,6 @@ class Release(Operation):
             db.execute("DELETE FROM claims WHERE run_id=? AND holder=?", (self.run_id, self.name))
         else:
             db.execute("DELETE FROM claims WHERE holder=?", (self.name,))
-            db.execute("DELETE FROM holders WHERE name=?", (self.name,))
-
-
-class Renew(Operation):
-    """Extend the lease of this holder; the outcome is the set of runs that it holds."""
-
-    __slots__ = ("holder",)
-
-    def __init__(self, holder: Holder) -> None:
-        super().__init__("")
-        self.holder = holder
-
-    def apply(self, db: Db) -> set[str]:
-        register(db, self.holder)
-        return {run_id for (run_id,) in db.execute("SELECT run_id FROM claims WHERE holder=?", (self.holder.name,)).fetchall()}
 
 
 class Post(Operation):
@@ -306,10 +305,9 @@ class DropDead(Operation):
 
     def apply(self, db: Db) -> None:
         me = self.holder
-        for name, host, expires in db.execute("SELECT name, host, expires FROM holders").fetchall():
-            if name != me.name and not me.lives(name, host, expires):
-                db.execute("DELETE FROM holders WHERE name=?", (name,))
-        db.execute("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
+        for name, host in db.execute("SELECT DISTINCT holder, host FROM claims").fetchall():
+            if name != me.name and not me.lives(name, host):
+                db.execute("DELETE FROM claims WHERE holder=?", (name,))
         for rows in DEAD_ROWS.values():
             db.execute(f"DELETE FROM {rows}")
 
@@ -343,11 +341,6 @@ def amounts(said: Spent) -> tuple[int, int, int, int, float]:
 def spent_of(tenant: str, day: str, row: Sequence[Any]) -> Spent:
     """Return what such columns say."""
     return Spent(tenant=tenant, day=day, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
-
-
-def register(db: Db, holder: Holder) -> None:
-    """Write that the holder lives, and until when other hosts may believe it."""
-    db.execute("INSERT OR REPLACE INTO holders (name, host, expires) VALUES (?, ?, ?)", (holder.name, holder.host, holder.expires()))
 
 
 def bounds(run: int, after: int = 0) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
 from detent.stores.sqlite.inherited import Db, refuse_inherited
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 READABLE_FROM = 3
 """The earliest version whose tables what only looks can read as they are."""
 APPLICATION_ID = 0x44544E54
@@ -60,6 +60,8 @@ MIGRATIONS = {
         model_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, tokens INTEGER NOT NULL, cost_usd REAL NOT NULL,
         PRIMARY KEY (run_id, name)) WITHOUT ROWID;
         CREATE INDEX reserved_by_tenant ON reserved (tenant); DELETE FROM blobs WHERE key='reserved' AND run_id GLOB '_tenant-*'""",
+    5: """ALTER TABLE claims ADD COLUMN host TEXT NOT NULL DEFAULT ''; ALTER TABLE claims ADD COLUMN number INTEGER NOT NULL DEFAULT 1;
+        UPDATE claims SET host=coalesce((SELECT host FROM holders WHERE name=holder), ''); DROP TABLE holders""",
 }
 """What later versions added: version -> statements. A new store is made of `TABLES` and all of them."""
 

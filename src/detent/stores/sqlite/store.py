@@ -20,7 +20,7 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.listing import check_query, unsealed
-from detent.stores.locks import remove_dead, strange
+from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
 from detent.stores.sqlite.operations import (
@@ -31,7 +31,6 @@ from detent.stores.sqlite.operations import (
     DropDead,
     Erase,
     Post,
-    Renew,
     Reserve,
     Statement,
     Vacuum,
@@ -42,7 +41,6 @@ from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, m
 
 _decode_head = msgspec.json.Decoder(RunHead).decode
 
-_CLAIM = "SELECT c.holder, h.host, h.expires FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=?"
 _LISTED = (
     f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
     f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
@@ -64,8 +62,9 @@ _PUT_SNAPSHOT = (
 class SqliteStore(SqliteConnection):
     """An `EventStore` in the SQLite file `path`, which is created with its directory where it is missing, readable by its owner alone.
 
-    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long other hosts believe that this holder
-    lives; `now` the wall clock of leases; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
+    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long others believe that this holder lives,
+    `stuck_s` how long it renews that while its event loop stands still; `now` and `monotonic` the clocks of leases, for other hosts and for this
+    one; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
     """
 
     async def append(
@@ -80,6 +79,7 @@ class SqliteStore(SqliteConnection):
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
         intent: bool = False,
+        claim: int | None = None,
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
         db = self._connection()
@@ -97,6 +97,7 @@ class SqliteStore(SqliteConnection):
             released=released,
             listed_at=listed_at,
             intent=intent,
+            claim=claim,
         )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
@@ -186,24 +187,25 @@ class SqliteStore(SqliteConnection):
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def claim(self, run_id: str) -> None:
-        """Take the run for this store instance; raise `RunBusy` while another living holder has it."""
+    async def claim(self, run_id: str) -> int:
+        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
         db = self._connection()
-        self._take()
+        self._take(self._holder.take)
         owed = self._owed.forget(run_id)
         self._listed.pop(run_id, None)
         claimed = self._submit(Claim(run_id, self._holder), db)
         try:
-            await claimed
+            number = await claimed
         except BaseException as error:
             if (owed or isinstance(error, asyncio.CancelledError)) and run_id not in self._holder.runs and self._db is not None:
                 self._owed.begin(run_id)
             raise
-        self._holder.runs.add(run_id)
+        self._holder.has_taken(run_id, number)
+        return number
 
-    def _take(self) -> None:
+    def _take(self, how: Callable[[], None]) -> None:
         try:
-            self._holder.take()
+            how()
         except OSError as error:
             raise StoreError(
                 f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
@@ -214,26 +216,31 @@ class SqliteStore(SqliteConnection):
         self._connection()
         self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
-            self._holder.runs.discard(run_id)
+            del self._holder.runs[run_id]
             await asyncio.shield(self._owed.begin(run_id))
 
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""
-        db = self._connection()
-        if not self._holder.runs:
+        self._connection()
+        before = dict(self._holder.runs)
+        if not before:
             return []
-        self._take()
-        held = await self._submit(Renew(self._holder), db)
-        lost = sorted(self._holder.runs - held)
-        self._holder.runs.difference_update(lost)
+        self._take(self._holder.renewed)
+        held = dict(await self._rows("", "SELECT run_id, number FROM claims WHERE holder=?", (self._holder.name,)))
+        lost = sorted(run_id for run_id, one in before.items() if held.get(run_id) != one.number and self._holder.runs.get(run_id) is one)
         for run_id in lost:
+            del self._holder.runs[run_id]
             self._listed.pop(run_id, None)
         return lost
 
     async def wrong_with_claim(self, run_id: str) -> str:
         """Return what is wrong with the claim on a run; see `ReadsClaims`."""
-        found = await self._rows(run_id, _CLAIM, (run_id,))
-        return strange(*found[0], now=self._holder.now()) if found else ""
+        found = await self._rows(run_id, "SELECT * FROM claims WHERE run_id=?", (run_id,))
+        if not found:
+            return ""
+        _, name, *more = found[0]
+        host, number = more or ("", 1)  # tables of an earlier version say neither
+        return self._holder.strange(name, host if host != "" else None, number)
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import pytest
 from detent.config.agents import Agent
 from detent.core.actions import Action, FinalAnswer, ToolCall
 from detent.core.errors import MalformedPlan, PlannerFailed
+from detent.core.events import Planned
 from detent.engine import Engine
 from detent.ports import Plan, Planner
 from detent.testing.conformance.planner_makers import LOOK, SEEN, Gateway, PlannerMaker, Refused, Wish, observed, view
@@ -47,8 +48,11 @@ def _in_form(plan: Any) -> Plan:
     usage = plan.usage
     counted = (usage.model_calls, usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens, usage.cost_usd or 0)
     assert all(number >= 0 and math.isfinite(number) for number in counted), f"the usage counts backwards: {usage!r}"
+    said = Planned(
+        actions=plan.actions, text=plan.text, thinking=plan.thinking, usage=usage, model=plan.model, provider_data=plan.provider_data
+    )  # its files are stored beside the log
     try:
-        again = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+        again = msgspec.json.decode(msgspec.json.encode(said), type=Planned)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         pytest.fail(f"the plan is no JSON data, and so cannot be recorded: {error}")
     assert again.provider_data == plan.provider_data, "the `provider_data` comes back from the log as something else"

@@ -3,8 +3,8 @@
 A project that has a store writes a `Place` for it and a class with one fixture:
 
     class RedisPlace(Place):
-        def store(self, *, now=None, host=None):
-            return RedisStore(self.url, now=now or time.time, host=host)
+        def store(self, *, now=None, host=None, monotonic=None):
+            return RedisStore(self.url, now=now or time.time, host=host, monotonic=monotonic or time.monotonic)
 
     class TestRedisStore(StoreContract):
         @pytest.fixture

@@ -9,19 +9,25 @@ import signal as signals
 
 import pytest
 
-from detent.core.errors import RunBusy
-from detent.ports import EventStore, ReadsClaims, RunQuery
+from detent.core.errors import ClaimLost, RunBusy
+from detent.ports import EventStore, ReadsClaims, RunQuery, Signal
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     LEASE_S,
     Place,
     child_of,
     end,
+    line,
     outcome,
     run_on,
     run_on_several,
     write,
 )
+
+
+def _leased(place: Place) -> None:
+    if place.child is None and not place.leased:
+        pytest.skip("claims in one process have no leases")
 
 
 @documented(page="guides/write-a-store.md", port="EventStore")
@@ -143,9 +149,91 @@ class ClaimContract:
             await here.claim("other")
             await here.close()
 
-        if place.child is None and not place.leased:
-            pytest.skip("claims in one process have no leases")
+        _leased(place)
         asyncio.run(test())
+
+    def test_a_holder_on_the_same_host_lives_as_long_as_its_lease(self, place: Place) -> None:
+        """A process that is there and stands still loses its runs; what does not count is how the wall clock jumps, or how long the machine slept."""
+        wall, here = [1_000_000.0], [50.0]
+
+        async def test() -> None:
+            first, second = (place.store(now=lambda: wall[0], monotonic=lambda: here[0]) for _ in range(2))
+            await first.open()
+            await second.open()
+            await first.claim("run")
+            for jump in (10 * LEASE_S, -20 * LEASE_S):
+                wall[0] += jump
+                assert isinstance(await outcome(second.claim("run")), RunBusy), "the wall clock jumped, and a holder of this host has aged"
+            here[0] += LEASE_S - 1
+            assert isinstance(await outcome(second.claim("run")), RunBusy)
+            assert await first.renew() == []
+            here[0] += LEASE_S - 1
+            assert isinstance(await outcome(second.claim("run")), RunBusy)
+            here[0] += 2
+            await second.claim("run")
+            assert await first.renew() == ["run"]
+            await first.close()
+            await second.close()
+
+        _leased(place)
+        asyncio.run(test())
+
+    def test_no_append_is_made_under_a_claim_that_was_taken_over(self, place: Place) -> None:
+        """`ClaimLost` for who stood still, however the log looks, and nothing has changed; an append that names no claim is none of that."""
+        here = [50.0]
+
+        async def test() -> None:
+            first, second = place.store(monotonic=lambda: here[0]), place.store(monotonic=lambda: here[0])
+            await first.open()
+            await second.open()
+            zombie = await first.claim("run")
+            assert await first.claim("run") == zombie, "a claim that is held has the number that it had"
+            assert isinstance(await outcome(write(first, "other", range(1, 2), claim=zombie)), ClaimLost), (
+                "the number of another run's claim"
+            )
+            await write(first, "run", range(1, 3), claim=zombie)
+            await first.post("run", Signal(id="s", kind="reply"))
+            here[0] += LEASE_S + 1
+            living = await second.claim("run")
+            assert living != zombie
+            for durable in (False, True):
+                for intent in (False, True):
+                    late = write(first, "run", range(3, 4), durable=durable, consumed=["s"], claim=zombie, intent=intent)
+                    assert isinstance(await outcome(late), ClaimLost), "the log is as the zombie knows it, and it appends to it"
+            assert await first.read("run") == [line(1), line(2)]
+            assert list(await first.signals(["run"])) == ["run"]
+            await write(second, "run", range(3, 4), claim=living)
+            assert isinstance(await outcome(write(first, "run", range(3, 4), claim=zombie)), ClaimLost)
+            await write(first, "run", range(4, 5))
+            await second.release("run")
+            assert isinstance(await outcome(write(second, "run", range(5, 6), claim=living)), ClaimLost), (
+                "who has released a claim has none"
+            )
+            assert await first.claim("run") not in (living, zombie)
+            assert isinstance(await outcome(write(first, "run", range(5, 6), claim=zombie)), ClaimLost)
+            await first.close()
+            await second.close()
+
+        _leased(place)
+        asyncio.run(test())
+
+    def test_an_append_names_the_claim_that_its_run_has(self, place: Place) -> None:
+        """Of a run that nobody has, or somebody else, nothing is written under a claim, not even its first record."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            number = await first.claim("run")
+            for durable in (False, True):
+                assert isinstance(await outcome(write(second, "run", range(1, 2), claim=number + 1, durable=durable)), ClaimLost)
+            assert await first.head("run") is None
+            await write(first, "run", range(1, 2), claim=number)
+            await first.release("run")
+            assert isinstance(await outcome(write(first, "run", range(2, 3), claim=number)), ClaimLost)
+            again = await second.claim("run")
+            assert again != number, "two claims have the same number"
+            assert isinstance(await outcome(write(first, "run", range(2, 3), claim=number)), ClaimLost)
+            await write(second, "run", range(2, 3), claim=again)
+
+        run_on_several(place, body)
 
     def test_a_claim_does_not_need_the_run_to_exist(self, place: Place) -> None:
         """Whoever starts a run claims it first; that does not make it a run."""

@@ -18,7 +18,7 @@ from detent.testing.conformance.fault_proxy import Address
 START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 LEASE_S = 30.0
-"""After so many seconds without a sign of life, a holder on another host counts as dead."""
+"""After so many seconds without a sign of life a holder counts as dead."""
 
 
 class Place:
@@ -36,8 +36,13 @@ class Place:
     patience_s: float = 40.0
     leased: bool = False
 
-    def store(self, *, now: Callable[[], float] | None = None, host: str | None = None) -> EventStore:
-        """Return another store at this place, not opened yet: with this wall clock for leases, and as if on this host."""
+    def store(
+        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
+    ) -> EventStore:
+        """Return another store at this place, not opened yet: with these clocks for leases, and as if on this host.
+
+        `now` is for holders on other hosts, `monotonic` for those on the same one; with either of them nothing renews but `EventStore.renew`.
+        """
         raise NotImplementedError
 
     def through(self, host: str, port: int) -> EventStore:

@@ -1,0 +1,101 @@
+"""Every append of whoever advances or changes a run names the number of its claim; only a late outcome names none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
+from detent.core import events as e
+from detent.core.codec import read_log
+from detent.core.errors import ClaimLost
+from detent.history import moving
+from detent.ports import View
+from detent.stores.ram import RamStore
+from detent.testing import ScriptedPlanner
+
+
+class Noting(RamStore):
+    """Notes the claim that each append names, and the one that is held then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: list[tuple[str, int | None, int | None]] = []
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, claim: int | None = None, **options: Any) -> None:
+        self.named.append((run_id, claim, self._shelf.claims[run_id][0] if run_id in self._shelf.claims else None))
+        await super().append(run_id, expected_seq, records, claim=claim, **options)
+
+
+@tool(side_effect="write")
+async def act() -> str:
+    """Act."""
+    return "done"
+
+
+def test_a_late_outcome_is_recorded_and_replayed_where_nobody_has_recorded_anything_since() -> None:
+    """The run was taken over, and the log is still as the former worker knows it: fenced by the sequence alone, its append would count."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @tool(side_effect="write")
+    async def pay() -> str:
+        """Pay."""
+        began.set()
+        await go.wait()
+        return "paid"
+
+    def plan(view: View) -> FinalAnswer | ToolCall:
+        return FinalAnswer(content=view.results[-1].content) if view.results else ToolCall(tool="pay", args={})
+
+    def engine_on(store: RamStore) -> Engine:
+        return Engine(store=store, planner=ScriptedPlanner([plan] * 9), tools=[pay], approver="caller")
+
+    async def main() -> None:
+        store = RamStore()
+        other = store.sibling()
+        first, second = engine_on(store), engine_on(other)
+        running = asyncio.ensure_future(first.run(Agent(name="payer", tools=("pay",)), "Pay", run_id="r"))
+        await began.wait()
+        del store._shelf.claims["r"]  # its lease has run out
+        await other.claim("r")
+        go.set()
+        with pytest.raises(ClaimLost):
+            await running
+        await other.release("r")
+        result = await second.resume("r")
+        assert (result.status, result.output) == ("completed", "paid")
+        events = [record.event for record in read_log("r", await other.read("r"))]
+        late = [event for event in events if isinstance(event, e.ToolReconciled)]
+        assert [event.source for event in late] == ["late_worker"]
+        assert not any(isinstance(event, e.ToolFinished) for event in events)
+        assert (await second.replay("r")).identical
+        for engine in (first, second):
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def test_every_append_names_the_claim_that_it_is_made_under(tmp_path: Path) -> None:
+    """Of an append that names none nobody knows whether its run was taken over: it would count."""
+
+    async def main() -> None:
+        store, target = Noting(), Noting()
+        script = [ToolCall(tool="act", args={}), AskUser(question="Well?")]
+        async with Engine(store=store, planner=ScriptedPlanner(script), tools=[act], approver="caller") as engine:
+            await engine.run(Agent(name="a", tools=("act",)), "Act", run_id="r")
+            await engine.reply("r", "go on")
+            await engine.fork("r", child_id="f", resume=False)
+            await engine.cancel("f")
+            await moving.archive(store, tmp_path, "f")
+            await moving.bring_back(store, moving.archive_path(tmp_path, "f"))
+            await engine.erase("f")
+            await moving.copy(store, target, "r", move=True)
+        for kept, least in ((store, 8), (target, 1)):
+            assert len(kept.named) >= least
+            assert [one for one in kept.named if one[1] is None or one[1] != one[2]] == []
+
+    asyncio.run(main())

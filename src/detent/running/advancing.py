@@ -274,7 +274,7 @@ class Advancing:
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # what came since is in the inbox, which is looked into first
         run = self._run(journal)
-        KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact)).keep)
+        KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
         finally:

@@ -7,7 +7,7 @@ bounded, and the same one is kept once. A run keeps its first `MOST`, and as man
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,9 @@ import msgspec
 from detent.core.events import ASIDE, EffectRecorded
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
+from detent.ports import Tool
 from detent.ports.raised import in_words, place_of
-from detent.secrecy.redact import hidden
+from detent.secrecy.redact import hidden, sensitive_fields
 
 log = logging.getLogger("detent")
 
@@ -58,16 +59,16 @@ def traceback_behind(state: RunState, error: str) -> int:
 
 
 class Keeper:
-    """Keeps tracebacks with the run of a journal, with what `patterns` match hidden."""
+    """Keeps tracebacks with the run of a journal, with what `patterns` match hidden, and what is in sensitive fields of its `tools`."""
 
-    def __init__(self, journal: Journal, patterns: Sequence[str]) -> None:
-        self._journal, self._patterns = journal, patterns
+    def __init__(self, journal: Journal, patterns: Sequence[str], tools: Iterable[Tool]) -> None:
+        self._journal, self._patterns, self._tools = journal, patterns, tools
 
     def keep(self, who: str, error: BaseException, text: str) -> None:
         """Put a traceback on record, and tell it to the log of the process."""
         state = self._journal.state
         said = {"who": who, "error": _bounded(in_words(error), 500), "at": place_of(error), "text": _bounded(text, LONGEST)}
-        value: dict[str, Any] = hidden(said, self._patterns)
+        value: dict[str, Any] = hidden(said, self._patterns, sensitive_fields(tool.spec for tool in self._tools))
         log.error("run %s: %s raised %s (%s)\n%s", state.run_id, who, value["error"], value["at"], value["text"])
         known = tracebacks(state)
         most = 2 * MOST if who.startswith(ENDING) else MOST

@@ -9,6 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from detent.ports.options import check_fields
+
 Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
 """What would mend it: nothing that a program may do; collecting what nobody needs; removing what is left of a run that is not there; writing its
 listing entry again from its log; making indexes again, or the whole file."""
@@ -28,6 +30,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     changed_at: float = 0.0
 
+    __post_init__ = check_fields
+
 
 def artifacts_without_log(run_id: str, *, lost: bool) -> Fault:
     """Return what is left over of a run that is not there. Where listing entries are `lost`, it may be that of one of these: it is kept."""
@@ -45,6 +49,8 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     looked_at: str = ""
     lists_apart: bool = True
+
+    __post_init__ = check_fields
 
 
 @runtime_checkable

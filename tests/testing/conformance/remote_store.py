@@ -177,7 +177,7 @@ class RemoteStore:
         await self._call("erase", run_id, {line: tombstone(line) for line in lines}, head)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "changed":
+        if name.startswith("_") or not hasattr(EventStore, name):  # what else a store may have the server's has not
             raise AttributeError(name)
 
         async def call(*args: Any, **options: Any) -> Any:

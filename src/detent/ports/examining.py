@@ -45,7 +45,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     `lists_apart`: lists are made of something that is kept apart from the listing entries, such as an index.
     """
 
-    runs: tuple[str, ...]
+    runs: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     looked_at: str = ""
     lists_apart: bool = True

@@ -12,7 +12,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, Engine, FinalAnswer, Plan, Usage
-from detent.extend import make_kernel, think
+from detent.extend import PlannerFailed, make_kernel, think
 
 ONE_SHOT = make_kernel(phases=(think,), name="one-shot")
 
@@ -23,7 +23,7 @@ class Model:
     async def plan(self, view):
         """Know one capital."""
         if "France" not in view.task:
-            raise LookupError("no idea")
+            raise PlannerFailed("no idea")
         return Plan(actions=(FinalAnswer(content="Paris"),), model="tiny", usage=Usage(input_tokens=8, output_tokens=1))
 
 

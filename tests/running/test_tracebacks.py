@@ -221,11 +221,22 @@ def test_a_log_of_an_earlier_version_has_no_reference_and_replays() -> None:
     assert msgspec.convert(state, e.RunFinished).traceback == 0
 
 
-def test_an_error_of_the_planners_own_class_keeps_its_words() -> None:
-    """`PlannerFailed` of a user's planner says what it says, and its traceback is kept all the same."""
+def test_what_a_planner_states_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """`PlannerFailed` says all that there is to say, as `ToolFailed` does for a tool; it is no mistake in the code."""
 
     def plan() -> Plan:
         raise PlannerFailed("the model is on holiday")
 
     result = Engine(store="ram:", planner=Planned(first=plan)).run_sync(Agent(name="a"), "go")
-    assert result.error == "the model is on holiday" and "in plan" in result.traceback
+    assert (result.error, result.traceback, caplog.text) == ("the model is on holiday", "", "")
+
+
+def test_an_error_of_detents_own_shows_the_line_of_the_user_that_led_to_it() -> None:
+    """A strategy that calls `run.kernel` wrongly is told where it does."""
+
+    @strategy()
+    async def wrong(run: StrategyRun) -> Any:
+        return await run.kernel("x", kernel="no such kernel")
+
+    result = Engine(store="ram:", planner=Planned(), strategies={"wrong": wrong}).run_sync(Agent(name="a", strategy="wrong"), "go")
+    assert "no such kernel" in str(result.error) and 'run.kernel("x", kernel="no such kernel")' in result.traceback

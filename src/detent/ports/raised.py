@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 
-from detent.core.errors import DetentError
+from detent.core.errors import DetentError, EffectFailed, PlannerFailed
 
 OWN = str(Path(__file__).resolve().parents[1])
 """The directory of this package: frames in it are not the user's."""
@@ -33,10 +33,10 @@ KEEP: ContextVar[Callable[[str, BaseException, str], None]] = ContextVar("detent
 def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] = str) -> str:
     """Return in words what foreign code (`who`: "the planner", "the tool 'pay'") raised, and keep its traceback with the run.
 
-    `scrubbed` takes out of the traceback what only its catcher knows to be secret. An error that Detent itself raised has no traceback of the
-    user's, and none is kept.
+    `scrubbed` takes out of the traceback what only its catcher knows to be secret. None is kept of an error of Detent's own in which nothing
+    of the user's took part, nor of what a planner states (`PlannerFailed`) or an effect has left behind (`EffectFailed`).
     """
-    if not (isinstance(error, DetentError) and _is_ours(error)):
+    if not isinstance(error, (PlannerFailed, EffectFailed)) and not (isinstance(error, DetentError) and all(map(_is_own, _frames(error)))):
         KEEP.get()(who, error, scrubbed(trace_of(error)))
     return in_words(error)
 
@@ -72,8 +72,3 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
 
 def _is_own(trace: TracebackType) -> bool:
     return trace.tb_frame.f_code.co_filename.startswith(OWN)
-
-
-def _is_ours(error: BaseException) -> bool:
-    frames = list(_frames(error))
-    return not frames or _is_own(frames[-1])

@@ -30,6 +30,7 @@ COMES_WITH = {
     "cryptography": "mcp",
     "genai_prices": "pydantic_ai",
     "boto3": "pydantic_ai",
+    "botocore": "pydantic_ai",
     "openai": "pydantic_ai",
     "mistralai": "pydantic_ai",
     "psycopg_pool": "psycopg",

@@ -21,13 +21,13 @@ OWN = str(Path(__file__).resolve().parents[1])
 log = logging.getLogger("detent")
 
 
-def tell(who: str, error: BaseException, text: str) -> None:
+def tell(who: str, error: str, at: str, text: str) -> None:
     """Tell the log of the process of a traceback that no run keeps."""
-    log.error("%s raised %s (%s)\n%s", who, in_words(error), place_of(error), text)
+    log.error("%s raised %s (%s)\n%s", who, error, at, text)
 
 
-KEEP: ContextVar[Callable[[str, BaseException, str], None]] = ContextVar("detent_traceback", default=tell)
-"""What keeps a traceback with the run that the current task advances: who raised, the exception, and its traceback."""
+KEEP: ContextVar[Callable[[str, str, str, str], None]] = ContextVar("detent_traceback", default=tell)
+"""What keeps a traceback with the run that the current task advances: who raised, the exception in words, where, and the traceback."""
 
 
 def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] = str) -> str:
@@ -37,7 +37,7 @@ def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] 
     of the user's took part, nor of what a planner states (`PlannerFailed`) or an effect has left behind (`EffectFailed`).
     """
     if not isinstance(error, (PlannerFailed, EffectFailed)) and not (isinstance(error, DetentError) and all(map(_is_own, _frames(error)))):
-        KEEP.get()(who, error, scrubbed(trace_of(error)))
+        KEEP.get()(who, scrubbed(in_words(error)), place_of(error), scrubbed(trace_of(error)))
     return in_words(error)
 
 

@@ -16,7 +16,6 @@ from detent.core.events import ASIDE, EffectRecorded
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import Tool
-from detent.ports.raised import in_words, place_of
 from detent.secrecy.redact import hidden, sensitive_fields
 
 log = logging.getLogger("detent")
@@ -64,10 +63,10 @@ class Keeper:
     def __init__(self, journal: Journal, patterns: Sequence[str], tools: Iterable[Tool]) -> None:
         self._journal, self._patterns, self._tools = journal, patterns, tools
 
-    def keep(self, who: str, error: BaseException, text: str) -> None:
+    def keep(self, who: str, error: str, at: str, text: str) -> None:
         """Put a traceback on record, and tell it to the log of the process."""
         state = self._journal.state
-        said = {"who": who, "error": _bounded(in_words(error), 500), "at": place_of(error), "text": _bounded(text, LONGEST)}
+        said = {"who": who, "error": _bounded(error, 500), "at": at, "text": _bounded(text, LONGEST)}
         value: dict[str, Any] = hidden(said, self._patterns, sensitive_fields(tool.spec for tool in self._tools))
         log.error("run %s: %s raised %s (%s)\n%s", state.run_id, who, value["error"], value["at"], value["text"])
         known = tracebacks(state)

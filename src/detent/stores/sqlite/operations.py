@@ -26,8 +26,8 @@ FENCE = "ifnull(ifnull((SELECT number FROM claims WHERE claims.run_id={run_id}),
 """Whether the claim of a run has this number; where none is asked for (NULL) it has."""
 OF_RUN = FENCE.format(run_id="runs.run_id", number="?")
 CREATE = (
-    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8"
-    f" WHERE {FENCE.format(run_id='?1', number='?9')} ON CONFLICT DO NOTHING RETURNING id"
+    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) SELECT ?, ?, ?, ?, ?, ?, ?, ?"
+    f" WHERE {FENCE.format(run_id='?', number='?')} ON CONFLICT DO NOTHING RETURNING id"
 )
 ADVANCE = (
     f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
@@ -151,7 +151,7 @@ class Append(Operation):
         """Write the listing entry; return the row of the run, none where the log is at another sequence."""
         run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
         seq = expected + len(self.records)
-        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry, self.claim)).fetchall()):
+        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry, run_id, self.claim)).fetchall()):
             return made
         at = (run_id, expected, self.claim)
         return db.execute(ADVANCE, (seq, entry, *at, *columns)).fetchall() or db.execute(REPLACE, (seq, entry, *columns, *at)).fetchall()

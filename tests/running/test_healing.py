@@ -206,6 +206,12 @@ def test_only_case_and_separators_may_differ_and_one_tool_must_be_meant(said: st
     assert mended(said, {}, {name: spec(name, "read") for name in names}).tool == said
 
 
+def test_a_separator_beside_a_letter_may_be_missing() -> None:
+    """On either side of a digit: only between two digits does it tell names apart."""
+    assert mended("step1run", {}, {"step_1_run": spec("step_1_run")}).tool == "step_1_run"
+    assert mended("v1a", {}, {"v1_a": spec("v1_a")}).tool == "v1_a"
+
+
 def test_a_separator_between_digits_may_be_another_one() -> None:
     """`v1-2` is `v1_2`, however many there are."""
     assert mended("V1--2", {}, {"v1_2": spec("v1_2"), "v12": spec("v12")}).tool == "v1_2"

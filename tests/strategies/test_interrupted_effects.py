@@ -256,7 +256,9 @@ def test_what_cannot_be_an_effect_is_refused_when_it_is_made(where: str, make: A
             result = await made.run(Agent(name="a", strategy="mine"), "go", run_id="r")
             assert result.reason == "kernel_error" and re.search(said, result.error or ""), result.error
             events = await events_of(made.store, "r")
-            assert not [one for one in of(events, e.EffectRecorded) if one.phase != e.ASIDE] and len(of(events, e.PassStarted)) == (where == "phase")
+            assert not [one for one in of(events, e.EffectRecorded) if one.phase != e.ASIDE] and len(of(events, e.PassStarted)) == (
+                where == "phase"
+            )
             again = await made.replay("r")
             assert again.identical, again.divergence
 

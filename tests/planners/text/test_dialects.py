@@ -30,6 +30,7 @@ ANY: dict[str, Any] = {
     "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     "named": {"type": ["string", "null"]},
     "way": {"enum": ["up", "down"]},
+    "five": {"const": 5},
     "either": {"anyOf": [{"type": "integer"}, {"title": "Either"}]},
     "open": {},
 }
@@ -306,6 +307,20 @@ def test_a_line_of_input_has_the_type_of_the_only_parameter() -> None:
     assert reading("Action: wait\nAction Input: five", tool).problem == "'seconds' is 'five', which is not of type integer"
 
 
+def test_a_line_of_input_may_be_empty_for_a_tool_without_parameters() -> None:
+    """ReAct writes the line all the same."""
+    ping = ToolSpec(name="ping")
+    assert actions("Action: ping\nAction Input:", ping) == (ToolCall(tool="ping", args={}),)
+    assert actions("Action: ping\nAction Input: {}", ping) == (ToolCall(tool="ping", args={}),)
+
+
+def test_a_tool_that_is_called_like_an_action_is_the_tool() -> None:
+    """`stop` of an agent's own tools turns off a machine, and ends no run."""
+    stop = ToolSpec(name="stop", input_schema={"type": "object", "properties": {"reason": {"type": "string"}}})
+    for text in ('stop(reason="hot")', 'Action: stop\nAction Input: {"reason": "hot"}'):
+        assert actions(text, stop, actions=("tool_call", "stop")) == (ToolCall(tool="stop", args={"reason": "hot"}),), text
+
+
 def test_a_call_in_python_that_is_not_closed_is_told() -> None:
     """Also where its texts are not; a list of calls, too."""
     for text in ('read_file(path="a"', "read_file(path='it's')", '[read_file(path="a")', '```tool_code\nprint(read_file(path="a")\n```'):
@@ -492,6 +507,7 @@ def test_values_are_what_is_written(text: str, expected: dict[str, Any]) -> None
         ("named", "Ann", "Ann"),
         ("named", "5", "5"),
         ("way", "up", "up"),
+        ("five", "5", 5),
         ("either", "words", "words"),
         ("open", "words", "words"),
     ],

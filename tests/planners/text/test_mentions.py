@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, why_not
+from detent.core.state import Item
+from detent.planners.text.mentions import ALONE_IN_A_FENCE, in_fences, mention_in, was_told, why_not
 from detent.planners.text.offers import ACTIONS, Offer
 from detent.ports import ToolSpec
+from detent.ports.embedded_calls import IN_A_FENCE
 from planners.raw_text.texts import ADD, READ
 
 PING = ToolSpec(name="ping")
@@ -350,3 +352,10 @@ def test_an_offer_of_nothing_has_no_calls() -> None:
     """Whatever stands in the text."""
     nothing: dict[str, Any] = {"tools": {}, "actions": ()}
     assert mentioned('ping() {"type": "stop"} {"tool": ""}', Offer(**nothing)) is None
+
+
+def test_only_what_a_model_heard_last_counts_as_told() -> None:
+    """A hint of an earlier turn, before it went on, is no permission to answer with a call now."""
+    note = Item(kind="note", iteration=1, text=f"Not run. {IN_A_FENCE}")
+    assert was_told((note,)) and was_told((Item(kind="user", iteration=0, text="go"), note))
+    assert not was_told((note, Item(kind="model", iteration=2, text="I went on")))

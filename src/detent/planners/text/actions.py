@@ -231,7 +231,7 @@ def problem_with(action: AnyAction, offer: Offer) -> str:
         case FinalAnswer(content=content):
             if is_blank(clean(content)):
                 return "the final answer is blank"
-            if offer.output_schema is not None and (problem := offer.answer_problem(content)):
+            if problem := offer.answer_problem(content):
                 return f"the answer does not fit the output schema: {problem}"
         case AskUser(question=said) | Thought(content=said) | PushGoal(goal=said):
             if is_blank(said):

@@ -289,4 +289,4 @@ def _one_call(text: str, offer: Offer, *, code: bool) -> Any:
 
 
 def _object(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_call", "tool": name, "args": args}
+    return {"tool": name, "args": args}

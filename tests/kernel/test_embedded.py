@@ -10,7 +10,7 @@ from detent import Agent, FinalAnswer, Plan, ToolCall, ToolFailed, tool
 from detent.core import events as e
 from detent.kernel.kernel import make_kernel
 from detent.ports import Block, Call
-from detent.ports.embedded_calls import IN_A_FENCE
+from detent.ports.embedded_calls import IN_A_FENCE, embedded_call
 from kernel.runs import END, Decide, Desk, Ran, Script, call, engine_for, look, ran, run_async
 
 NESTED = 'search({"query": "a (b) {c}", "options": {"deep": [1, {"x": "})"}]}})'
@@ -238,3 +238,9 @@ def test_arguments_in_text_that_is_no_json_are_a_failed_observation(args: str) -
     done = ran([ToolCall(tool="search", args=args), END], web.search)  # type: ignore[arg-type]
     assert done.why == ("completed", "final_answer") and web.asked == []
     assert "not JSON" in done.items[0].error.message
+
+
+@pytest.mark.parametrize("blank", ["", " \n", "\u200b", None])
+def test_an_answer_in_which_there_is_nothing_to_read_is_told_as_that(blank: Any) -> None:
+    """The model reads these words."""
+    assert embedded_call((FinalAnswer(content=blank),), {}) == "the final answer is blank"

@@ -113,7 +113,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         said["verify"] = tuple(entries_of(self.verify, f"agent {self.name!r}")[0])
         if (typed := self.answers_as()) is not None:
             said["output_schema"] = typed.schema
-            said["verify"] += ({"schema": typed.schema, "name": f"output type {typed.name}"},)
+            said["verify"] += (typed.entry,)
         return AgentSpec(**said)
 
 

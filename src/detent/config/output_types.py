@@ -39,6 +39,11 @@ class OutputType(Generic[OutputT]):
             raise ConfigError(f"{where}: output_type: no JSON Schema can be made of {self.name}: {said}") from error
 
     @property
+    def entry(self) -> dict[str, Any]:
+        """What stands in `verify` for the type."""
+        return {"schema": self.schema, "name": f"output type {self.name}"}
+
+    @property
     def digest(self) -> str:
         """Names the schema."""
         return digest_of(self.schema)

@@ -5,7 +5,7 @@ An entry is one table with one kind of check (`KINDS`) and its options. Function
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -156,25 +156,36 @@ def names_in_workspace(tools: Sequence[str], entries: Sequence[Mapping[str, Any]
     return [*tools, *([EXEC] if EXEC not in tools and any("command" in entry for entry in entries) else [])]
 
 
+log = logging.getLogger("detent")
+
+
 class Verifiers:
     """What the entries of agents stand for, in one engine: `functions` are those that programs and agent files gave, by name."""
 
     def __init__(self, planners: Planners, tools: Toolbox) -> None:
         self._planners, self._tools = planners, tools
         self._functions: dict[str, Verifier] = {}
-        self._types: dict[str, OutputType[Any]] = {}
+        self._types: dict[tuple[str, str], OutputType[Any]] = {}
 
     def add_type(self, kind: OutputType[Any] | None) -> None:
         """Make the type of some agent's answers known: they are checked by it, and made into it."""
         if kind is not None:
-            self._types[kind.digest] = kind
+            self._types[kind.entry["name"], kind.digest] = kind
 
-    def made(self, output: Any, schema: dict[str, Any] | None) -> Any:
-        """Return an output as an instance of the type that has this schema; as it is where none is known, or it does not fit."""
-        if schema is None or output is None or (kind := self._types.get(digest_of(schema))) is None:
-            return output
-        with contextlib.suppress(ValueError):
-            return kind.made(output)
+    def _type_of(self, entry: dict[str, Any]) -> OutputType[Any] | None:
+        """Return the type that an entry of `verify` stands for; None where it stands for none that is known here."""
+        return self._types.get((entry.get("name", ""), digest_of(entry["schema"]))) if self._types and "schema" in entry else None
+
+    def made(self, output: Any, agent: AgentSpec) -> Any:
+        """Return an output as an instance of the type of the agent's answers; as it is where none is known, or it does not fit."""
+        for entry in agent.verify if output is not None else ():
+            if (kind := self._type_of(entry)) is not None:
+                try:
+                    return kind.made(output)
+                except Exception as error:  # noqa: BLE001 - foreign code: validators of the type, which the answer has passed once
+                    log.warning(
+                        "the output of agent %r is told as JSON: it is no %s any more: %s", agent.name, kind.name, type(error).__name__
+                    )
         return output
 
     def add(self, functions: Mapping[str, Verifier]) -> None:
@@ -201,7 +212,7 @@ class Verifiers:
             return self._command(entry, entry[kind])
         if kind == "rubric":
             return self._rubric(entry[kind], agent, entry.get("model", ""), check=models)
-        if kind == "schema" and (typed := self._types.get(digest_of(entry[kind]))) is not None:
+        if (typed := self._type_of(entry)) is not None:
             return Stated(entry, typed.check)
         if kind:
             return _plain(kind, entry)

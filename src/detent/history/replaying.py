@@ -16,6 +16,7 @@ from detent.history.replay_tools import RecordedTools
 from detent.history.replay_world import ReplayWorld
 from detent.ports import Plan, View
 from detent.ports.outside import BRANCH
+from detent.ports.raised import KEEP, tell, unheard
 from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.artifacts import artifact, refuse_damaged
 from detent.running.driving import drive
@@ -103,7 +104,11 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
                 strategy, kernels = ways_of(journal.state, parts)
                 run = make_run(journal, world, parts, tools)
                 run = msgspec.structs.replace(run, heal=recorded.heal) if run.heal is not None else run
-                await drive(run, strategy, kernels)
+                KEEP.set(unheard)
+                try:
+                    await drive(run, strategy, kernels)
+                finally:
+                    KEEP.set(tell)
             except Unwind:
                 journal.accept()
                 continue

@@ -7,6 +7,7 @@ Whoever catches an exception of foreign code says so here. While a run is advanc
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -26,6 +27,10 @@ def tell(who: str, error: str, at: str, text: str) -> None:
     log.error("%s raised %s (%s)\n%s", who, error, at, text)
 
 
+def unheard(who: str, error: str, at: str, text: str) -> None:
+    """Keep nothing and tell nobody: a re-execution raises what the live run has raised, and has kept."""
+
+
 KEEP: ContextVar[Callable[[str, str, str, str], None]] = ContextVar("detent_traceback", default=tell)
 """What keeps a traceback with the run that the current task advances: who raised, the exception in words, where, and the traceback."""
 
@@ -43,13 +48,20 @@ def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] 
 
 def in_words(error: BaseException) -> str:
     """Return an exception in one line: a message of ours as it is, another with its type."""
-    return str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+    try:
+        said = str(error)
+    except Exception as other:  # noqa: BLE001 - foreign code: how an exception shows itself
+        said = f"(its __str__ raised {type(other).__name__})"
+    return said if isinstance(error, DetentError) else f"{type(error).__name__}: {said}"
 
 
 def trace_of(error: BaseException) -> str:
     """Return the traceback as Python shows it, from the first frame that is not Detent's on."""
     first = next((trace for trace in _frames(error) if not _is_own(trace)), error.__traceback__)
-    return "".join(traceback.format_exception(type(error), error, first))
+    shown = "".join(traceback.format_exception(type(error), error, first))
+    return (
+        re.sub(r"^(?:  )*[|+] ?", "", shown, flags=re.MULTILINE) if isinstance(error, BaseExceptionGroup) else shown
+    )  # a secret may have lines
 
 
 def place_of(error: BaseException) -> str:

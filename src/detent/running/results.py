@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from html import escape
@@ -19,6 +20,7 @@ from detent.running.requests import differs, healed, origins
 from detent.running.titles import title_of
 from detent.running.tracebacks import traceback_behind, tracebacks
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SHOWN_WHOLE_BYTES = 64 * 1024
 """Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
 
@@ -63,7 +65,7 @@ class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return how the run stands, in at most five lines."""
-        return "\n".join(f"{name:<7} {said}" for name, said in self._said())
+        return "\n".join(f"{name:<7} {_CONTROLS.sub('?', said)}" for name, said in self._said())
 
     __repr__ = __str__
 
@@ -106,12 +108,13 @@ class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
 
     @property
     def traceback(self) -> str:
-        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one; "" where nothing did.
+        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one where it
+        did not fail; "" for none.
 
         Redacted and bounded. `detent show RUN` shows all that are kept with the run.
         """
-        kept = tracebacks(self.state)
-        return kept[traceback_behind(self.state, self.state.error) - 1].text if kept else ""
+        kept, behind = tracebacks(self.state), traceback_behind(self.state, self.state.error)
+        return kept[behind - 1].text if kept and (behind or not self.state.error) else ""
 
     @property
     def receipt(self) -> Receipt:

@@ -276,7 +276,7 @@ class Runtime:
     def result(self, state: RunState) -> Result[Any]:
         """Return how a run stands; its output is an instance where the type of its answers is known here."""
         result = result_of(state)
-        output = self.verifiers.made(state.output, state.output_schema)
+        output = self.verifiers.made(state.output, state.agent)
         return result if output is state.output else msgspec.structs.replace(result, output=output)
 
     async def answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:

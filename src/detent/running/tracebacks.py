@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -22,7 +21,7 @@ log = logging.getLogger("detent")
 
 LABEL = "traceback"
 MOST = 20
-ENDING = ("the planner", "the strategy", "a phase")
+ENDING = ("the planner", "the strategy", "a phase", "the effect")
 """Whose exception ends a pass; after that of a tool, a guard, a policy or a hook the run goes on."""
 LONGEST = 8000
 """So many characters of one are kept: its beginning and its end."""
@@ -52,9 +51,10 @@ def tracebacks(state: RunState) -> list[Traceback]:
 
 def traceback_behind(state: RunState, error: str) -> int:
     """Return the number of the traceback that an error of the run comes from, 0 where none is kept."""
-    kind = error.partition(":")[0]
-    behind = (one.number for one in reversed(tracebacks(state)) if one.error in error or one.error.partition(":")[0] == kind)
-    return next(behind, 0) if error else 0
+    kept, kind = tracebacks(state)[::-1], error.partition(":")[0]
+    exact = [one.number for one in kept if one.error in error]
+    alike = [one.number for one in kept if one.error.partition(":")[0] == kind]  # where words of it are hidden in one of them
+    return next(iter([*exact, *alike]), 0) if error else 0
 
 
 class Keeper:
@@ -66,13 +66,19 @@ class Keeper:
     def keep(self, who: str, error: str, at: str, text: str) -> None:
         """Put a traceback on record, and tell it to the log of the process."""
         state = self._journal.state
-        said = {"who": who, "error": _bounded(error, 500), "at": at, "text": _bounded(text, LONGEST)}
-        value: dict[str, Any] = hidden(said, self._patterns, sensitive_fields(tool.spec for tool in self._tools))
+        said: dict[str, str] = {"who": who, "error": _cut(error, 50 * LONGEST), "at": at, "text": _cut(text, 50 * LONGEST)}
+        said = hidden(said, self._patterns, sensitive_fields(tool.spec for tool in self._tools))  # before it is cut: a half is not found
+        value = {**said, "error": _bounded(said["error"], 500), "text": _bounded(said["text"], LONGEST)}
         log.error("run %s: %s raised %s (%s)\n%s", state.run_id, who, value["error"], value["at"], value["text"])
         known = tracebacks(state)
         most = 2 * MOST if who.startswith(ENDING) else MOST
         if not state.terminal and len(known) < most and value["text"] not in [one.text for one in known]:
             self._journal.record(EffectRecorded(label=LABEL, occurrence=len(known), phase=ASIDE, value=value))
+
+
+def _cut(text: str, most: int) -> str:
+    """Return what is looked through of a text: not more, for that takes time."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _bounded(text: str, most: int) -> str:

@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import logging
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
@@ -36,6 +36,9 @@ from detent.tools.functions.threads import Job, ThreadPool
 
 log = logging.getLogger("detent.tools")
 
+NO_ARGS: Mapping[str, Any] = types.MappingProxyType({})
+SHORTEST_HIDDEN = 3
+"""A sensitive value of fewer characters stands in every text by chance."""
 LONGEST_MESSAGE = 4000
 """How many characters of an error's message go into the log and to the model."""
 
@@ -144,12 +147,12 @@ async def run(tool: Attempted, args: dict[str, Any], context: ToolContext, pool:
             raise
         if watch.expired:
             return _timed_out(tool, watch, began)
-        return await _unexpected(tool, error, context, began)
+        return await _unexpected(tool, error, args, context, began)
     if watch.expired:
         return _timed_out(tool, watch, began)
     if tool.options.after is None and tool.result_check is None:
         return _capped(tool, value, began)
-    return await _checked(tool, value, context, began)
+    return await _checked(tool, value, args, context, began)
 
 
 async def _execute(tool: Attempted, args: dict[str, Any], context: ToolContext, pool: ThreadPool | None, watch: Watch) -> Any:
@@ -191,7 +194,7 @@ async def _before(tool: Attempted, hook: Callable[..., Any], args: dict[str, Any
     except ToolRaised:
         raise
     except Exception as error:  # a hook is code of the user's
-        _keep(tool, "the before hook of ", error, context)
+        _keep(tool, "the before hook of ", error, context, args)
         raise NotExecuted(f"not executed: the before hook raised {problems.of_exception(error)}") from error
 
 
@@ -274,13 +277,13 @@ def _details(tool: Attempted, details: dict[str, Any] | None) -> dict[str, Any] 
     return msgspec.json.decode(raw if len(raw) <= limit else results.preview(raw, limit_bytes=limit), type=dict[str, Any])
 
 
-async def _unexpected(tool: Attempted, error: BaseException, context: ToolContext, began: float) -> ToolOutcome:
+async def _unexpected(tool: Attempted, error: BaseException, args: dict[str, Any], context: ToolContext, began: float) -> ToolOutcome:
     """Return the outcome of an exception that says nothing about what happened, unless `on_error` knows."""
     if tool.options.on_error is not None:
-        translated = await _translated(tool, tool.options.on_error, error, context)
+        translated = await _translated(tool, tool.options.on_error, error, args, context)
         if translated is not None:
             return _raised(tool, translated, began)
-    _keep(tool, "", error, context)
+    _keep(tool, "", error, context, args)
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     said = said if len(said) <= LONGEST_MESSAGE else said[: LONGEST_MESSAGE - 1] + "…"
     kind = _unknown(tool)
@@ -288,14 +291,16 @@ async def _unexpected(tool: Attempted, error: BaseException, context: ToolContex
     return ToolOutcome(kind=kind, error_code="handler_error", message=message, latency_ms=_since(began))
 
 
-async def _translated(tool: Attempted, hook: Callable[..., Any], error: BaseException, context: ToolContext) -> ToolRaised | None:
+async def _translated(
+    tool: Attempted, hook: Callable[..., Any], error: BaseException, args: dict[str, Any], context: ToolContext
+) -> ToolRaised | None:
     try:
         answer = await _hook(hook, error, context)
     except ToolRaised as raised:
         return raised
     except Exception as raised:  # noqa: BLE001 - a hook is code of the user's; the tool's own error stays the one that counts
         if raised is not error:
-            _keep(tool, "the on_error hook of ", raised, context)
+            _keep(tool, "the on_error hook of ", raised, context, args)
         return None
     if answer is None or isinstance(answer, ToolRaised):
         return answer
@@ -305,12 +310,21 @@ async def _translated(tool: Attempted, hook: Callable[..., Any], error: BaseExce
     return None
 
 
-def _keep(tool: Attempted, part: str, error: BaseException, context: ToolContext) -> None:
-    """Keep the traceback of what a tool or one of its hooks raised, without the secrets that the run was given."""
-    raised_by(error, f"{part}the tool {tool.name!r}, call {context.call_id}", scrubbed=context.scrubbed)
+def _keep(tool: Attempted, part: str, error: BaseException, context: ToolContext, args: Mapping[str, Any] = NO_ARGS) -> None:
+    """Keep the traceback of what a tool or one of its hooks raised, without the secrets that the run was given, and its sensitive arguments."""
+    given = [args[name] for name in tool.options.sensitive if name in args]
+    words = [text for value in given for text in {str(value), repr(value)} if len(text) >= SHORTEST_HIDDEN]
+
+    def scrubbed(text: str) -> str:
+        text = context.scrubbed(text)
+        for word in words:
+            text = text.replace(word, "<secret>")
+        return text
+
+    raised_by(error, f"{part}the tool {tool.name!r}, call {context.call_id}", scrubbed=scrubbed)
 
 
-async def _checked(tool: Attempted, value: Any, context: ToolContext, began: float) -> ToolOutcome:
+async def _checked(tool: Attempted, value: Any, args: dict[str, Any], context: ToolContext, began: float) -> ToolOutcome:
     """Return the outcome of a result that a schema or the after hook has a say in."""
     check, after = tool.result_check, tool.options.after
     try:
@@ -328,7 +342,7 @@ async def _checked(tool: Attempted, value: Any, context: ToolContext, began: flo
         except ToolRaised as error:
             return _raised(tool, error, began)
         except Exception as error:  # noqa: BLE001 - a hook is code of the user's
-            _keep(tool, "the after hook of ", error, context)
+            _keep(tool, "the after hook of ", error, context, args)
             return _unfit(tool, "handler_error", f"its after hook raised {problems.of_exception(error)}", began)
         value = value if changed is None else changed
     return _capped(tool, value, began)

@@ -386,3 +386,18 @@ def test_every_problem_is_named(tmp_path: Path) -> None:
             assert os.fspath(tmp_path) not in checked.problem
 
     run_async(main)
+
+
+def test_a_fork_whose_prefix_is_gone_is_reported_and_not_raised() -> None:
+    """`verify` raised what it is asked to report, and advised to ask `verify`."""
+
+    async def main() -> None:
+        store = RamStore()
+        async with Engine(store=store, planner=Script([FinalAnswer(content="done"), FinalAnswer(content="again")])) as engine:
+            await engine.run(Agent(name="a"), "go", run_id="r")
+            await engine.fork("r", child_id="f", resume=False)
+            await store.delete("r")
+            checked = await engine.verify("f")
+            assert not checked.ok and "goes on from record" in checked.problem
+
+    run_async(main)

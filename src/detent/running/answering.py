@@ -17,7 +17,7 @@ import msgspec
 from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, exhausted
 from detent.core.codec import read_record
-from detent.core.errors import NotAllowedNow, RunBusy, RunErased
+from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
@@ -49,7 +49,7 @@ async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host |
     heads = await runtime.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=host.tenant if host else None))
     found: list[Approval] = []
     for head in reversed(heads):
-        with contextlib.suppress(RunErased):
+        with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
             found += approvals_of(await load_run(runtime.store, head.run_id))
     return found
 

@@ -75,7 +75,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "forking": (
         *(f"{store}, a run of # records" for store in ("ram", "file", "sqlite")),
-        *(f"fork at the {place} best # ms median # ms" for place in ("end", "end, and load", "middle", "middle, and load")),
+        *(f"fork at the {place} best # ms median # ms" for place in ("end, and load", "middle, and load")),
         "floor: one durable append best # ms median # ms",
     ),
     "on_device": tuple(

@@ -1260,7 +1260,7 @@ def test_a_claim_beside_close_ends(postgres_url: str) -> None:
         while store._session._task is None:
             await asyncio.sleep(0)
         await store.close()
-        with pytest.raises(StoreError, match="closed|is not open"):
+        with pytest.raises(StoreError, match=r"closed|is not open"):
             await claiming
         assert not store._owed._runs and "run" not in store._holder.runs
 

@@ -240,3 +240,55 @@ def test_an_error_of_detents_own_shows_the_line_of_the_user_that_led_to_it() -> 
 
     result = Engine(store="ram:", planner=Planned(), strategies={"wrong": wrong}).run_sync(Agent(name="a", strategy="wrong"), "go")
     assert "no such kernel" in str(result.error) and 'run.kernel("x", kernel="no such kernel")' in result.traceback
+
+
+@pytest.mark.parametrize("way", ["chain", "note", "group"])
+def test_a_sensitive_argument_is_hidden_wherever_an_exception_has_it(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A cause, a note and a member of a group are part of a traceback, and not of the message that the planner is told."""
+
+    @tool(name="look", side_effect="read", sensitive=["password"])
+    def login(password: str) -> str:
+        """Logs in."""
+        bad = ValueError(f"bad {password}")
+        if way == "group":
+            raise ExceptionGroup("login failed", [bad])
+        error = RuntimeError("login failed")
+        if way == "note":
+            error.add_note(str(bad))
+        raise error from (bad if way == "chain" else None)
+
+    async def main() -> None:
+        store = RamStore()
+        planner = Planned()
+        planner.first = lambda: Plan(actions=(ToolCall(tool="look", args={"password": "hunter2"}),)) if len(planner.seen) == 1 else END
+        async with Engine(store=store, planner=planner, tools=[login]) as engine:
+            result = await engine.run(PLAIN, "go", run_id="r")
+            assert "login failed" in result.traceback and "hunter2" not in repr(tracebacks(result.state)) + caplog.text
+
+    run_async(main)
+
+
+def test_what_is_secret_is_hidden_before_a_traceback_is_cut() -> None:
+    """Half of it would match no pattern."""
+
+    def plan() -> Plan:
+        raise ValueError("sk-1234567890 " * LONGEST)
+
+    result = Engine(store="ram:", planner=Planned(first=plan), redact=[r"sk-\d{10}"]).run_sync(Agent(name="a"), "go")
+    assert "sk-1" not in repr(tracebacks(result.state)) and "4567890" not in repr(tracebacks(result.state))
+
+
+def test_a_replay_tells_nobody_what_the_live_run_has_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    """The strategy raises once more, and no run keeps that."""
+
+    @strategy()
+    async def wrong(run: StrategyRun) -> Any:
+        raise ValueError("card 4111-1111")
+
+    async def main() -> None:
+        async with Engine(store="ram:", strategies={"wrong": wrong}, redact=[r"\d{4}-\d{4}"]) as engine:
+            await engine.run(Agent(name="a", strategy="wrong"), "go", run_id="r")
+            caplog.clear()
+            assert (await engine.replay("r")).identical and "raised" not in caplog.text
+
+    run_async(main)

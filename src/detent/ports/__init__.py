@@ -1,8 +1,8 @@
 """The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
 
-Rule: the kernel knows these and nothing behind them; a protocol has an in-process reference and a contract suite in `detent.testing.conformance`.
-Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` how observers and
-hooks are told, `json_data` what counts as JSON data. Programs import these names from `detent.extend`.
+Rule: the kernel imports these and nothing behind them. Each protocol has an in-process reference and a contract suite in
+`detent.testing.conformance`. Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees
+it, `telling` calls observers and hooks, `json_data` decides what counts as JSON data. Programs import these names from `detent.extend`.
 """
 
 from detent.ports.clocks import Clock, Ids

@@ -50,7 +50,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise Unclear(f"the name {twice[:80]!r} occurs twice in one object")
+        raise Unclear(f"{twice[:80]!r} is given twice in one object")
     return made
 
 

@@ -1,8 +1,9 @@
 """The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
 
 Rule: the kernel imports these and nothing behind them. Each protocol has an in-process reference and a contract suite in
-`detent.testing.conformance`. Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees
-it, `telling` calls observers and hooks, `json_data` decides what counts as JSON data. Programs import these names from `detent.extend`.
+`detent.testing.conformance`. Programs import these names from `detent.extend`.
+Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` calls observers
+and hooks, `json_data` decides what counts as JSON data.
 """
 
 from detent.ports.clocks import Clock, Ids

@@ -10,14 +10,14 @@ from datetime import timedelta
 import msgspec
 
 from detent.core.agent import Host
-from detent.core.codec import read_log, tombstone
+from detent.core.codec import read_log, read_record, tombstone
 from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy, RunErased
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, ReadsClaims, RunQuery, altered, give_back
+from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
@@ -237,14 +237,31 @@ async def apart(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
 
 
 async def collect(parts: Parts) -> int:
-    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+    """Drop artifacts that no record names, and signals of erased runs, and give unused space back; return the bytes freed, as far as known."""
     store, freed = parts.store, 0
-    for head in await store.list_runs(RunQuery()):
+    heads = await store.list_runs(RunQuery())
+    for run_id in await store.signals([head.run_id for head in heads if head.reason in (ERASED, PARENT_ERASED)]):
+        with contextlib.suppress(RunBusy, CorruptLog):
+            async with held(parts, run_id, "collected") as claim:
+                await _empty(store, run_id, claim)
+    for head in heads:
         with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
             if any(key == LEAVING or len(key) == ARTIFACT_KEY_LENGTH for key in await store.list_blobs(head.run_id)):
                 async with held(parts, head.run_id, "collected"):
                     freed += await _drop(store, head.run_id)
     return freed + await store.gc()
+
+
+async def _empty(store: EventStore, run_id: str, claim: int) -> None:
+    """Take all signals out of an inbox that nobody will read: an append of nothing consumes them."""
+    head = await store.head(run_id)
+    waiting = (await store.signals([run_id])).get(run_id, [])
+    if head is None or head.reason not in (ERASED, PARENT_ERASED) or not waiting:
+        return
+    (last,) = await store.read(run_id, after=head.records - 1)
+    head = msgspec.structs.replace(head, digest=read_record(last).digest)
+    await store.append(run_id, head.records, [], head=head, durable=True, consumed=[signal.id for signal in waiting], claim=claim)
+    await store.signals([run_id])  # a store of files tidies up behind it
 
 
 async def _drop(store: EventStore, run_id: str) -> int:

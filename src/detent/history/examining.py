@@ -67,7 +67,7 @@ async def examine(runtime: Runtime) -> Report:
             sound += checked.ok
             records += checked.records
             artifacts += len(await artifacts_of(store, run_id))
-            if checked.erased and (waiting := (await store.signals([run_id])).get(run_id)):
+            if (checked.erased or checked.parent_erased) and (waiting := (await store.signals([run_id])).get(run_id)):
                 what = f"run {run_id} was erased, and its inbox holds signals: {len(waiting)}"
                 faults.append(Fault(what=what, run_id=run_id, damage=False, mend="gc"))
             if checked.ok and (count := len(await unnamed(store, run_id))):

@@ -41,6 +41,7 @@ from detent.extend import (
     StoreError,
     intact,
     refuse_behind_cancel,
+    refuse_erased,
     refuse_overfull,
     refuse_without_claim,
 )
@@ -299,6 +300,7 @@ class OneFileStore:
     async def post(self, run_id: str, signal: Signal) -> None:
         with self._changing(durable=True) as shelf:
             run = self._run(shelf, run_id)
+            refuse_erased(run.head)
             if signal.id not in run.consumed and signal.id not in run.inbox:
                 refuse_overfull(run_id, signal, run.inbox.values())
                 run.inbox[signal.id] = signal
@@ -333,9 +335,10 @@ class OneFileStore:
 
     # Removing -------------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         with self._changing(durable=True) as shelf:
             run = self._run(shelf, run_id)
+            refuse_without_claim(run_id, claim, shelf.claims[run_id].number if run_id in shelf.claims else None)
             run.records = [tombstone(line) for line in run.records]
             run.head, run.inbox, run.snapshot = head, {}, None
             shelf.blobs.pop(run_id, None)

@@ -9,7 +9,7 @@ DetentError
 │   ├── RunNotFound        no such run (or it belongs to another tenant)
 │   ├── RunContextMismatch another agent, goal, host or kernel than the run was started with
 │   ├── RunBusy            another worker holds the claim
-│   ├── RunErased          its content was erased
+│   ├── RunErased          its content was erased, or that of a run that it was forked from
 │   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
 │   ├── ToolsMissing       tools that the run needs are not registered
 │   ├── Suspended          stopped advancing, nothing was finished, resumable
@@ -143,9 +143,10 @@ class RunBusy(RunError):
     code = "run_busy"
     retryable = True
 
-    def __init__(self, run_id: str, holder: str, *, doing: str = "") -> None:
+    def __init__(self, run_id: str, holder: str, *, doing: str = "", forked: str = "") -> None:
         self.holder = holder
-        what = f"run {run_id!r} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
+        which = f"run {run_id!r}, which goes on from run {forked!r}," if forked else f"run {run_id!r}"
+        what = f"{which} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
         super().__init__(run_id, what + ("" if doing else ", or cancel the run"))
 
 
@@ -157,7 +158,10 @@ class RunErased(RunError):
     def __init__(self, run_id: str, *, parent: str = "") -> None:
         said = f"run {run_id!r} was erased: its digest chain can still be verified, its content is gone"
         if parent:
-            said = f"run {run_id!r} continues from run {parent!r}, which was erased: what they share is gone"
+            said = (
+                f"run {run_id!r} continues from run {parent!r}, which was erased: what they share is gone, and it can neither be read nor resumed."
+                f" `detent erase {run_id}` removes what it has of its own"
+            )
         super().__init__(run_id, said)
 
 

@@ -29,7 +29,9 @@ from detent.ports.planning import (
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
     ARTIFACT_KEY_LENGTH,
+    ERASED,
     MOST_UNDECIDED,
+    PARENT_ERASED,
     Balance,
     EventStore,
     Looks,
@@ -46,6 +48,7 @@ from detent.ports.stores import (
     posted_to,
     read_signal,
     refuse_behind_cancel,
+    refuse_erased,
     refuse_overfull,
     refuse_without_claim,
     wait_for_news,
@@ -73,9 +76,11 @@ from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
     "ARTIFACT_KEY_LENGTH",
+    "ERASED",
     "MOST_EXACT",
     "MOST_NESTED",
     "MOST_UNDECIDED",
+    "PARENT_ERASED",
     "PATIENCE",
     "UNREADABLE",
     "Abort",
@@ -160,6 +165,7 @@ __all__ = [
     "read_json",
     "read_signal",
     "refuse_behind_cancel",
+    "refuse_erased",
     "refuse_failed",
     "refuse_overfull",
     "refuse_without_claim",

@@ -136,7 +136,9 @@ class World(Protocol):
         """Make the intent of a call durable before it begins; return its outcome where a cancellation came first, and it does not begin."""
         ...
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+    async def attempt(self, tool: Tool, call: CallState, context: Any) -> ToolOutcome:
+        """Run a tool once, for at most the time that is left to the pass of `context`."""
+        ...
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
         """Run each of these calls to its end; raise the first error among them once all have ended."""

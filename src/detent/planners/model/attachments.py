@@ -73,7 +73,7 @@ def inlined(value: Any) -> Any:
         return value
     said = cast("dict[str, Any]", value)
     try:
-        data, media_type = _bytes_of(said, paths=True)
+        data, media_type = bytes_of(said, paths=True)
     except ValueError as error:
         raise ConfigError(f"attachment {said['path']!r}: {error}") from None
     rest = {key: part for key, part in said.items() if key != "path"}
@@ -98,13 +98,13 @@ def content_of(attachment: dict[str, Any], *, paths: bool, urls: bool) -> list[A
         shape: Any = {"image": m.ImageUrl, "audio": m.AudioUrl, "video": m.VideoUrl, "file": m.DocumentUrl}[kind]
         return [*label, shape(url=attachment["url"], media_type=given)]
     try:
-        data, media_type = _bytes_of(attachment, paths=paths)
+        data, media_type = bytes_of(attachment, paths=paths)
     except ValueError as error:
         return [f"[{kind} {name or attachment.get('path', '')}: {error}]"]
     return [*label, m.BinaryContent.narrow_type(m.BinaryContent(data=data, media_type=media_type))]
 
 
-def _bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
+def bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
     """Return the bytes and media type; raise `ValueError` saying why there are none."""
     media_type = attachment.get("media_type") or mimetypes.guess_type(attachment.get("path") or attachment.get("name") or "")[0]
     if "path" in attachment:

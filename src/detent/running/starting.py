@@ -103,6 +103,8 @@ async def run(
     runtime.verifiers.check(spec, models=turns != 0)
     runtime.protocols.check(spec.tools, models=turns != 0)
     runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
+    if turns != 0 and started.attachments:
+        runtime.planners.refuse_attachments(spec, started.attachments)
     if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
         runtime.planners.needed(spec)
     admission.checked_run_id(run_id and run_id.partition("@")[0])

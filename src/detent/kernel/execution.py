@@ -228,7 +228,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
     left = spec.retries
     while True:
         refused = await world.intend(context) if effect else None
-        outcome = refused or await world.attempt(tool, known, context.time_left())
+        outcome = refused or await world.attempt(tool, known, context)
         outcome = await world.keep(call.call_id, outcome)
         harmless = (spec.read_only or spec.idempotent) and outcome.kind == "failed" and outcome.error_code in RETRY_CODES
         if outcome.final or left == 0 or world.cancelled or not (harmless or outcome.kind == "not_executed"):

@@ -12,13 +12,12 @@ from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.examining import Examined, Examines, Fault, Mends
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
+from detent.ports.models import ModelAnswer, Models
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.phases import PhaseContext
 from detent.ports.planning import (
     ContextProfile,
     MadeFile,
-    ModelAnswer,
-    Models,
     Plan,
     Planner,
     ResultCompression,
@@ -71,6 +70,7 @@ from detent.ports.tools import (
     ToolSpec,
     as_given,
 )
+from detent.ports.transcribing import Transcriber, Transcript
 from detent.ports.verifying import AnswerView, Verifier
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
@@ -142,6 +142,8 @@ __all__ = [
     "ToolOutcome",
     "ToolSpec",
     "Toolbox",
+    "Transcriber",
+    "Transcript",
     "Tries",
     "Verdict",
     "Verifier",

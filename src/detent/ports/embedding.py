@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
-from detent.ports.planning import Models
+from detent.ports.models import Models
 
 
 class Embeddings(msgspec.Struct, frozen=True, kw_only=True):

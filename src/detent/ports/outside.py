@@ -136,7 +136,9 @@ class World(Protocol):
         """Make the intent of a call durable before the call begins. If a cancellation came first, the call does not begin, and its outcome is returned."""
         ...
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+    async def attempt(self, tool: Tool, call: CallState, context: Any) -> ToolOutcome:
+        """Run a tool once, for at most the time that is left to the pass of `context`."""
+        ...
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
         """Run each of these calls to its end. Once all have ended, raise the first error among them."""

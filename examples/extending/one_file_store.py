@@ -1,7 +1,7 @@
 """A store of one's own: all runs in one file, which is replaced as a whole by each write.
 
 A write holds a lock, reads the file, changes what it read, and puts a new file in the old one's place: readers see all of it or nothing, and so
-does whoever comes after a crash. That is slow with many runs, and correct; `docs/guides/write-a-store.md` runs the contract suite against it.
+does whoever comes after a crash. That is slow with many runs, and correct; `docs/howto/extend/write-a-store.md` runs the contract suite against it.
 
 It prints:
 

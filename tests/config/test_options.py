@@ -92,7 +92,7 @@ def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
         "type": "array",
         "items": {"type": "string"},
     }
-    table = generated(tmp_path / "docs" / "configuration.md", "agent file")
+    table = generated(tmp_path / "docs" / "reference" / "configuration.md", "agent file")
     assert ["`colours`", "list of texts", "", "Which colours it likes.", ""] in rows(table)
 
 
@@ -117,7 +117,7 @@ def test_every_option_is_documented(kind: type, part: str, generator: ModuleType
     """Each has a line below it, which stands in the table."""
     said = {key: meaning for key, meaning in generator.meanings(kind).items() if (kind.__name__, key) not in generator.NOT_IN_FILES}
     assert [name for name, meaning in said.items() if not meaning] == []
-    assert {row[0].strip("`[]"): row[-2].replace("\\|", "|") for row in rows(generated(DOCS / "configuration.md", part))} == said
+    assert {row[0].strip("`[]"): row[-2].replace("\\|", "|") for row in rows(generated(DOCS / "reference/configuration.md", part))} == said
 
 
 @pytest.mark.parametrize("kind", [Config, *(type(getattr(Config(), f)) for f in Config.__struct_fields__)], ids=lambda kind: kind.__name__)

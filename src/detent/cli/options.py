@@ -26,7 +26,12 @@ def complete_agent(ctx: typer.Context, incomplete: str) -> list[str]:
 
 RUN_HELP = "A run: its id, a unique beginning or the last word of it, `last`, or `last-1` for the one before."
 Goal = Annotated[
-    list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="GOAL...",
+        help="What is to be achieved; the words are joined. `-`, or nothing in a pipe: read it from stdin.",
+        show_default=False,
+    ),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=complete_run)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]

@@ -1,7 +1,7 @@
 """Who works on a goal and who asks for it, as data that is recorded.
 
 `AgentOptions` is the one definition of what can be said of an agent. The recorded `AgentSpec`, `config.agents.Agent` for programs and
-`config.loading.AgentFile` for files derive from it, and so do the JSON Schema for editors and the table in docs/configuration.md.
+`config.loading.AgentFile` for files derive from it, and so do the JSON Schema for editors and the table in docs/reference/configuration.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
 class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The options of an agent, each with its type, its default and one line of documentation. To add an option, add it here.
 
-    The line below an option is what editors and docs/configuration.md show. Where a type is a union, the classes derived from this one
+    The line below an option is what editors and docs/reference/configuration.md show. Where a type is a union, the classes derived from this one
     narrow it to what they hold.
     """
 

@@ -29,7 +29,7 @@ from detent.testing.conformance.store_places import (
 ROUNDS = 12
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class InboxContract:
     """Signals."""
 
@@ -191,7 +191,7 @@ class InboxContract:
         run_on(place, body)
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class ListingContract:
     """The listing: filters and pages."""
 

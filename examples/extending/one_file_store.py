@@ -239,6 +239,11 @@ class OneFileStore:
             head
             for head in heads.values()
             if (not query.status or head.status in query.status)
+            and (
+                not (query.starts_with or query.ends_with)
+                or head.run_id.startswith(query.starts_with)
+                or head.run_id.endswith(query.ends_with)
+            )
             and query.tenant in (None, head.tenant)
             and query.goal_id in (None, head.goal_id)
             and query.agent in (None, head.agent)

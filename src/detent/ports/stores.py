@@ -199,9 +199,15 @@ _ROUNDING = 1e-9
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. `after` is the run id that ended the previous page."""
+    """Which runs to list, newest first. `after` is the run id that ended the previous page.
+
+    `starts_with`: only runs whose id begins with one of these texts; a database answers it from its index of ids. `ends_with`: only runs
+    whose id ends with one of these; with both, either is enough.
+    """
 
     status: tuple[str, ...] = ()
+    starts_with: tuple[str, ...] = ()
+    ends_with: tuple[str, ...] = ()
     tenant: str | None = None
     goal_id: str | None = None
     agent: str | None = None

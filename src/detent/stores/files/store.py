@@ -22,7 +22,7 @@ from detent.ports.stores import refuse_erased
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.examining import examine
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
-from detent.stores.listing import select
+from detent.stores.listing import named, select
 from detent.stores.locks import remove_dead
 
 log = logging.getLogger("detent.stores.files.store")
@@ -132,7 +132,7 @@ class FileStore(StoreDirectory):
         with self._errors():
             for name in os.listdir(self.path):  # noqa: PTH208 - names are enough, paths cost as much as reading
                 run_id = name[: -len(".jsonl")]
-                if not name.endswith(".jsonl") or not RUN_ID.fullmatch(run_id):
+                if not (named(run_id, query) or run_id == query.after) or not name.endswith(".jsonl") or not RUN_ID.fullmatch(run_id):
                     continue
                 try:
                     head = self._logs.head(run_id)

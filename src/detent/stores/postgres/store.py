@@ -15,7 +15,7 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.heartbeat import new_number
-from detent.stores.listing import check_query, entry_of, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import strange
 from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
@@ -147,6 +147,7 @@ class PostgresStore(PostgresOpening):
             wanted.append(("(created, run_id) < (%s, %s)", last[0]))
         if query.status:
             wanted.append(("status = ANY(%s)", (list(query.status),)))
+        wanted += named_in_sql(query, mark="%s", end="right(run_id, {})")
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=%s", (value,)))

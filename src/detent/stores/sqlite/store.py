@@ -19,7 +19,7 @@ from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
-from detent.stores.listing import check_query, entry_of, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
@@ -164,7 +164,7 @@ class SqliteStore(SqliteConnection):
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
         check_query(query)
-        wanted: list[tuple[str, Any]] = []
+        wanted: list[tuple[str, Sequence[Any]]] = []
         if query.after is not None:
             last = await self._rows("", "SELECT created, run_id FROM runs WHERE run_id=?", (query.after,))
             if not last:
@@ -172,6 +172,7 @@ class SqliteStore(SqliteConnection):
             wanted.append(("(created, run_id) < (?, ?)", last[0]))
         if query.status:
             wanted.append((f"status IN ({', '.join('?' * len(query.status))})", query.status))
+        wanted += named_in_sql(query, mark="?", end="substr(run_id, -{})")
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=?", (value,)))
@@ -182,7 +183,8 @@ class SqliteStore(SqliteConnection):
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         limit = -1 if query.limit is None else query.limit
-        sql = f"{_LISTED}{where} ORDER BY created DESC, run_id DESC LIMIT ?"
+        age = "+created" if query.starts_with else "created"  # with a plus it is no index: that of ids finds them, not that of ages
+        sql = f"{_LISTED}{where} ORDER BY {age} DESC, run_id DESC LIMIT ?"
         return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class ListingContract:
     """The listing: filters and pages."""
 
     def test_every_filter_leaves_out_what_it_should(self, place: Place) -> None:
-        """Status (any of several), tenant, goal, agent, since (included) and until (not), alone and together; newest first."""
+        """Status (any of several), beginnings and ends of ids, tenant, goal, agent, since (included) and until (not), alone and together."""
 
         async def body(store: EventStore) -> None:
             heads = [
@@ -266,6 +266,11 @@ class ListingContract:
                 (RunQuery(tenant=""), lambda head: head.tenant == ""),
                 (RunQuery(goal_id="goal-2"), lambda head: head.goal_id == "goal-2"),
                 (RunQuery(agent="b"), lambda head: head.agent == "b"),
+                (RunQuery(starts_with=("run-1",)), lambda head: head.run_id in ("run-1", "run-10", "run-11")),
+                (RunQuery(starts_with=("run-10", "run-2", "ru_")), lambda head: head.run_id in ("run-10", "run-2")),
+                (RunQuery(ends_with=("1", "_0")), lambda head: head.run_id in ("run-1", "run-11")),
+                (RunQuery(starts_with=("run-2",), ends_with=("-3",)), lambda head: head.run_id in ("run-2", "run-3")),
+                (RunQuery(starts_with=("run-1",), tenant="acme"), lambda head: head.run_id in ("run-1", "run-10")),
                 (RunQuery(since=since), lambda head: head.created_at >= since),
                 (RunQuery(until=until), lambda head: head.created_at < until),
                 (RunQuery(since=since, until=until, agent="a"), lambda head: since <= head.created_at < until and head.agent == "a"),

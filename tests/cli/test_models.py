@@ -208,10 +208,11 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
         done = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "note", **NO_KEYS)
     assert (done.code, done.out) == (0, "Done.\n")
     lines = done.err.splitlines()
-    assert [re.sub(r"\d+ ms|\d{8}-\S+", "N", line) for line in lines] == [
+    assert [re.sub(r"\d+ ms|\d+ s$|\d{8}-\S+", "N", line) for line in lines] == [
         "run N",
         lines[1],
-        "   1  model call failed (server): model 'served': the provider failed (HTTP 503): no",
+        "   1  served: failed, try 2 of 5 in N",
+        "   1  answered after a retry (server): model 'served': the provider failed (HTTP 503): no",
         "   1  note ok N  one",
         "completed (final_answer) · 2 iterations, 1 call · 3 model calls: 200 in (80 cached), 20 out · run N",
     ]

@@ -7,10 +7,10 @@ Lines of the call begin with a bar, also where a terminal would have broken them
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from detent.cli.output import FURTHER, as_json, as_text, broken, clean, room_of, shortened
+from detent.cli.output import FURTHER, LEAST, as_json, as_text, broken, clean, room_of, shortened
 from detent.cli.session import Session
 from detent.core.errors import NotAllowedNow
 from detent.running.results import Approval
@@ -22,6 +22,8 @@ VALUE = 200
 """So much is shown of a value that differs: the whole one is in the call."""
 WRITTEN = 2_000
 """So much is shown of what a planner wrote, where it was repaired: `detent approvals --json` has the whole."""
+MOST_CHANGED = 100
+"""So many lines of the diff of a write are shown."""
 MOST = 20
 """So many differences are shown."""
 OF = {
@@ -47,6 +49,16 @@ def request_lines(request: Approval, *, margin: int = 0) -> list[str]:
         first, *more = _rows([clean(text)], width and width - len(FURTHER)) or [""]
         lines += [f"  {name:<10}{first}", *(f"{FURTHER}{row}" for row in more)]
     return lines
+
+
+def diff_lines(changes: Sequence[str]) -> list[str]:
+    """Return the diff of a write, each line behind a bar and broken like the call; its first `MOST_CHANGED` lines."""
+    columns = room_of(sys.stderr)
+    shown = [clean(line.expandtabs()) for line in changes[:MOST_CHANGED]]
+    if len(changes) > MOST_CHANGED:
+        shown.append(f"... and {len(changes) - MOST_CHANGED} more lines of the change; the call above is whole")
+    rows = [f"{BAR}{row}" for row in _rows(shown, columns and max(columns - len(BAR), LEAST))]
+    return ["  changes", *rows] if rows else []
 
 
 def _call(request: Approval) -> list[str]:

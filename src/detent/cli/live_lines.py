@@ -5,6 +5,7 @@ They are drawn again a few times a second and leave nothing behind; what stays i
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -26,7 +27,7 @@ class LiveLines:
         self._styled = coloured(sys.stderr)
         self._console = Console(stderr=True, highlight=False, markup=False, no_color=not self._styled)
         self._live = Live(self, console=self._console, refresh_per_second=10, transient=True, redirect_stdout=False, redirect_stderr=True)
-        self._doing, self._since = "starting", time.monotonic()
+        self._doing, self._since, self._until = "starting", time.monotonic(), 0.0
         self._calls: dict[str, tuple[str, float, str]] = {}
         self._said: list[tuple[str, str]] = []
         self._speaker: Any = None
@@ -46,7 +47,12 @@ class LiveLines:
 
     def now(self, doing: str) -> None:
         """Say what happens; the time that it takes begins now."""
-        self._doing, self._since = clean(doing), time.monotonic()
+        self._doing, self._since, self._until = clean(doing), time.monotonic(), 0.0
+
+    def until(self, doing: str, seconds: float) -> None:
+        """Say what is waited for; the seconds that are left are counted down."""
+        self.now(doing)
+        self._until = self._since + seconds
 
     def begin(self, call: str, said: str) -> None:
         """Show a call in progress, in words; the first attempt and its record are one."""
@@ -85,7 +91,8 @@ class LiveLines:
         calls = list(self._calls.values())
         room = max(3, self._console.height - len(calls) - 2)
         below = [f"{_mark()} {said}{f' · {report}' if report else ''} · {_seconds(since)}" for said, since, report in calls]
-        below = below or [f"{_mark()} {self._doing} · {_seconds(self._since)}"]
+        left = max(0, math.ceil(self._until - time.monotonic()))
+        below = below or [f"{_mark()} {self._doing} {left} s" if self._until else f"{_mark()} {self._doing} · {_seconds(self._since)}"]
         shown = lines[-room:]
         for line in below[-room:]:
             text = Text(line, style="cyan" if self._styled else "")

@@ -10,7 +10,12 @@ import typer
 from detent.cli.option_sets import Options, Without
 
 Goal = Annotated[
-    list[str] | None, typer.Argument(metavar="GOAL...", help="What is to be achieved; the words are joined.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="GOAL...",
+        help="What is to be achieved; the words are joined. `-`, or nothing in a pipe: read it from stdin.",
+        show_default=False,
+    ),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +12,7 @@ import typer
 from detent.cli import options as o
 from detent.cli.asked import Asked
 from detent.cli.option_sets import Options
+from detent.cli.output import Output
 from detent.cli.session import Session
 from detent.cli.values import parse_variables
 from detent.clock import RandomIds, SystemClock
@@ -18,6 +21,9 @@ from detent.core.agent import Host
 from detent.core.errors import ConfigError
 from detent.running.admission import new_run_id, tenants_id
 from detent.secrecy.redact import Redactor
+
+MOST_GOAL_BYTES = 1_000_000
+"""A goal becomes part of every prompt."""
 
 
 class ForWhom(Options, frozen=True, kw_only=True):
@@ -55,6 +61,21 @@ class ForWhom(Options, frozen=True, kw_only=True):
         return Host(tenant=self.tenant or "", principal=self.principal or "", scopes=scopes, credential_refs=secrets)
 
 
+def given_goal(words: Sequence[str]) -> str:
+    """Return the goal: the words joined, or, for `-` and for no words where stdin is no terminal, what stdin has. Raise `ConfigError`."""
+    if (words and list(words) != ["-"]) or sys.stdin is None or (not words and sys.stdin.isatty()):  # None: it was closed
+        return "" if list(words) == ["-"] else " ".join(words)
+    if sys.stdin.isatty():
+        Output().say("type the goal, then Ctrl-D on a line of its own:")
+    read = sys.stdin.buffer.read(MOST_GOAL_BYTES + 1)
+    if len(read) > MOST_GOAL_BYTES:
+        raise ConfigError(f"the goal on stdin has more than {MOST_GOAL_BYTES:,} bytes; put the text in a file, and let the goal name it")
+    try:
+        return read.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the goal on stdin is not UTF-8 text (byte {error.start}); convert it first: iconv -t UTF-8") from None
+
+
 class Order(Options, frozen=True, kw_only=True):
     """The options of `submit`, and all but one of those of `run`."""
 
@@ -79,9 +100,11 @@ class Order(Options, frozen=True, kw_only=True):
 
     def arguments(self, session: Session, goal: list[str] | None) -> dict[str, Any]:
         """Prepare the session for the run and return the arguments for `Engine.run` and `Engine.submit`. Raise `ConfigError`."""
-        host, text = self.whom.host(), " ".join(goal or ()).strip()
+        host, text = self.whom.host(), given_goal(goal or ()).strip()
         if not text:
-            raise ConfigError('no goal was given\nsay what is to be achieved, after the options: "Count the text files here"')
+            raise ConfigError(
+                'no goal was given\ngive it after the options, "Count the text files here", or pipe it in: detent run - < goal.md'
+            )
         if self.run_id is not None and not self.run_id.strip():
             raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
         bounds = parse_budget(self.budget or ()).over(session.budget)

@@ -10,8 +10,10 @@ import json
 import sys
 from typing import Any, cast
 
+from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines
 from detent.cli.output import Output, as_text, clean, coloured, counted, fault, shortened
+from detent.cli.retries import Retries
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.records import Record
@@ -25,6 +27,10 @@ THOUGHT_LINES = 4
 """How many lines of thinking stay on a terminal; with --verbose all."""
 
 
+CHANGED_LINES = 20
+"""How many lines of the diff of a write stay on a terminal; with --verbose all."""
+
+
 class Progress:
     """Shows a run on stderr; `verbosity` as in `OutputConfig`. Use as `with Progress(...) as progress:`."""
 
@@ -32,6 +38,8 @@ class Progress:
         self._output, self._verbosity, self._shown = output, verbosity, shown
         self._live: LiveLines | None = None
         self._known: set[str] = set()
+        self._before: dict[str, str | None] = {}
+        self._retries = Retries()
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
@@ -40,6 +48,8 @@ class Progress:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for line in self._retries.ended():
+            self._line(line, "yellow")
         if self._live is not None:
             self._live.__exit__(*error)
             self._live = None
@@ -70,12 +80,12 @@ class Progress:
                 self._planned(event)
             case e.ToolStarted(tool=tool, call=call, attempt=attempt):
                 self._begun(call, tool, _gist(_args(state, call)), attempt)
+                self._keep(call, tool, state)
             case e.PlanRejected(problem=problem):
                 self._silence()
                 self._line(f"{iteration:>4}  plan rejected: {shortened(problem, WIDTH)}", "yellow")
-            case e.ModelCallFailed(error=error, kind=kind):
-                self._silence()
-                self._line(f"{iteration:>4}  model call failed ({kind}): {shortened(error, WIDTH)}", "yellow")
+            case e.ModelCallStarted() | e.ModelCallFailed() | e.ModelCallFinished() | e.RunFinished():
+                self._model(event, iteration)
             case e.AnswerRefused(code=code, reason=reason):
                 self._line(f"{iteration or '':>4}  answer refused ({clean(event.kind)}, {code}): {shortened(reason, WIDTH)}", "yellow")
             case e.AnswerObjected(by=by, why=why):
@@ -92,7 +102,10 @@ class Progress:
                 pass
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Show what a model says, which calls are running, and a tool's own report of its progress; on a terminal only."""
+        """Show what a model says, which calls are running, and a tool's own report of its progress; off a terminal only that a call is tried again."""
+        if chunk.kind == "retry":
+            self._again(chunk.iteration, chunk.content)
+            return
         if self._live is None:
             return
         self._announce(chunk.run_id)
@@ -118,6 +131,32 @@ class Progress:
         self._silence()
         self._now(f"iteration {iteration} · asking {model}" + (f" (attempt {attempt})" if attempt > 1 else ""))
 
+    def _model(self, event: e.Event, iteration: int) -> None:
+        """Show what failed of a model call, once it is known what came next."""
+        lines: list[str] = []
+        match event:
+            case e.ModelCallStarted():
+                lines = self._retries.started(event)
+            case e.ModelCallFailed():
+                self._silence()
+                self._retries.failed(event, iteration)
+            case e.ModelCallFinished():
+                lines = self._retries.finished(event)
+            case e.RunFinished(error=error):
+                lines = self._retries.ended(error)
+            case _:
+                pass
+        for line in lines:
+            self._line(line, "yellow")
+
+    def _again(self, iteration: int, content: dict[str, Any]) -> None:
+        """Show that a model call is tried again: on a terminal in the line that changes, else in a line each."""
+        said, seconds = self._retries.again(content, why=self._live is not None), content["in_s"]
+        if self._live is not None:
+            self._live.until(f"{said} in", seconds)
+        elif self._shown:
+            self._line(f"{iteration:>4}  {said} in {seconds:.0f} s")
+
     def _now(self, doing: str) -> None:
         if self._live is not None:
             self._live.now(doing)
@@ -126,6 +165,11 @@ class Progress:
         if self._live is not None:
             said = f"{shortened(tool, NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
             self._live.begin(call, said)
+
+    def _keep(self, call: str, tool: str, state: RunState) -> None:
+        """Keep what a file is before it is written over, for the diff."""
+        if self._live is not None and tool == "write_file":
+            self._before[call] = present(state.agent.meta.get("workspace"), _args(state, call))
 
     def _ended(self, call: str) -> None:
         if self._live is not None:
@@ -163,10 +207,20 @@ class Progress:
         if self._verbosity == 0:
             said += f"  {shortened(_gist(call.args), 70)}" if item.ok else f"  {shortened(_problem(item), WIDTH)}"
         self._line(said, style)
+        if self._live is not None and item.ok:
+            self._changes(diff_of(call.tool, call.args, self._before.pop(call_id, None)))
         if self._verbosity > 0:
             self._line(f"        in   {shortened(as_text(call.args), WIDTH)}", "dim")
             out = as_text(item.content) if item.ok else _problem(item)
             self._line(f"        out  {shortened(out, WIDTH)}", "dim")
+
+    def _changes(self, lines: list[str]) -> None:
+        """Show what a write changed, as a diff."""
+        most = len(lines) if self._verbosity > 0 else CHANGED_LINES
+        for line in lines[:most]:
+            self._line(f"      | {shortened(line.expandtabs(4), WIDTH)}", style_of_line(line))
+        if len(lines) > most:
+            self._line(f"      | … {len(lines) - most} more lines, shown with -v", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
         if self._live is not None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from detent.cli import options as o
-from detent.cli.approving import refuse_unseen, request_lines
+from detent.cli.approving import diff_lines, refuse_unseen, request_lines
+from detent.cli.drawing import diff_of, present
 from detent.cli.orders import Order
 from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
+from detent.cli.questions import Later, reply_to
 from detent.cli.session import Session, operator
 from detent.cli.standing import document, report
+from detent.cli.trusting import attended
 from detent.cli.values import json_object, json_or_text
 from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
@@ -24,6 +28,9 @@ from detent.engine import Engine
 from detent.running.results import Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
+Answer = Callable[[Engine], Awaitable[Result]]
+ASKED = ("waiting_for_approval", "waiting_for_user")
+"""How a run stands that waits for the person at the terminal."""
 
 
 def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
@@ -213,14 +220,13 @@ def reply(
 
 
 def advance(session: Session, work: Work) -> int:
-    """Do `work` with live progress, ask for approvals on a terminal, report, and return the exit code."""
+    """Do `work` with live progress, ask the person at a terminal what the run waits for, report, and return the exit code."""
     result = watched(session, work)
-    while result.status == "waiting_for_approval" and _attended(session) and (answers := _ask(session, result)):
+    while result.status in ASKED and attended(session.output) and (answers := [*_ask(session, result), *_replies(session, result)]):
 
-        async def answered(engine: Engine, progress: Progress, answers: list[tuple[Approval, bool]] = answers) -> Result:
-            for request, approved in answers:
-                decide = engine.approve if approved else engine.deny
-                await decide(session.run_id, request.call_id, by=operator(), digest=request.digest, resume=False)
+        async def answered(engine: Engine, progress: Progress, answers: list[Answer] = answers) -> Result:
+            for answer in answers:
+                await answer(engine)
             return await engine.resume(session.run_id, observers=[progress])
 
         result = watched(session, answered)
@@ -271,21 +277,36 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
     return 0
 
 
-def _attended(session: Session) -> bool:
-    return not session.output.json and sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _ask(session: Session, result: Result) -> list[tuple[Approval, bool]]:
+def _ask(session: Session, result: Result) -> list[Answer]:
     """Ask the person at the terminal about each call that waits; what is put off is left out."""
-    asked = [(request, _ask_one(session, request)) for request in approvals_of(result.state)]
-    return [(request, answer) for request, answer in asked if answer is not None]
+    asked = [(request, _ask_one(session, request, result.state)) for request in approvals_of(result.state)]
+    return [partial(_decide, session, request, approved) for request, approved in asked if approved is not None]
 
 
-def _ask_one(session: Session, request: Approval) -> bool | None:
-    """Show the call and ask; it can be approved here only where all of it was shown."""
+async def _decide(session: Session, request: Approval, approved: bool, engine: Engine) -> Result:
+    decide = engine.approve if approved else engine.deny
+    return await decide(session.run_id, request.call_id, by=operator(), digest=request.digest, resume=False)
+
+
+def _replies(session: Session, result: Result) -> list[Answer]:
+    """Put the questions of the run to the person at the terminal; what is put off is left out."""
+    found: list[Answer] = []
+    for ask in result.state.asks.values():
+        with contextlib.suppress(Later):
+            found.append(partial(_reply, session, ask.ask_id, reply_to(session.output, session.run_id, ask)))
+    return found
+
+
+async def _reply(session: Session, ask_id: str, said: Any, engine: Engine) -> Result:
+    return await engine.reply(session.run_id, said, by=operator(), ask_id=ask_id, resume=False)
+
+
+def _ask_one(session: Session, request: Approval, state: RunState) -> bool | None:
+    """Show the call, and what it changes in a file, and ask; it can be approved here only where all of it was shown."""
     output = session.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
-    seen = output.page(request_lines(request)) and not request.too_long
+    changes = diff_of(request.tool, request.args, present(state.agent.meta.get("workspace"), request.args))
+    seen = output.page([*request_lines(request), *diff_lines(changes)]) and not request.too_long
     question = "approve this call? [y]es / [n]o / [l]ater: " if seen else "not all of it was shown. [n]o / [l]ater: "
     while True:
         line = output.ask(question)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detent.cli.approving import request_lines
+from detent.cli.drawing import show_answer
 from detent.cli.model_calls import spent
 from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
 from detent.cli.session import Session
@@ -50,7 +51,7 @@ def report(result: Result, session: Session) -> None:
         output.document(document(result, session))
         return
     if result.output is not None:
-        output.show(as_text(result.output).rstrip("\n"))
+        show_answer(output, result.output, by_model=result.usage.model_calls > 0)
     usage = result.usage
     failed = f", {usage.failures} failed" if usage.failures else ""
     counts = f"{counted(usage.iterations, 'iteration')}, {counted(usage.tool_calls, 'call')}{failed}"

@@ -24,7 +24,7 @@ from detent.running.advancing import Parts
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole
 from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
-from detent.running.lineage import PREFIX_BLOB, SECRET, forget, preserve, segments
+from detent.running.lineage import LEAVING, PREFIX_BLOB, SECRET, forget, leaving, segments
 from detent.running.results import Erasure, Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -181,8 +181,7 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
     """Remove a run with all that belongs to it; its forks are given what they refer to first."""
-    async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
-        await preserve(runtime.store, kept)
+    async with _claimed(runtime, run_id, host, "deleted") as (kept, _), leaving(runtime.store, kept):
         await runtime.store.delete(kept)
 
 
@@ -242,15 +241,16 @@ async def collect(parts: Parts) -> int:
     store, freed = parts.store, 0
     for head in await store.list_runs(RunQuery()):
         with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
-            if await artifacts_of(store, head.run_id):
+            if any(key == LEAVING or len(key) == ARTIFACT_KEY_LENGTH for key in await store.list_blobs(head.run_id)):
                 async with held(parts, head.run_id, "collected"):
                     freed += await _drop(store, head.run_id)
     return freed + await store.gc()
 
 
 async def _drop(store: EventStore, run_id: str) -> int:
-    """Remove those of a run's artifacts that nothing names; return their bytes."""
+    """Remove those of a run's artifacts that nothing names, and the mark of a removal that died; return the bytes."""
     freed = 0
+    await store.delete_blob(run_id, LEAVING)
     for key in await unnamed(store, run_id):
         with contextlib.suppress(CorruptLog):  # nobody needs it any more
             freed += len(await store.get_blob(run_id, key) or b"")

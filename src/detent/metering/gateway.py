@@ -144,6 +144,8 @@ class Gateway:
                 self._emitted()
                 entry.leave()
             waited += pause
+            most = self._traffic.retries.retries + 1
+            self._tell("retry", {"call": call, "attempt": attempt + 1, "of": most, "in_s": pause})
             await self._rested(pause)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
@@ -164,7 +166,7 @@ class Gateway:
         if rest:
             self._tell(self._kind, rest)
 
-    def _tell(self, kind: Literal["text", "thinking", "model"], content: Any) -> None:
+    def _tell(self, kind: Literal["text", "thinking", "model", "retry"], content: Any) -> None:
         """Hand a chunk to whoever watches."""
         if self._chunk is None:
             return

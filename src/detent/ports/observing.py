@@ -18,10 +18,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` and `thinking` of a model, `progress` of a call as the tool tells it. `tool` when an attempt of a call begins (content: `tool`,
     `args`, `attempt`; a reading call's start stands in no record), `model` when a model is asked (`model`, `attempt`, `purpose`; the record
-    of that is often committed with the answer).
+    of that is often committed with the answer). `retry` when a model call that failed is tried again (`call`, `attempt`, `of`, `in_s`; why it
+    failed is in its `ModelCallFailed`).
     """
 
-    kind: Literal["text", "thinking", "model", "tool", "progress"]
+    kind: Literal["text", "thinking", "model", "retry", "tool", "progress"]
     run_id: str
     goal_id: str
     agent: str

@@ -341,7 +341,10 @@ class EventStore(Protocol):
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        """Remove the run with all that belongs to it; raise `RunNotFound`.
+
+        Its blobs are there as long as its listing entry is: who finds a blob missing and then the entry there knows that it was not being deleted.
+        """
         ...
 
     async def gc(self) -> int:

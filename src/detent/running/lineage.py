@@ -1,27 +1,32 @@
 """What a fork has of the runs that it was branched from: their records up to there, their artifacts, and what their calls came to.
 
 A fork's log does not repeat what came before it: it is read from its ancestors. Before one of them is removed, its records and artifacts are
-copied into its forks (`preserve`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
+copied into its forks (`leaving`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
 of JSON that says whose lines follow and how many of them the fork begins with, then the lines, the first ancestor's first.
+
+No lock keeps a run from being forked while it is removed. Each side writes first and looks then: who removes it marks it (`LEAVING`), then looks
+for forks; who forks it writes the fork, then looks for the mark (`refuse_gone`). One of the two sees the other, and a fork that sees it is undone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from detent.core.codec import digest_of, read_log, read_record
-from detent.core.errors import CorruptLog, RunErased
+from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound, StoreError
 from detent.core.events import Forked, ToolFinished, ToolReconciled, ToolStarted
 from detent.core.records import Record
 from detent.core.state import TERMINAL, CallState, Item, RunState
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, ToolOutcome
+from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, ToolOutcome, give_back
 
 PREFIX_BLOB = "fork-prefix"
 """The key of the copy; shorter than an artifact's."""
+LEAVING = "leaving"
+"""The key of the mark on a run that is being removed. One that a dead process left keeps the run from being forked; `gc` takes it away."""
 SECRET = "secret-"
 _FORKED = b'","body":{"type":"forked"'
 """Stands in a line only where its body begins: inside a JSON string the quotes would be escaped."""
@@ -158,7 +163,12 @@ async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, fin
     blobs: dict[str, bytes] = {} if PREFIX_BLOB in there else {PREFIX_BLOB: copy}
     for ancestor in reversed([one.run_id for one in found]):
         for key in await store.list_blobs(ancestor):
-            if key == PREFIX_BLOB or key in there or key in blobs or (len(key) == ARTIFACT_KEY_LENGTH and key.encode() not in named):
+            if (
+                key in (PREFIX_BLOB, LEAVING)
+                or key in there
+                or key in blobs
+                or (len(key) == ARTIFACT_KEY_LENGTH and key.encode() not in named)
+            ):
                 continue
             data = await store.get_blob(ancestor, key)
             if data is not None:
@@ -166,16 +176,66 @@ async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, fin
     return blobs
 
 
-async def preserve(store: EventStore, run_id: str) -> None:
-    """Give to the forks of a run what they refer to in it and before it, so that it can be removed."""
+@contextlib.asynccontextmanager
+async def leaving(store: EventStore, run_id: str) -> AsyncGenerator[None]:
+    """Give to the forks of a run what they refer to in it and before it. The block removes it, and it has no other fork by then."""
+    await store.put_blob(run_id, LEAVING, b"")
+    try:
+        await _preserve(store, run_id)
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # what was in the way is said, and `gc` does it
+            await store.delete_blob(run_id, LEAVING)
+        raise
+
+
+async def refuse_gone(store: EventStore, run_id: str) -> None:
+    """Raise for a fork that was just written where the run that it goes on from is removed or erased: it is in nobody's hands, and is to be undone.
+
+    `RunNotFound`, `NotAllowedNow` (`being_removed`), or `RunErased`, also where a run further above was erased.
+    """
+    if await store.get_blob(run_id, LEAVING) is not None:
+        why = f"run {run_id!r} is being deleted, moved or archived; if the process that did it has died, do it again, or run `detent gc`"
+        raise NotAllowedNow(run_id, why, reason_code="being_removed")
+    above = run_id
+    while (head := await store.head(above)) is not None:
+        lines = await store.read(above, limit=1)
+        forked = forked_of(lines[0]) if lines else None
+        if head.reason == "erased":
+            raise RunErased(run_id, parent=above if above != run_id else "")
+        if forked is None:
+            return
+        above = forked.parent
+    if above == run_id:
+        raise RunNotFound(run_id, store.url)
+
+
+async def _preserve(store: EventStore, run_id: str) -> None:
     for fork in await forks_of(store, run_id):
         head = await store.head(fork)
         try:
             blobs = await carried(store, fork, await store.read(fork), finished=head is not None and head.status in TERMINAL)
         except RunErased:  # there is nothing left to give
             continue
-        for key, data in blobs.items():
-            await store.put_blob(fork, key, data)
+        try:
+            for key, data in blobs.items():
+                await store.put_blob(fork, key, data)
+        except StoreError:
+            if await store.head(fork) is not None:
+                raise
+        if blobs and await store.head(fork) is None:
+            await _clear(store, fork)
+
+
+async def _clear(store: EventStore, fork: str) -> None:
+    """Remove what was given to a fork that was undone meanwhile; a new run under its id has the claim, and is left alone."""
+    with contextlib.suppress(RunBusy, RunNotFound):
+        await store.claim(fork)
+        try:
+            if await store.head(fork) is None:
+                await store.delete(fork)
+        finally:
+            await give_back(store, fork)
 
 
 async def forget(store: EventStore, run_id: str) -> list[str]:
@@ -202,7 +262,8 @@ async def _forget_goal(store: EventStore, fork: str) -> None:
     for key in await store.list_blobs(fork):
         with contextlib.suppress(CorruptLog):  # its run is damaged without it as with it
             blobs[key] = await store.get_blob(fork, key) or b""
-    await store.erase(fork, lambda line: line, head=msgspec.structs.replace(head, goal="", title=""))
+    with contextlib.suppress(RunNotFound):  # it was undone meanwhile
+        await store.erase(fork, lambda line: line, head=msgspec.structs.replace(head, goal="", title=""))
     for key, data in blobs.items():
         await store.put_blob(fork, key, data)
 

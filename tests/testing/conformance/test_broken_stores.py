@@ -424,6 +424,13 @@ class LeavesBlobsBehind(BrokenStore):
             self._shelf.blobs[run_id] = blobs
 
 
+class DeletesBlobsFirst(BrokenStore):
+    async def delete(self, run_id: str) -> None:
+        self._shelf.blobs.pop(run_id, None)
+        await asyncio.sleep(0)
+        await super().delete(run_id)
+
+
 class CollectsTooMuch(BrokenStore):
     async def gc(self) -> int:
         self._shelf.blobs.clear()
@@ -518,6 +525,7 @@ REJECTED = {
     KeepsAnyOldSnapshot: "test_the_latest_snapshot_is_kept",
     ErasesRecordsOnly: "test_erasing_keeps_the_number_of_records_and_nothing_of_their_content",
     ErasesAsItGoes: "test_erasing_that_fails_half_way_erases_nothing",
+    DeletesBlobsFirst: "test_a_run_that_is_being_deleted_has_its_blobs_as_long_as_it_is_listed",
     LeavesBlobsBehind: "test_deleting_removes_the_run_and_all_that_belongs_to_it",
     CollectsTooMuch: "test_tidying_up_removes_nothing_that_is_in_use",
     ChargesOnConflict: "test_an_append_that_is_refused_charges_nothing",

@@ -139,7 +139,7 @@ def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str,
         case "timeout":
             return f"model {model!r}: no answer in time{with_status}: {said}"
         case "connection":
-            return f"model {model!r}: the connection failed: {said}"
+            return f"model {model!r}: {'connection refused' if _refused(error) else 'the connection failed'}: {said}"
         case "server":
             return f"model {model!r}: the provider failed{with_status}: {said}"
         case _:
@@ -167,6 +167,19 @@ def _cause(error: BaseException) -> str:
         if {kind.__name__ for kind in type(error).__mro__} & {"NetworkError", "RemoteProtocolError", "OSError"} and str(error):
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether nothing listens at the address: the causes are followed, a few levels deep."""
+    for _ in range(10):
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        inner: Any = getattr(error, "exceptions", ())
+        below = inner[0] if inner else error.__cause__ or error.__context__
+        if below is None:
+            break
+        error = below
+    return False
 
 
 def _of_body(body: Any) -> str:

@@ -283,11 +283,11 @@ class FileStore(StoreDirectory):
             with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not any(path.exists() for path in self._parts(run_id)):
                     raise RunNotFound(run_id, self.url)
-                self._remove_parts(run_id)
                 self._claims.remove(run_id, wait_s)
                 self._logs.seals.remove(run_id)
                 path.unlink(missing_ok=True)
                 sync_directory(self.path)
+                self._remove_parts(run_id)  # last: who finds no blob and then a log has found a run that nobody was deleting
 
         await self._do(run_id, action, threaded=True)
 

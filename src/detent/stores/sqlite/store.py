@@ -52,6 +52,8 @@ _WAITING_OF = (
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
 _MANY_SIGNALS = 200
+_NAMED = 20
+"""So many of the rows that a damaged file has lost are named."""
 _BYTES = frozenset((bytes,))
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
@@ -333,14 +335,19 @@ class SqliteStore(SqliteConnection):
     async def mend(self, fault: Fault) -> str:
         """Make the indexes again, or the whole file where nobody else has it open; see `Examines`."""
         if fault.mend == "reindex":
-            await self._submit(Reindex(""), self._connection())
-            return "its indexes were made again"
-        await self.close()
-        try:
-            kept = await asyncio.to_thread(rebuild, self.path, f"{datetime.now(UTC):%Y%m%dT%H%M%S}")
-        finally:
-            await self.look()
-        return f"a sound copy is in its place; the damaged file is kept as {kept.name}"
+            lost = await self._submit(Reindex(""), self._connection())
+            done = "its indexes were made again"
+        else:
+            await self.close()
+            try:
+                kept, lost = await asyncio.to_thread(rebuild, self.path, f"{datetime.now(UTC):%Y%m%dT%H%M%S}")
+            finally:
+                await self.look()
+            done = f"a sound copy is in its place; the damaged file is kept as {kept.name}"
+        if lost:
+            more = f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            raise StoreError(f"{done}. It lacks what only an index still named: {', '.join(lost[:_NAMED])}{more}; take that from a backup")
+        return done
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())

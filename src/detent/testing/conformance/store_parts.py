@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from hashlib import sha256
 from typing import NoReturn
 
@@ -216,6 +217,27 @@ class PartsContract:
             assert [signal.id for signal in (await second.signals(["run"]))["run"]] == ["spent"]
             assert await first.read("other") == [line(n) for n in range(1, 7)]
             assert await first.list_blobs("other") == ["a"]
+
+        run_on_several(place, body)
+
+    def test_a_run_that_is_being_deleted_has_its_blobs_as_long_as_it_is_listed(self, place: Place) -> None:
+        """Who finds a blob missing, and then the entry there, knows that nobody was deleting the run; so a fork finds out that its parent goes."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for n in range(20):
+                run_id = f"run{n}"
+                await write(first, run_id, range(1, 2))
+                for key in "abc":
+                    await first.put_blob(run_id, key, b"1" * 1000)
+                deleting = asyncio.create_task(first.delete(run_id))
+                while True:
+                    blob = await second.get_blob(run_id, "a")
+                    listed = await second.head(run_id)
+                    if listed is None:
+                        break
+                    assert blob is not None, "the blobs of a run that is being deleted are gone before it is"
+                    await asyncio.sleep(0)
+                await deleting
 
         run_on_several(place, body)
 

@@ -1,0 +1,150 @@
+"""The questions of a run, put to the person at the terminal: in words, by what kind of reply each expects.
+
+Rule: a question is data of whoever asks, so each of its lines begins with a bar, and what was typed counts only once it fits what is expected.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from detent.cli.approving import BAR
+from detent.cli.output import Output, as_json, as_text, broken, clean, room_of, shortened
+from detent.core.errors import NotAllowedNow
+from detent.core.state import Ask
+from detent.running.admission import fitting_reply
+
+MOST_CHOICES = 100
+"""Of a longer list the reply is typed as JSON."""
+LINE = 200
+"""So much is shown of one choice, and of what a field says of itself."""
+
+
+class Later(Exception):
+    """The person puts the question off."""
+
+
+def reply_to(output: Output, run_id: str, ask: Ask) -> Any:
+    """Show a question and return the reply that was typed and fits it. Raise `Later` where the person puts it off."""
+    output.say("\nthe run asks:", "bold")
+    if not output.page(_barred(ask.question)):
+        raise Later
+    while True:
+        said = _asked(output, ask.expected)
+        try:
+            return fitting_reply(run_id, said, ask.expected)
+        except NotAllowedNow as error:
+            if error.reason_code == "unusable_schema":
+                output.say(f"  {clean(str(error))}", "yellow")
+                raise Later from None
+            output.say(f"  {shortened(str(error), None)}", "yellow")
+
+
+def _barred(text: str) -> list[str]:
+    columns = room_of(sys.stderr)
+    lines = clean(text, lines=True).expandtabs().split("\n")
+    return [f"{BAR}{row}" for line in lines for row in (broken(line, columns - len(BAR)) if columns else [line])]
+
+
+def _asked(output: Output, expected: Mapping[str, Any] | None, *, optional: bool = False) -> Any:
+    """Return what was typed for a reply, or a field of one, of this kind. Raise `Later`."""
+    kind = (expected or {}).get("type", "string" if not expected else None)
+    choices = _choices(expected or {})
+    if choices:
+        return _chosen(output, choices, optional=optional)
+    if kind == "object" and (fields := _fields(expected or {})):
+        return _form(output, fields, cast("Sequence[str]", (expected or {}).get("required") or ()))
+    if kind == "boolean":
+        return _yes(output, optional=optional)
+    if kind == "string":
+        return _typed(output, "reply", optional=optional)
+    if kind in ("integer", "number"):
+        return _number(output, "a whole number" if kind == "integer" else "a number", optional=optional)
+    output.page(_barred(f"JSON that fits {as_json(expected)}"))
+    return _json(_typed(output, "JSON", optional=optional))
+
+
+def _typed(output: Output, what: str, *, optional: bool) -> str:
+    """Return one line that was typed; raise `Later` for an empty one."""
+    if not (line := output.ask(f"{what} (Enter: {'leave it out' if optional else 'later'}): ")):
+        output.say()
+    if not line.strip():
+        raise Later
+    return line.strip()
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _yes(output: Output, *, optional: bool) -> bool:
+    while True:
+        match _typed(output, "yes/no", optional=optional).lower():
+            case "y" | "yes" | "true":
+                return True
+            case "n" | "no" | "false":
+                return False
+            case _:
+                output.say("  yes or no")
+
+
+def _number(output: Output, what: str, *, optional: bool) -> int | float:
+    while True:
+        said = _json(_typed(output, what, optional=optional))
+        if isinstance(said, (int, float)) and not isinstance(said, bool):
+            return said
+        output.say(f"  {what}, such as 7")
+
+
+def _choices(expected: Mapping[str, Any]) -> list[Any]:
+    """Return the values of which a reply is one; none where it is no choice."""
+    found = expected.get("enum")
+    return cast("list[Any]", found) if isinstance(found, list) and 0 < len(cast("list[Any]", found)) <= MOST_CHOICES else []
+
+
+def _chosen(output: Output, choices: list[Any], *, optional: bool) -> Any:
+    """Return the choice whose number or words were typed; numbers are given only where no choice looks like one."""
+    words = [as_text(choice) for choice in choices]
+    numbered = not any(re.fullmatch(r"\s*\d+\s*", word) for word in words)
+    output.page([f"  {f'{number}  ' if numbered else ''}{shortened(word, LINE)}" for number, word in enumerate(words, 1)])
+    while True:
+        said = _typed(output, "the number or the words" if numbered else "one of these", optional=optional)
+        if said in words:
+            return choices[words.index(said)]
+        if numbered and said.isascii() and said.isdigit() and 1 <= int(said) <= len(choices):
+            return choices[int(said) - 1]
+        near = [choice for choice, word in zip(choices, words, strict=True) if word.strip().lower() == said.lower()]
+        if len(near) == 1:
+            return near[0]
+        output.say(f"  1 to {len(choices)}, or the words" if numbered else "  one of the list, as it is written there")
+
+
+def _fields(expected: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the fields of a form by name; none where a value of it is no plain one."""
+    try:
+        fields = msgspec.convert(expected.get("properties"), dict[str, dict[str, Any]])
+    except msgspec.ValidationError:
+        return {}
+    plain = all(field.get("type") in ("string", "boolean", "integer", "number") or _choices(field) for field in fields.values())
+    return fields if plain and len(fields) <= MOST_CHOICES else {}
+
+
+def _form(output: Output, fields: Mapping[str, Mapping[str, Any]], required: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        optional = name not in required
+        about = shortened(str(field.get("description") or field.get("title") or ""), LINE)
+        output.say(f"  {clean(name)}{f': {about}' if about else ''}", "bold")
+        try:
+            found[name] = _asked(output, field, optional=optional)
+        except Later:
+            if not optional:
+                raise
+    return found

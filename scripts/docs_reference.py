@@ -43,13 +43,13 @@ PAGES: dict[str, tuple[str, ...]] = {
     "detent.testing": ("detent.testing", "detent.testing.clocks", "detent.testing.faults"),
     "detent.testing.conformance": tuple(
         f"detent.testing.conformance.{name}"
-        for name in "approver basics capabilities observer planner policy scheduler store tool worker_host".split()
+        for name in ["approver", "basics", "capabilities", "observer", "planner", "policy", "scheduler", "store", "tool", "worker_host"]
     ),
 }
 """The pages of the reference, and the modules that each has: the doors that the documentation imports from."""
 
 ABOUT = re.compile(
-    r"(?:(?<=[.;] )|(?<=[.;]\n)|^)(?P<names>`\w+`(?:, `\w+`)*): (?P<said>.+?)(?=[.;]\s`\w+`(?:, `\w+`)*: |\.\s+Raises|\n\n|\Z)[.;]?[ \n]?",
+    r"(?:(?<=[.;]\s)|^)(?P<names>`\w+`(?:, `\w+`)*):\s(?P<said>.+?)(?=[.;]\s`\w+`(?:, `\w+`)*:\s|\.\s+Raises|\n\n|\Z)[.;]?[ \n]?",
     re.DOTALL | re.MULTILINE,
 )
 """What a docstring says of parameters: "`turns`: at most so many turns now; with 0 it is only started."."""
@@ -58,11 +58,10 @@ WIDTH = 84
 
 
 class Api(NamedTuple):
-    """The pages of the reference by file, their titles, and the list of them."""
+    """The pages of the reference and their titles, by file."""
 
     pages: dict[str, str]
     titles: dict[str, str]
-    index: str
 
 
 class Public(NamedTuple):
@@ -76,8 +75,7 @@ class Public(NamedTuple):
 class Reference:
     """The public names of the package, and how each is written down."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.package = griffe.load("detent", search_paths=[ROOT / "src"], resolve_aliases=True)
         self.names: dict[str, Public] = {}
         for page, doors in PAGES.items():
@@ -99,7 +97,7 @@ class Reference:
         for name in sorted(dict.fromkeys(named), key=str.lower) if named else own:
             found = module.members.get(name)
             target = found.final_target if isinstance(found, griffe.Alias) else found
-            if target is not None and (named or target.is_class or target.is_function):
+            if target is not None and (named or target.is_class or target.is_function or name.isupper()):
                 yield name, target
 
     # Pages ------------------------------------------------------------------------------------------------------------------------
@@ -197,12 +195,9 @@ class Reference:
 
     def fields(self, target: griffe.Class) -> list[griffe.Attribute]:
         """Return the public fields of a class, those of its bases first."""
-        found: dict[str, griffe.Attribute] = {}
-        for owner in [*reversed(target.mro()), target]:
-            for name, member in owner.members.items():
-                if isinstance(member, griffe.Attribute) and not name.startswith("_") and (member.annotation or "property" in member.labels):
-                    found[name] = member
-        return list(found.values())
+        found = {name: member for owner in [*reversed(target.mro()), target] for name, member in owner.members.items()}
+        fields = [member for name, member in found.items() if isinstance(member, griffe.Attribute) and not name.startswith("_")]
+        return [field for field in fields if field.annotation or "property" in field.labels]
 
     def methods(self, target: griffe.Class) -> Iterator[tuple[str, griffe.Function]]:
         """Yield the public methods of a class; a door that opens to a function is that function."""
@@ -229,7 +224,7 @@ class Reference:
             said = html.escape(part.name if isinstance(part, griffe.ExprName) else str(part), quote=False).replace("|", "&#124;")
             away = "" if public is None or public.page == page else f"{public.page}.html"
             parts.append(f'<a href="{away}#{public.door}">{said}</a>' if public else said)
-        return f"<code>{''.join(parts)}</code>"
+        return f'<code class="type">{"".join(parts)}</code>'
 
     def path_of(self, name: griffe.ExprName) -> str:
         """Return where a name in a type is defined."""
@@ -346,8 +341,5 @@ def fence(code: str) -> str:
 
 def reference(folder: str) -> Api:
     """Return the pages of the reference, for a folder of the site."""
-    made = Reference(folder)
-    pages = {f"{folder}/python/{page}.md": made.page(page) for page in PAGES}
-    about = {page: first_sentence(made.at(doors[0] if page != "detent.testing.conformance" else page)) for page, doors in PAGES.items()}
-    index = table(("module", "what it is for"), [(f"[`{page}`](python/{page}.md)", about[page]) for page in PAGES])
-    return Api(pages, {f"{folder}/python/{page}.md": page for page in PAGES}, index)
+    made = Reference()
+    return Api({f"{folder}/{page}.md": made.page(page) for page in PAGES}, {f"{folder}/{page}.md": page for page in PAGES})

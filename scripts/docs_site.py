@@ -99,9 +99,9 @@ class Outside:
                 return target
             return posixpath.relpath(there, posixpath.dirname(page) or ".") + mark + fragment
 
-        def changed(part: str) -> str:
-            seen: dict[str, int] = {}
+        seen: dict[str, int] = {}
 
+        def changed(part: str) -> str:
             def headed(match: re.Match[str]) -> str:
                 name = anchor(match["text"])
                 seen[name] = seen.get(name, -1) + 1
@@ -140,9 +140,9 @@ def stage() -> None:
         files[name] = (
             outside.staged(source.read_text(encoding="utf-8"), f"docs/{name}", name) if source.suffix == ".md" else source.read_bytes()
         )
-    api = reference(posixpath.dirname(API))
+    api = reference(posixpath.splitext(API)[0])
     files |= api.pages
-    files[API] = str(files[API]).replace("<!-- the doors -->\n", api.index)
+    files[API] = re.sub(r"^\| `(detent[\w.]*)` \|", r"| [`\1`](python/\1.md) |", str(files[API]), flags=re.MULTILINE)
     nav = navigation((DOCS / "index.md").read_text(encoding="utf-8"), outside)
     files |= outside.pages
     below(nav, API, [{title: page} for page, title in api.titles.items()])

@@ -68,7 +68,7 @@ def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
     """One line and its documentation in `AgentOptions` reach program, log, file, schema and table."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for file in ("README.md", "scripts/docs.py", "tests/planners/text/dialects.py"):
+    for file in ("README.md", "scripts/docs.py", "scripts/llms.py", "tests/planners/text/dialects.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     source = tmp_path / "src" / "detent" / "core" / "agent.py"

@@ -79,9 +79,7 @@ def list_runs(
             f"no runs that fit in {where}" if session.there else f"no runs in {where}: there is no store yet, the first run makes it"
         )
         return 0
-    rows = [
-        (session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads
-    ]
+    rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
     session.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
     for state in dead.values():

@@ -202,6 +202,7 @@ class Engine:
             servers=self.servers,
             planners=planners,
             verifiers=self.verifiers,
+            guards=self.guards,
             approver=approver,
             ceiling=ceiling,
             budget=self.budget,

@@ -179,3 +179,8 @@ def kept(value: Any) -> Any:
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None), bytes, frozenset, datetime, msgspec.Raw, KeptDict, KeptList))
 """Types of which a value cannot be changed, with all that is in it; what stands in a frozen set of a state is text."""
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy of JSON data that shares nothing with the original."""
+    return msgspec.json.decode(msgspec.json.encode(value))

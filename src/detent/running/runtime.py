@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from detent.config.adapters import fan_out, one_of
+from detent.config.agents import Agent
 from detent.config.groups import Bounds
+from detent.config.names import Imported, Names
 from detent.config.planners import Planners
 from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
@@ -27,7 +29,7 @@ from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
-from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
+from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
@@ -102,6 +104,7 @@ class Runtime:
         servers: Servers,
         planners: Planners,
         verifiers: Verifiers,
+        guards: Names[Guard],
         approver: Literal["caller"] | Approver | None,
         ceiling: int,
         budget: Budget,
@@ -117,7 +120,7 @@ class Runtime:
         """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
-        self.verifiers = verifiers
+        self.verifiers, self.guards = verifiers, guards
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(
@@ -341,6 +344,13 @@ class Runtime:
     async def standing(self, run_id: str, host: Host | None) -> RunState:
         """Return the state of a run that is visible; raise `RunErased`, `CorruptLog`."""
         return await load_run(self.store, await self.visible(run_id, host))
+
+    def add_imported(self, agent: Agent) -> None:
+        """Make known here what the file of an agent names by import path."""
+        for names, said in ((self.guards, agent.guards), (self.parts.kernels, [agent.kernel]), (self.parts.strategies, [agent.strategy])):
+            for name in said:
+                if isinstance(name, Imported) and name not in names:
+                    names.register(str(name), name.part)
 
     def refuse_unusable(self, spec: AgentSpec) -> None:
         """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""

@@ -166,6 +166,7 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    runtime.add_imported(agent)
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]

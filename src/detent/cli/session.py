@@ -46,6 +46,7 @@ from detent.ports import RunQuery, ToolSpec, look_at
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
+from detent.running.starting import add_imported
 from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
@@ -218,14 +219,14 @@ class Session:
                 raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
             meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
-            self.engine.runtime.add_imported(agent)
+            add_imported(self.engine.runtime, agent)
             self.engine.verifiers.add(agent.verifiers())
             word.need_commands([list(entry["command"]) for entry in agent.spec().verify if "command" in entry])
         else:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))
             add_import_roots(self.config.import_roots or ())
-            self._import(meta, f"run {state.run_id!r}")
+            _import(self.engine, meta, f"run {state.run_id!r}")
             if meta["skills"] and "activate_skill" not in self.engine.tools:
                 self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
@@ -237,26 +238,6 @@ class Session:
             self._add_servers(allowed_servers(load_servers(file), self.config) if file.is_file() else {}, root)
         if own:
             _refuse_logged(state, self.engine)
-
-    def _import(self, meta: dict[str, Any], where: str) -> None:
-        """Import what counts of what a log names. Raise `ConfigError`."""
-        self._register(load_tool(path, where) for path in meta[IMPORTS["tool"]])
-        self.engine.verifiers.add(
-            {path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]}
-        )
-        named: dict[str, Names[Any]] = {
-            "guard": self.engine.guards,
-            "strategy": self.engine.strategies,
-            "kernel": self.engine.kernels,
-        }
-        for kind, names in named.items():
-            for path in meta[IMPORTS[kind]]:
-                if path not in names:
-                    names.register(path, load_named(kind, path, where))
-        if meta[IMPORTS["phase"]]:
-            kernel = load_phases(meta[IMPORTS["phase"]], where)
-            if kernel.name not in self.engine.kernels:
-                self.engine.kernels.register(kernel.name, kernel)
 
     def _add_servers(self, servers: dict[str, McpServer], root: str) -> None:
         self.engine.servers.work_in(root)
@@ -323,7 +304,7 @@ class Session:
             sandbox=agent.meta.get("sandbox"),
         )
         self._add_servers(agent.mcp, root)
-        self.engine.runtime.add_imported(agent)
+        add_imported(self.engine.runtime, agent)
         kernel = self.engine.kernels.get(agent.kernel) if agent.kernel else self.engine.runtime.parts.kernel
         for name in set(agent.tool_names()) - {tool.name for tool in kernel.meta_tools}:
             with contextlib.suppress(UnknownName):  # said below, with everything that is there
@@ -367,6 +348,21 @@ class Session:
     def verbosity(self) -> int:
         """How much is shown of a run in progress."""
         return self.config.output.verbosity or 0
+
+
+def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
+    """Import what counts of what a log names. Raise `ConfigError`."""
+    engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
+    engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
+    registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
+    for kind, names in registries.items():
+        for path in meta[IMPORTS[kind]]:
+            if path not in names:
+                names.register(path, load_named(kind, path, where))
+    if phases := meta[IMPORTS["phase"]]:
+        kernel = load_phases(phases, where)
+        if kernel.name not in engine.kernels:
+            engine.kernels.register(kernel.name, kernel)
 
 
 def _known_tools(engine: Engine) -> list[str]:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from detent.config.adapters import fan_out, one_of
-from detent.config.agents import Agent
 from detent.config.groups import Bounds
-from detent.config.names import Imported, Names
+from detent.config.names import Names
 from detent.config.planners import Planners
 from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
@@ -344,13 +343,6 @@ class Runtime:
     async def standing(self, run_id: str, host: Host | None) -> RunState:
         """Return the state of a run that is visible; raise `RunErased`, `CorruptLog`."""
         return await load_run(self.store, await self.visible(run_id, host))
-
-    def add_imported(self, agent: Agent) -> None:
-        """Make known here what the file of an agent names by import path."""
-        for names, said in ((self.guards, agent.guards), (self.parts.kernels, [agent.kernel]), (self.parts.strategies, [agent.strategy])):
-            for name in said:
-                if isinstance(name, Imported) and name not in names:
-                    names.register(str(name), name.part)
 
     def refuse_unusable(self, spec: AgentSpec) -> None:
         """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from cli.desk import Desk
+from cli.test_models import NO_KEYS
+from detent.cli.demo import demonstrate, payments, proof, records_of
+from detent.cli.output import Output
+from detent.cli.packaged import packaged
+from detent.core.events import ToolInDoubt, ToolStarted
+from forked import asking
+from planners.model.chat_server import ChatServer, fails
 
 
 @pytest.fixture
@@ -33,36 +44,78 @@ def test_init_writes_an_agent_that_runs_as_it_is(desk: Desk) -> None:
     assert (other.home / "rules.yaml").read_text() == "mine"
 
 
-def test_the_demo_proves_that_nothing_was_repeated(desk: Desk) -> None:
-    """A real run is killed and resumed; every check holds, and what it left behind says the same."""
-    done = desk.detent("demo", "--dir", "shown", "--json")
-    assert done.code == 0, done
-    found = done.json
-    assert found["ok"] is True
-    assert found["killed_after_record"] < found["records"]
-    assert Path(found["report"]).read_text().startswith("# Incident")
-    timeline = next((desk.home / "shown" / "reports").glob("timeline-*.md")).read_text().splitlines()
-    assert len(timeline) == len(set(timeline) | {""}) + timeline.count("") - 1
-    assert desk.detent("demo", "--dir", "shown").code == 2
+def test_the_demo_can_be_read_and_proves_that_nothing_was_done_twice(desk: Desk) -> None:
+    """In a pipe: lines of at most 80 columns that name the commands, the kill, the doubt, the approval, the plain loop and the checks.
 
-
-def test_the_demo_can_be_read(desk: Desk) -> None:
-    """In a pipe: plain lines that name the commands, the kill, the checks and the report. It trusts its directory as it wrote it, and no other."""
+    A payment that is in the ledger or in the log once more than it should, or a log that was changed, is found. It trusts its directory as
+    it wrote it, and no other.
+    """
     done = desk.detent("demo", "--dir", "shown", DETENT_TRUST="")
     assert done.code == 0, done
     for piece in (
         "$ detent run",
-        "SIGKILL after record",
-        "$ detent resume last",
-        "exactly once",
+        "SIGKILL inside `pay`: A-18 is in the ledger",
+        "$ detent resume pay",
+        "in doubt: call main.3.0",
+        "$ detent reconcile pay main.3.0 --happened paid",
+        "$ detent approve pay main.4.0",
+        "$ python plain_loop.py",
+        "its ledger: A-17, A-18, A-17, A-18, A-19",
+        "no invoice is paid twice",
         "identical",
         "sound:",
-        "nothing done twice",
+        "paid exactly once",
     ):
         assert piece in done.out
     assert "\x1b" not in done.out + done.err
+    assert max(map(len, done.out.replace(str(desk.home), "/tmp").splitlines())) <= 80
+    home = desk.home / "shown"
     trusted = {one["directory"]: one["digest"] for one in desk.detent("trust", "--list", "--json").json}
-    assert len(trusted[str(desk.home / "shown")]) == 64 and str(desk.home) not in trusted
+    assert len(trusted[str(home)]) == 64 and str(desk.home) not in trusted
+    assert desk.detent("demo", "--dir", "shown").code == 2, "it writes into a directory that is not empty"
+    after, ledger = asyncio.run(records_of(home)), payments(home / "ledger.csv")
+    before = after[: next(n for n, r in enumerate(after) if isinstance(r.event, ToolInDoubt)) - 1]
+    started = next(r for r in after if isinstance(r.event, ToolStarted) and r.event.tool == "pay")
+    again = msgspec.structs.replace(started, event=msgspec.structs.replace(started.event, attempt=2))
+    for holds, found in (
+        ([True, True, True, True], proof(before, after, ledger)),
+        ([True, True, False, False], proof(before, after, [*ledger, ledger[0]])),
+        ([True, True, True, False], proof(before, after, ledger[1:])),
+        ([False, True, True, True], proof(after[1:2], after, ledger)),
+        ([True, False, True, True], proof(before, [again if r is started else r for r in after], ledger)),
+    ):
+        assert [one for _, one in found] == holds, found
+
+
+def test_the_demo_fails_where_something_is_done_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tool that pays twice: the demo says what does not hold, and exits with 1."""
+    example = tmp_path / "example"
+    shutil.copytree(packaged("demo"), example)
+    tools = example / "tools.py"
+    line = "        csv.writer(file).writerow((invoice, to, amount))\n"
+    assert line in tools.read_text()
+    tools.write_text(tools.read_text().replace(line, f"{line}        if invoice == 'A-19':\n    {line}"))
+    monkeypatch.setattr("detent.cli.demo.packaged", lambda _: example)
+    monkeypatch.setattr(
+        "detent.cli.demo._Demo.plain_loop", lambda _: [("A-17", "", ""), ("A-17", "", ""), ("A-18", "", ""), ("A-18", "", "")]
+    )
+    output = Output(json_wanted=True)
+    told: list[Any] = []
+    monkeypatch.setattr(output, "document", told.append)
+    assert demonstrate(output, tmp_path / "shown") == 1
+    assert "no invoice is paid twice" in told[0]["problem"]
+
+
+def test_the_demo_takes_a_model_only_where_there_is_one(desk: Desk) -> None:
+    """`--model auto` without any key: one line, and nothing is written. A model that is named is asked, and what it answers is told."""
+    done = desk.detent("demo", "--dir", "shown", "--model", "auto", **NO_KEYS)
+    assert (done.code, "no key of a provider is set" in done.err) == (2, True), done
+    assert not (desk.home / "shown").exists()
+    desk.imports = asking("openai")
+    with ChatServer([fails(404, "no such model")]) as server:
+        asked = desk.detent("demo", "--model", "ollama:qwen3", **NO_KEYS | {"OLLAMA_BASE_URL": server.url})
+    assert (asked.code, len(server.requests)) == (1, 1), asked
+    assert "no such model" in asked.err and "everything is still there" in asked.err
 
 
 def test_erase_keeps_the_chain_and_delete_keeps_nothing(desk: Desk) -> None:

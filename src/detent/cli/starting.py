@@ -130,9 +130,15 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Where to run; default: a new temporary directory.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: one of the first provider whose key is set."
+        ),
+    ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Run an example, kill it in the middle with SIGKILL, resume it, and prove that no effect was repeated."""
+    """Kill an agent inside a payment, resume it, approve a payment, and prove that nothing was paid twice; a plain loop pays twice."""
     from detent.cli.demo import demonstrate
 
-    return demonstrate(Output(json_wanted=json_wanted), directory)
+    return demonstrate(Output(json_wanted=json_wanted), directory, model)

@@ -12,7 +12,6 @@ import contextlib
 import csv
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from detent.cli.output import FAILED, WAITING, Output, counted, room_of
-from detent.cli.packaged import packaged
+from detent.cli.packaged import packaged, texts, written
 from detent.config.demands import listing
-from detent.config.schema_lines import schema_line
 from detent.config.state_directory import made_state_directory, store_url
 from detent.config.trust import VARIABLE, remember
 from detent.core.codec import read_log
@@ -255,15 +253,10 @@ def _prepare(directory: Path | None) -> Path:
     """Return a directory with a copy of the example. Raise `ConfigError` when it is not empty."""
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; the demo writes into a new or an empty one")
-    example = packaged("demo")
+    files = [*texts(packaged("demo"))]
     home = (directory or Path(tempfile.mkdtemp(prefix="detent-demo-"))).resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    for file in sorted(example.iterdir()):
-        if file.is_file():
-            shutil.copyfile(file, home / file.name)
-    for name in ("agent.toml", "rules.yaml", "detent.toml"):
-        file = home / name
-        file.write_text(schema_line(file) + file.read_text(encoding="utf-8"), encoding="utf-8")
+    for name, text in files:
+        written(home / name, text)
     with contextlib.suppress(ConfigError):  # no place to remember it: then its own processes alone are told (`_environment`)
         remember(listing(home), pin=True)
     return home

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, a
 if TYPE_CHECKING:
     from detent.config.agents import Agent
     from detent.config.engines import WorkspaceConfig
-    from detent.config.groups import Bounds, Models
+    from detent.config.groups import Bounds, Models, Retention
     from detent.core.actions import (
         Abstain,
         AskUser,
@@ -63,6 +63,7 @@ __all__ = [
     "PushGoal",
     "Receipt",
     "Result",
+    "Retention",
     "Schedule",
     "SpawnSubagent",
     "Stop",
@@ -86,7 +87,7 @@ _WHERE = {
     "history.comparing": "Diff Parting",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
-    "config.groups": "Bounds Models",
+    "config.groups": "Bounds Models Retention",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
     "core.agent": "Host",
     "core.budget": "Budget Usage",

@@ -26,7 +26,7 @@ from detent.testing.fake_tools import FakeTool, breaks
 from detent.testing.faults import Crash, CrashingStore
 from detent.testing.recorded import RecordedPlanner
 from detent.testing.reports import Finding, Report, Trial
-from detent.testing.scripted import ScriptedPlanner
+from detent.testing.scripted import Entry, ScriptedPlanner
 from detent.testing.simulating import simulate
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "CapturingBus",
     "Crash",
     "CrashingStore",
+    "Entry",
     "FakeClock",
     "FakeModel",
     "FakeTool",

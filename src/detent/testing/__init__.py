@@ -31,7 +31,7 @@ from detent.testing.fake_tools import FakeTool, breaks
 from detent.testing.faults import Crash, CrashingStore
 from detent.testing.recorded import RecordedPlanner
 from detent.testing.reports import Finding, Report, Trial
-from detent.testing.scripted import ScriptedPlanner
+from detent.testing.scripted import Entry, ScriptedPlanner
 from detent.testing.simulating import simulate
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ __all__ = [
     "CrashingStore",
     "EmbedderContract",
     "EmbedderMaker",
+    "Entry",
     "FakeClock",
     "FakeModel",
     "FakeTool",

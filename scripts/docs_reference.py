@@ -37,7 +37,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "detent.observers": ("detent.observers",),
     "detent.capabilities": ("detent.capabilities",),
     "detent.embedders": ("detent.embedders",),
-    "detent.config": ("detent.config.loading", "detent.config.schema_lines"),
+    "detent.config": ("detent.config.loading", "detent.config.groups", "detent.config.schema_lines"),
     "detent.metering": ("detent.metering.pricing",),
     "detent.clock": ("detent.clock",),
     "detent.testing": ("detent.testing", "detent.testing.clocks", "detent.testing.faults"),

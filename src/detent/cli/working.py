@@ -115,6 +115,7 @@ class Crew:
     async def hand(self, run_id: str) -> Hand:
         """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
         state = await self._first.engine.load(run_id)
+        await self._first.name(run_id)
         key = repr(
             [state.agent.meta.get(name) for name in ("tool_imports", "verify_imports", "skills", "workspace", "sandbox", "agent_file")]
         )
@@ -150,9 +151,9 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
-        say(f"  given up: run {run_id}: {shortened(why, None)}", "red")
+        say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, and tried again later: run {run_id}: {shortened(why, None)}", "yellow")
+        say(f"  failed, and tried again later: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
-        say(f"  left to other workers: run {run_id}: {shortened(why, None)}", "yellow")
+        say(f"  left to other workers: run {session.short(run_id)}: {shortened(why, None)}", "yellow")

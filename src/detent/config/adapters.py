@@ -54,6 +54,13 @@ def recorded_tool(spec: ToolSpec) -> Tool:
     return made_tool
 
 
+def is_attachment(value: Any) -> bool:
+    """Whether a JSON value has the shape of an attachment."""
+    from detent.planners.model.attachments import is_attachment as has_shape
+
+    return has_shape(value)
+
+
 def inlined(attachment: Any) -> Any:
     """Return an attachment with what it refers to read into it."""
     from detent.planners.model.attachments import inlined as read

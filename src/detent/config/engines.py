@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.retention import Retention
 from detent.core.budget import CEILING, Budget
 from detent.core.errors import Explained
@@ -102,11 +103,21 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, ModelLimits] | None = None
     """`[models.limits.PROVIDER]`: `concurrent`, `requests_per_minute`, `tokens_per_minute` of all runs together."""
     prices: dict[str, ModelPrice] | None = None
-    """`[models.prices."PROVIDER:MODEL"]`: `input_usd`, `output_usd`, `cached_usd` for a million tokens; they go before the price list."""
+    """`[models.prices."PROVIDER:MODEL"]`: `input_usd`, `output_usd`, `cached_usd` for a million tokens, `minute_usd` of audio; they go before the
+    price list.
+    """
     retries: ModelRetries | None = None
     """How failed model calls are tried again: `retries`, `base_s`, `max_s`, `retry_after_s`, `total_wait_s`."""
     titles: bool | None = None
     """Whether the agent's `small_model` is asked once what a run is called in lists."""
+    embedder: str | EmbedderSettings | None = None
+    """Which model embeds texts: `"openai:text-embedding-3-small"`, or a table `[models.embedder]` with `model`, `base_url`, `api_key_env`, `dimensions`,
+    `query_prefix`, `document_prefix`, `batch`, `timeout_s`. With it the tool `find` searches by meaning.
+    """
+    transcriber: str | TranscriberSettings | None = None
+    """Which model writes speech down: `"openai:whisper-1"`, or a table `[models.transcriber]` with `model`, `base_url`, `api_key_env`, `endpoint`,
+    `timeout_s`. With it agents may list the tool `transcribe`.
+    """
 
     __post_init__ = check_fields
 

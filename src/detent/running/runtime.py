@@ -19,6 +19,7 @@ import msgspec
 from detent.config.adapters import fan_out, one_of
 from detent.config.groups import Bounds
 from detent.config.planners import Planners
+from detent.config.protocols import Protocols
 from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -112,12 +113,13 @@ class Runtime:
         worker_host: WorkerHost,
         owns_store: bool,
         keep: Callable[..., Coroutine[Any, Any, Any]],
+        protocols: Protocols,
         **shared: Any,
     ) -> None:
         """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
-        self.verifiers = verifiers
+        self.verifiers, self.protocols = verifiers, protocols
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(
@@ -370,7 +372,8 @@ class Runtime:
             bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
         else:
             return
-        admission.refuse_unpriced(spec, planner or self.planners.of(spec, check=False), self.prices, bounded=bounded)
+        planner = planner or self.planners.of(spec, check=False)
+        admission.refuse_unpriced(spec, planner, self.prices, self.protocols.models_asked(spec.tools), bounded=bounded)
 
     async def reach_servers(self, run_id: str, *, news: bool) -> None:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""

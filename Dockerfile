@@ -22,7 +22,7 @@ COPY --from=build /opt/detent /opt/detent
 ENV PATH=/opt/detent/bin:$PATH PYTHONUNBUFFERED=1
 USER detent
 WORKDIR /srv/agents
-# The first SIGTERM lets calls with an effect finish (drain_s, 25 s): stop with `docker stop --time 40`.
+# The first SIGTERM lets calls with an effect finish (drain_s, 25 s): stop with `docker stop -t 40`.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "detent"]
 CMD ["worker", "--config", "/etc/detent/detent.toml"]

@@ -147,7 +147,7 @@ def test_every_supervisor_waits_longer_than_calls_may_take() -> None:
         "systemd": re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0],
         "kubernetes": deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"],
         "compose": re.fullmatch(r"(\d+)s", COMPOSE["services"]["worker"]["stop_grace_period"])[1],  # type: ignore[index]
-        "page": re.findall(r"docker stop --time (\d+)", (ROOT / "docs" / "operate" / "shutdown.md").read_text(encoding="utf-8"))[0],
+        "page": re.findall(r"docker stop -t (\d+)", (ROOT / "docs" / "operate" / "shutdown.md").read_text(encoding="utf-8"))[0],
     }
     assert {name: wait for name, wait in waits.items() if float(wait) < drain_s() + LAST_RECORDS_S} == {}
 

@@ -139,6 +139,11 @@ def _check_raw_text(agent: Agent) -> None:
         raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
+    if agent.planner and agent.output_mode in ("native", "tool"):
+        raise ConfigError(
+            f'agent {agent.name!r}: output_mode is {agent.output_mode!r}, but with planner = "on-device" the model is asked for text alone, with the '
+            'schema in words; use output_mode = "prompted", or leave it out'
+        )
     text = not agent.planner and agent.model_settings.get("tool_calls") == "text"
     if not (agent.planner or text) and "on_device" in agent.model_settings:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from detent.config.output_types import OutputT, OutputType
+from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
@@ -64,6 +64,8 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         if self.output_type is not None and self.output_schema is not None:
             raise ConfigError(f"agent {self.name!r}: output_type has a schema of its own; leave output_schema out")
         self.answers_as()
+        if self.output_schema is not None:
+            refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.rules:

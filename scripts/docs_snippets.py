@@ -45,7 +45,9 @@ def check() -> int:
             file = TO / page.relative_to(ROOT).with_suffix("") / (name or "unnamed.py")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    roots = [{"root": str(folder), "extraPaths": [str(ROOT / "src"), str(folder), str(ROOT / "examples" / "extending")]} for folder in folders()]
+    roots = [
+        {"root": str(folder), "extraPaths": [str(ROOT / "src"), str(folder), str(ROOT / "examples" / "extending")]} for folder in folders()
+    ]
     options = {"pythonVersion": "3.11", "reportMissingTypeStubs": False, "reportMissingImports": "error"}
     both = [str(TO), str(ROOT / "examples")]
     config = {"include": both, "strict": both, "executionEnvironments": roots, **options}

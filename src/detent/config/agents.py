@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from detent.config.output_types import OutputT, OutputType
+from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
@@ -66,6 +66,8 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         if self.output_type is not None and self.output_schema is not None:
             raise ConfigError(f"agent {self.name!r}: output_type has a schema of its own; leave output_schema out")
         self.answers_as()
+        if self.output_schema is not None:
+            refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.rules:
@@ -150,6 +152,11 @@ def _check_raw_text(agent: Agent) -> None:
         raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
+    if agent.planner and agent.output_mode in ("native", "tool"):
+        raise ConfigError(
+            f'agent {agent.name!r}: output_mode is {agent.output_mode!r}, but with planner = "on-device" the model is asked for text alone, with the '
+            'schema in words; use output_mode = "prompted", or leave it out'
+        )
     text = not agent.planner and agent.model_settings.get("tool_calls") == "text"
     if not (agent.planner or text) and "on_device" in agent.model_settings:
         raise ConfigError(

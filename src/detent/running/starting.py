@@ -15,7 +15,7 @@ import msgspec
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
 from detent.config.names import Imported
-from detent.config.output_types import OutputT, OutputType
+from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, UnknownName
@@ -73,6 +73,8 @@ async def run(
     check_is(dict, variables=variables)
     if turns is not None and (type(turns) is not int or turns < 0):
         raise ConfigError(f"turns is {turns!r}; give a whole number, 0 to start the run only, or leave it out")
+    if output_schema is not None:
+        refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, agent)
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
     started = RunStarted(

@@ -63,6 +63,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a store's listing says of a run, taken from its first and its last record; `title` is what a model called it, "" for none.
 
+    `cost_usd` is exact once the run has ended or waits; a store may leave it behind before. 0: nothing that has a price, or not known.
     `digest` is that of the last record, as it is handed to an append; a store need not give it back here (`EventStore.sealed`).
     """
 
@@ -77,6 +78,7 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     iterations: int = 0
     records: int = 0
+    cost_usd: float = 0.0
     created_at: datetime
     updated_at: datetime
     digest: str = ""

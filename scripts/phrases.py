@@ -50,9 +50,10 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\bput (?:forth|forward or back|forth or back)\b", "set forward or back"),
     (r"\b(?:the more|the like|as well)(?=\s*(?:[.;:)]|$))", "leave it out"),
     (
-        r"\blook(?:s|ed|ing)? (?:whether|nothing|makes?|upgrades?)\b|\b(?:who|whoever|which|that|it|worker|only|\w+body) looks?\b(?! (?:like|alike|as if)\b)",
+        r"\blook(?:s|ed|ing)? (?:whether|nothing|makes?|upgrades?)\b|\b(?:who|whoever|worker|only|\w+body) looks?\b(?! (?:like|alike)\b)",
         "read, list, check",
     ),
+    (r"\b(?:which|that|it) looks? (?:for|where|through|the|a)\b(?! same\b)", "read, list, check"),
     (
         r"\bsettl(?:e|es|ed|ing) (?:(?:the|a|an|by|that|this) )?(?:runs?|questions?|approvals?|requests?|names?|bills?|costs?|orders?|budgets?|it first)\b",
         "decide, finish (settle is for a call in doubt)",

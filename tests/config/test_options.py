@@ -61,14 +61,14 @@ def test_every_form_of_an_agent_has_the_options_that_are_defined() -> None:
     assert AgentSpec.__struct_fields__ == defined
     assert ProgramOptions.__struct_fields__ == (*defined, "variables", "mcp")
     assert Agent.__struct_fields__ == (*ProgramOptions.__struct_fields__, "output_type")
-    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "workspace", "sandbox")
+    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "phases", "workspace", "sandbox")
 
 
 def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
     """One line and its documentation in `AgentOptions` reach program, log, file, schema and table."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for file in ("README.md", "scripts/docs.py", "tests/planners/text/dialects.py"):
+    for file in ("README.md", "scripts/docs.py", "scripts/llms.py", "tests/planners/text/dialects.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     source = tmp_path / "src" / "detent" / "core" / "agent.py"
@@ -158,9 +158,9 @@ def test_examples_fit_the_schemas_and_name_them(file: Path) -> None:
     """Each is valid, and its first line leads to its schema."""
     text = file.read_text(encoding="utf-8")
     data = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
-    assert problems(file.stem, data) == []
-    place = text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")
-    assert (file.parent / place).resolve() == SCHEMAS / f"{file.stem}.json"
+    place = (file.parent / text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")).resolve()
+    assert place.parent == SCHEMAS and (place.stem == file.stem or (file.suffix, place.stem) == (".toml", "agent"))
+    assert problems(place.stem, data) == []
 
 
 @pytest.mark.parametrize(("page", "block"), WRITTEN, ids=lambda value: f"{value.line}" if isinstance(value, Block) else name_of(value))

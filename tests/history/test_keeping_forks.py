@@ -12,9 +12,9 @@ import pytest
 
 from detent.core import events as e
 from detent.core.codec import read_record
-from detent.core.errors import CorruptLog, NotAllowedNow, RunErased, RunNotFound
+from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.history import moving
-from detent.ports import EventStore
+from detent.ports import EventStore, Signal
 from detent.running.lineage import LEAVING, PREFIX_BLOB, forks_of
 from detent.stores import open_store
 from detent.testing.faults import Crash, CrashingStore, T, When
@@ -157,6 +157,80 @@ def test_erasing_a_parent_takes_its_content_from_its_forks() -> None:
                 assert (await other.verify(name)).ok
                 assert PREFIX_BLOB not in await other.store.list_blobs(name)
                 assert [key for key in await other.store.list_blobs(name) if len(key) == 64] == []
+
+    run_async(main)
+
+
+def test_a_run_is_not_erased_while_somebody_advances_a_fork_of_it() -> None:
+    """It has what is to be erased in its memory, and would write words of the goal again. Which fork it is, is said; once it rests all is erased."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        other = place.store()
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+            await other.claim("below")
+            with pytest.raises(RunBusy, match="run 'below', which goes on from run 'ended', is being advanced"):
+                await engine.erase("parent")
+            for name in ("parent", "ended", "open", "below"):
+                await engine.load(name)
+                assert LEAVING not in await engine.store.list_blobs(name)
+            await other.release("below")
+            await engine.erase("parent")
+            assert {head.goal for head in await engine.list_runs()} == {""}
+        await place.close()
+
+    run_async(main)
+
+
+def test_what_goes_on_from_an_erased_run_says_so_and_can_be_erased_itself() -> None:
+    """It is sound, it is read and resumed no more, a list says why, and what it has of its own can go, too."""
+
+    async def main() -> None:
+        place, tools, word = Place("ram", Path()), Tools(), "zyzzyva"
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+            await engine.fork("parent", at=3, child_id="own", edits={"goal": f"find the {word}"}, resume=False)
+            await engine.erase("parent")
+            for name, goal in (("ended", ""), ("below", ""), ("own", f"find the {word}")):
+                checked, head = await engine.verify(name), await engine.store.head(name)
+                assert head is not None and (head.reason, head.goal) == ("parent_erased", goal)
+                assert (checked.ok, checked.erased, checked.parent_erased) == (True, False, "parent"), checked
+                with pytest.raises(RunErased, match=f"neither be read nor resumed.*detent erase {name if name != 'below' else 'ended'}"):
+                    await engine.resume(name)
+                with pytest.raises(RunErased):
+                    await engine.store.post(name, Signal(id="s", kind="reply", payload={"reply": word}))
+            assert (await engine.erase("own")).ids_with_goal_words == ()
+            assert word.encode() not in b"".join(await engine.store.read("own"))
+            checked, head = await engine.verify("own"), await engine.store.head("own")
+            assert checked.ok and checked.erased and head is not None and (head.goal, head.reason) == ("", "erased")
+            with pytest.raises(RunErased, match="run 'own' was erased"):
+                await engine.erase("own")
+        await place.close()
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_an_erasure_that_dies_at_any_write_is_done_again(at: int) -> None:
+    """Whatever was done: the second attempt leaves no word of the goal, in no fork."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+        async with make_engine(CrashingStore(place.store(), at=at, operations=("put_blob", "append", "erase")), tools) as engine:
+            with contextlib.suppress(Crash):
+                await engine.erase("parent")
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            with contextlib.suppress(RunErased):
+                await engine.erase("parent")
+            for head in await engine.list_runs():
+                assert (head.goal, head.title) == ("", ""), head
+                assert (await engine.verify(head.run_id)).ok
+                assert LEAVING not in await engine.store.list_blobs(head.run_id)
+        await place.close()
 
     run_async(main)
 
@@ -311,6 +385,7 @@ async def _removed_beside_a_fork(place: Any, verb: str, operation: str, *, by: s
     async with make_engine(store, tools) as outer, make_engine(place.store(), tools) as inner:
         await parent_of(outer)
         refused: list[BaseException] = []
+        left: list[RunBusy] = []
 
         async def fork(engine: Any) -> None:
             try:
@@ -322,7 +397,10 @@ async def _removed_beside_a_fork(place: Any, verb: str, operation: str, *, by: s
             if verb == "archive":
                 await moving.archive(engine.store, place.directory, "parent")
             else:
-                await getattr(engine, verb)("parent")
+                try:
+                    await getattr(engine, verb)("parent")
+                except RunBusy as error:  # a fork is just being made: nothing was erased
+                    left.append(error)
 
         first, second = (remove, fork) if by == "fork" else (fork, remove)
         store.happens = lambda: second(inner)
@@ -331,6 +409,9 @@ async def _removed_beside_a_fork(place: Any, verb: str, operation: str, *, by: s
         if refused:
             assert await inner.store.head("child") is None, "a fork that was refused is not there"
             assert await inner.store.list_blobs("child") == []
+        elif left:
+            assert verb == "erase" and "goes on from run 'parent'" in str(left[0])
+            assert await inner.load("parent") and await inner.load("child")
         elif verb == "erase":
             assert (await inner.store.head("child")).goal == "", "words of an erased goal"
         else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,12 +21,13 @@ from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import Trace, make_trace
 from detent.core.codec import read_log
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError, CorruptLog, Divergence
 from detent.core.fold import evolve
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import RunQuery, ToolSpec, wait_for_news
+from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec, wait_for_news
 from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
@@ -65,7 +66,11 @@ def list_runs(
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await session.name(*(h.run_id for h in found))
-        return found, {h.run_id: await engine.load(h.run_id) for h in found if h.status == "waiting_for_operator"}
+        return found, {
+            h.run_id: await engine.load(h.run_id)
+            for h in found
+            if h.status == "waiting_for_operator" and h.reason not in (ERASED, PARENT_ERASED)
+        }
 
     heads, dead = session.drive(work, missing=([], {}))
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
@@ -75,17 +80,7 @@ def list_runs(
             f"no runs that fit in {where}" if session.there else f"no runs in {where}: there is no store yet, the first run makes it"
         )
         return 0
-    rows = [
-        (
-            session.short(h.run_id),
-            h.status,
-            str(h.iterations),
-            f"{h.created_at:%Y-%m-%d %H:%M:%S}",
-            h.agent,
-            h.title or h.goal or "(erased)",
-        )
-        for h in heads
-    ]
+    rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
     session.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
     for state in dead.values():
@@ -94,6 +89,12 @@ def list_runs(
     if most is not None and len(heads) == most:
         session.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
+
+
+def _about(head: RunHead) -> str:
+    """Return what a list says of what a run is about."""
+    about = head.title or head.goal
+    return f"{about} (goes on from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
 
 
 def show(
@@ -181,6 +182,11 @@ def verify(
     if found.ok:
         kept = ", content erased" if found.erased else ""
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
+        if found.parent_erased:
+            session.output.show(
+                f"it goes on from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
+            )
+            session.output.say(f"`{session.command('erase', found.run_id)}` removes what it has of its own")
         if found.missing:
             session.output.show(f"{found.missing} hidden values are not there (an archive holds none); calls that need them will fail")
         return 0
@@ -396,10 +402,8 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
 
 def since_of(text: str, *, option: str = "--since") -> datetime:
     """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
-    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip())
-    if match:
-        units: dict[str, Any] = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-        return datetime.now(UTC) - timedelta(**{units[match[2]]: int(match[1])})
+    with contextlib.suppress(ConfigError, OverflowError):
+        return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -215,7 +215,7 @@ async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> N
     journal.release(reserved)
     await journal.commit(durable=True)
     try:
-        await refuse_gone(store, made.forked.parent)
+        await refuse_gone(store, child_id, made.forked.parent)
     except (NotAllowedNow, RunErased, RunNotFound):
         await store.delete(child_id)
         raise

@@ -225,8 +225,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         moved = await put(target, held, claim=claim)
         if not move:
             return moved
-        async with lineage.leaving(source, run_id):
-            await source.delete(run_id)
+        await lineage.remove(source, run_id)
         return replace(moved, removed=True)
 
 
@@ -257,8 +256,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         write_archive(path, open_part)
         if read_archive(path, most_bytes=None) != open_part:
             raise CorruptLog(run_id, 0, f"{str(path)!r} does not give back what was written to it; the run was not removed")
-        async with lineage.leaving(store, run_id):
-            await store.delete(run_id)
+        await lineage.remove(store, run_id)
     return Moved(
         run_id=run_id,
         records=len(held.lines),

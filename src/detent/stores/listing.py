@@ -1,4 +1,4 @@
-"""Which runs a listing shows, and in which order, for stores that hold the heads in memory."""
+"""Listing entries: read where they are stored as JSON; and which of them a listing shows, for stores that hold them in memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from detent.core.errors import ConfigError, RunNotFound
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import RunQuery, unstorable
+
+_decode_head = msgspec.json.Decoder(RunHead).decode
+
+
+def entry_of(run_id: str, entry: bytes) -> RunHead:
+    """Return a listing entry that was stored as JSON; raise `CorruptLog`."""
+    try:
+        return _decode_head(entry)
+    except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
+        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def unsealed(head: RunHead) -> RunHead:

@@ -19,7 +19,7 @@ from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
-from detent.stores.listing import check_query, named_in_sql, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
@@ -38,8 +38,6 @@ from detent.stores.sqlite.operations import (
     spent_of,
 )
 from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, moment
-
-_decode_head = msgspec.json.Decoder(RunHead).decode
 
 _LISTED = (
     f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
@@ -152,10 +150,10 @@ class SqliteStore(SqliteConnection):
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=?", (run_id,))
         if found and type(found[0][0]) is not int:
             raise CorruptLog(run_id, 0, "how many records were durable cannot be read")
-        return (found[0][0], _entry(run_id, found[0][1]).digest) if found else None
+        return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
 
     def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
-        head = _entry(run_id, entry)
+        head = entry_of(run_id, entry)
         if records is None:
             return unsealed(head)
         try:
@@ -249,7 +247,7 @@ class SqliteStore(SqliteConnection):
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
+        """Put a signal into the inbox, durably and once; raise `RunNotFound`, `RunErased`."""
         await self._submit(Post(run_id, signal), self._connection())
         self._bell.ring()
 
@@ -306,14 +304,14 @@ class SqliteStore(SqliteConnection):
 
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """Replace every line, remove blobs, snapshot and inbox, and rewrite the file so that the old bytes are nowhere in it.
 
-        Raise `RunNotFound`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
+        Raise `RunNotFound`, `ClaimLost`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
         """
         db = self._connection()
         self._listed.pop(run_id, None)
-        await self._submit(Erase(run_id, tombstone, head), db)
+        await self._submit(Erase(run_id, tombstone, head, claim), db)
         await self._submit(Vacuum(""), db)
 
     async def delete(self, run_id: str) -> None:
@@ -353,13 +351,6 @@ class SqliteStore(SqliteConnection):
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
-
-
-def _entry(run_id: str, entry: bytes) -> RunHead:
-    try:
-        return _decode_head(entry)
-    except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
-        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def _same_but_counts(known: RunHead, head: RunHead) -> bool:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from detent.core.errors import Conflict, CorruptLog, RunBusy, RunNotFound
+from detent.core.errors import ClaimLost, Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
 from detent.ports.examining import Examines
 from detent.testing.conformance.promises import documented
@@ -190,6 +190,26 @@ class PartsContract:
             assert await store.list_blobs("run") == ["a"]
 
         run_on(place, body)
+
+    def test_erasing_names_the_claim_under_which_it_is_done(self, place: Place) -> None:
+        """`ClaimLost` where the run's claim has another number, or there is none, and nothing is erased: whoever took the run over goes on with it."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 4))
+            await first.put_blob("run", "a", b"1")
+            former = await first.claim("run")
+            await first.release("run")
+            for number in (former, former + 1):
+                refused = await outcome(first.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=number))
+                assert isinstance(refused, ClaimLost), f"a run was erased without its claim: {refused!r}"
+            taken = await second.claim("run")
+            refused = await outcome(first.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=former))
+            assert isinstance(refused, ClaimLost), f"a run was erased under a claim that was lost: {refused!r}"
+            assert (await first.read("run"), await first.list_blobs("run")) == ([line(n) for n in range(1, 4)], ["a"])
+            await second.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=taken)
+            assert await first.read("run") == [b"{}"] * 3
+
+        run_on_several(place, body)
 
     def test_deleting_removes_the_run_and_all_that_belongs_to_it(self, place: Place) -> None:
         """Nothing of it is left when a run of that name begins anew; other runs are as they were; an unknown run is an error."""

@@ -223,6 +223,28 @@ def test_cancel_ends_a_waiting_run_at_once(desk: Desk) -> None:
     assert desk.notes == []
 
 
+def test_cancel_of_a_run_that_has_ended_says_so(desk: Desk) -> None:
+    """Exit 2, as for every command that does not fit; the answer is not printed as if the command had brought it about."""
+    desk.detent("run", "Go")
+    done = desk.detent("cancel", "last")
+    assert (done.code, done.out) == (2, "")
+    assert "has already ended, completed (final_answer)" in done.err
+    assert desk.detent("cancel", "last", "--json").json["error"]["code"] == "not_allowed_now"
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ("wipe", "the run waits for approval of wipe (call main.1.0): destructive tools need approval"),
+        ("ask", "the run waits for an answer: Which one?"),
+    ],
+)
+def test_the_last_line_of_a_run_that_waits_says_why(desk: Desk, step: str, why: str) -> None:
+    """Below the commands that continue it, where a person looks first."""
+    desk.steps(step, "answer")
+    assert desk.detent("run", "Go").err.splitlines()[-1] == why
+
+
 def test_the_same_run_id_attaches_and_another_goal_is_refused(desk: Desk) -> None:
     """`--run-id` of an existing run takes it on; with another goal it is a usage error."""
     first = desk.detent("run", "--run-id", "mine", "Go", "--json")

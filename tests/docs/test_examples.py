@@ -27,7 +27,7 @@ from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, na
 from docs.providers import answering, speaking
 from forked import asking, fork
 
-RUN_ID = re.compile(r"\b\d{8}-\d{6}(?:-[a-z0-9-]*[a-z0-9])?\b")
+RUN_ID = re.compile(r"\b\d{8}-\d{6}(?:-[a-z0-9]+)*\b")
 VOLATILE = (
     (RUN_ID, "RUN"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),

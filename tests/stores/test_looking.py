@@ -94,11 +94,11 @@ def test_no_command_but_one_that_begins_a_run_makes_a_store(
         assert "should not happen" not in said.err
         if "last" in command:
             assert code == 2, command
-            assert "there is no store yet" in said.err, command
+            assert "does not exist" in said.err, command
             assert "typo" in said.err, command
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.toml"]
     assert run(["list", "--store", url]) == 0
-    assert "there is no store yet, the first run makes it" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert run(["doctor", "--store", url]) == 2
     assert "there is no store, and nothing was made" in capsys.readouterr().err
     monkeypatch.setenv("DETENT_STORE", url)

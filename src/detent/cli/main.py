@@ -7,6 +7,7 @@ is shown with `--debug` only. Only the module of the named command is imported, 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -171,7 +172,13 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     """Say what went wrong, in one or two lines or as the one document, and return the exit code."""
     if debug:
         output.say("".join(traceback.format_exception(error)).rstrip("\n"))
-    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+    said = (
+        str(error)
+        if isinstance(error, DetentError)
+        else _of_system(error)
+        if isinstance(error, OSError)
+        else f"{type(error).__name__}: {error}"
+    )
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
         said = (
@@ -190,6 +197,16 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     if hint:
         output.say(hint)
     return code_of_error(error)
+
+
+def _of_system(error: OSError) -> str:
+    """Return what the system refused, and for what."""
+    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, (str, bytes)) else ""
+    hint = {errno.EACCES: _MAY, errno.EPERM: _MAY, errno.EROFS: _MAY, errno.ENOSPC: "; make room and try again"}.get(error.errno or 0, "")
+    return f"{where}{error.strerror or error}{hint}"
+
+
+_MAY = "; check its permissions, or work in a directory that you can write to"
 
 
 def _misused(error: Any, output: Output) -> int:

@@ -18,7 +18,7 @@ from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
 from detent.cli.questions import Later, reply_to
 from detent.cli.session import Session, operator
-from detent.cli.standing import document, report
+from detent.cli.standing import document, headline, report
 from detent.cli.trusting import attended
 from detent.cli.values import json_object, json_or_text
 from detent.config.environment import parse_budget
@@ -109,11 +109,15 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run: at once where it waits or is suspended, else through the process that advances it."""
+    """End a run: at once where it waits or is suspended, else through the process that advances it. One that has ended stays as it is."""
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
         run_id = await session.find(run)  # ending a run needs none of its tools
+        before = await session.result(run_id)
+        if before.state.terminal and before.reason != "cancelled":
+            ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
+            raise NotAllowedNow(run_id, ended, reason_code="run_finished")
         return await engine.cancel(run_id, by=by or operator(), why=why)
 
     result = session.drive(work)
